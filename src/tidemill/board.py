@@ -1,0 +1,96 @@
+"""The board: a mapped file that says what a worker runs at this moment.
+
+Worker processes write it, one slot per running job, and whoever outlives them reads it: the
+supervisor, or, when everything died at once, the next worker to look. A token on the board was
+running and used an attempt; a job handed out but not on the board was only prefetched (law 6).
+
+A slot is (token, generation, started, deadline). Starting writes the token last, ending clears it
+first, so that a kill in between never shows a job that does not run with another one's times.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+__all__ = ["Board", "Running", "read_board"]
+
+_TOKEN = struct.Struct("=Q")
+_REST = struct.Struct("=Qdd")
+_SLOT = struct.Struct("=QQdd")
+
+
+class Running(NamedTuple):
+    """One occupied slot. ``started`` is wall time, ``deadline`` machine time, 0 for none."""
+
+    slot: int
+    token: int
+    generation: int
+    started: float
+    deadline: float
+
+
+class Board:
+    """A board of ``slots`` slots, made or opened at ``path``."""
+
+    def __init__(self, path: str, slots: int) -> None:
+        self.path = path
+        self.slots = slots
+        size = max(1, slots) * _SLOT.size
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size < size:
+                os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+    def start(self, slot: int, token: int, generation: int, started: float, deadline: float) -> None:
+        """Say that the slot runs the lease ``token`` from now on."""
+        at = slot * _SLOT.size
+        _REST.pack_into(self._map, at + 8, generation, started, deadline)
+        _TOKEN.pack_into(self._map, at, token)
+
+    def end(self, slot: int) -> None:
+        """Say that the slot is idle."""
+        _TOKEN.pack_into(self._map, slot * _SLOT.size, 0)
+
+    def running(self, first: int = 0, count: int | None = None) -> list[Running]:
+        """The occupied slots among ``count`` from ``first``."""
+        last = self.slots if count is None else first + count
+        rows = []
+        for slot in range(first, last):
+            token, generation, started, deadline = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            if token:
+                rows.append(Running(slot, token, generation, started, deadline))
+        return rows
+
+    def clear(self, first: int, count: int) -> None:
+        """Empty a range of slots: their process is gone and accounted for."""
+        for slot in range(first, first + count):
+            self.end(slot)
+
+    def close(self) -> None:
+        """Unmap; the file stays for whoever needs it."""
+        self._map.close()
+
+    def remove(self) -> None:
+        """Unmap and delete the file."""
+        self._map.close()
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+
+def read_board(path: str) -> dict[int, float] | None:
+    """The tokens that were running, with their start, on a dead worker's board; None without one."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return None
+    usable = len(data) - len(data) % _SLOT.size
+    return {token: started for token, _, started, _ in _SLOT.iter_unpack(data[:usable]) if token}

@@ -1,0 +1,201 @@
+"""Waking sleepers in other processes without polling.
+
+A mapped file holds one slot per sleeper; it is touched only under the store's write lock. Who finds
+nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its transaction, picks the
+sleepers its jobs are for, clears their marks and writes one byte to each FIFO: a sleeper that is up
+before the commit waits for the write lock, so the wake-up overlaps with the disk.
+
+Nothing here is trusted: a hint may be late, doubled or for nothing. Losing one to a process that
+dies is made good by its death being noticed (:mod:`.owners`).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import select
+import struct
+import zlib
+from collections.abc import Sequence
+
+__all__ = ["ALL", "MESSAGES", "RESULT", "SPACE", "TASKS", "Bells", "Sleeper", "bloom"]
+
+TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
+ALL = 2**64 - 1
+
+_SLOTS = 2048
+_SLOT = struct.Struct("=BBxxxxxxQQQ")  # taken, mask, owner, bloom of queues or ids, spare
+_HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
+
+
+def bloom(names: Sequence[str]) -> int:
+    """A 64-bit set of names that may say yes too often, never no."""
+    bits = 0
+    for name in names:
+        bits |= 1 << (zlib.crc32(name.encode()) & 63)
+    return bits
+
+
+class Sleeper:
+    """One place to sleep: a slot and the FIFO that belongs to it."""
+
+    __slots__ = ("fd", "slot")
+
+    def __init__(self, slot: int, fd: int) -> None:
+        self.slot = slot
+        self.fd = fd
+
+    def drain(self) -> None:
+        """Take all hints off the FIFO."""
+        try:
+            while len(os.read(self.fd, 4096)) == 4096:
+                pass
+        except BlockingIOError:
+            pass
+
+    def wait(self, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        """Sleep until a hint, a readable descriptor or the timeout (seconds)."""
+        poll = select.poll()
+        for fd in (self.fd, *fds):
+            poll.register(fd, select.POLLIN)
+        millis = None if timeout > 86400 else max(0, -int(-timeout * 1000 // 1))
+        ready = [fd for fd, _ in poll.poll(millis)]
+        if self.fd in ready:
+            ready.remove(self.fd)
+            self.drain()
+        return ready
+
+
+class Bells:
+    """All slots of a store, as this process sees them."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        os.makedirs(folder, exist_ok=True)
+        fd = os.open(os.path.join(folder, "slots"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            size = _SLOT.size * (_SLOTS + 1)
+            if os.fstat(fd).st_size < size:
+                os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._writers: dict[int, int] = {}
+
+    def _fifo(self, slot: int) -> str:
+        return os.path.join(self._folder, f"{slot}.fifo")
+
+    # -- all below: under the write lock --------------------------------------------------------
+
+    def take(self, owner: int = 0) -> Sleeper:
+        """A free slot with its FIFO. Slots whose process is gone are taken over."""
+        high, _ = _HEAD.unpack_from(self._map)
+        for slot in range(1, _SLOTS + 1):
+            if slot > high:
+                _HEAD.pack_into(self._map, 0, slot, _HEAD.unpack_from(self._map)[1])
+            else:
+                self._forget_writer(slot)  # a cached one says nothing of whether anyone still reads
+                if self._map[slot * _SLOT.size] and self._writer(slot) is not None:
+                    continue
+            path = self._fifo(slot)
+            if not os.path.exists(path):
+                os.mkfifo(path, 0o600)
+            # Opened for both ends, so that it never reads end-of-file when a writer goes.
+            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._forget_writer(slot)
+            self._set_mask(slot, 0)
+            _SLOT.pack_into(self._map, slot * _SLOT.size, 1, 0, owner, 0, 0)
+            return Sleeper(slot, fd)
+        raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
+
+    def give_up(self, sleeper: Sleeper) -> None:
+        """Free a slot."""
+        self._set_mask(sleeper.slot, 0)
+        self._map[sleeper.slot * _SLOT.size] = 0
+        os.close(sleeper.fd)
+        sleeper.fd = -1
+
+    def mark(self, sleeper: Sleeper, mask: int, bits: int) -> None:
+        """Say what the sleeper waits for: kinds of hint, and a bloom of queues or ids."""
+        struct.pack_into("=Q", self._map, sleeper.slot * _SLOT.size + 16, bits)
+        self._set_mask(sleeper.slot, mask)
+
+    def _set_mask(self, slot: int, mask: int) -> None:
+        # The count is raised before a mark and lowered after: a kill in between leaves it too high,
+        # which costs a look, never too low, which would cost a wake-up.
+        at = slot * _SLOT.size + 1
+        before = self._map[at]
+        if mask and not before:
+            self._add_sleepers(+1)
+        self._map[at] = mask
+        if before and not mask:
+            self._add_sleepers(-1)
+
+    def _add_sleepers(self, by: int) -> None:
+        high, sleepers = _HEAD.unpack_from(self._map)
+        _HEAD.pack_into(self._map, 0, high, max(0, sleepers + by))
+
+    def anyone(self) -> bool:
+        """False when certainly nobody sleeps."""
+        return bool(_HEAD.unpack_from(self._map)[1])
+
+    def ring(self, kind: int, bits: int = ALL, most: int = _SLOTS) -> int:
+        """Hint up to ``most`` sleepers that wait for this kind and these bits; how many that were."""
+        high, sleepers = _HEAD.unpack_from(self._map)
+        if not sleepers:
+            return 0
+        rung = 0
+        for slot in range(1, high + 1):
+            if rung >= most:
+                break
+            taken, mask, _, wanted, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            if taken and mask & kind and wanted & bits:
+                self._set_mask(slot, 0)
+                rung += self._hint(slot)
+        return rung
+
+    def ring_owner(self, owner: int) -> None:
+        """Hint every slot of an owner, asleep or not: there is a command for it."""
+        high, _ = _HEAD.unpack_from(self._map)
+        for slot in range(1, high + 1):
+            taken, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            if taken and whose == owner:
+                self._hint(slot)
+
+    def _hint(self, slot: int) -> bool:
+        writer = self._writer(slot)
+        if writer is None:
+            self._map[slot * _SLOT.size] = 0  # its process is gone
+            return False
+        try:
+            os.write(writer, b"x")
+        except BlockingIOError:
+            pass  # full of hints already
+        except OSError:
+            self._forget_writer(slot)
+            self._map[slot * _SLOT.size] = 0
+            return False
+        return True
+
+    def _writer(self, slot: int) -> int | None:
+        """A descriptor that writes to the slot's FIFO; None when nobody reads it."""
+        fd = self._writers.get(slot)
+        if fd is None:
+            try:
+                fd = os.open(self._fifo(slot), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:  # ENXIO: no reader; ENOENT: never made
+                return None
+            self._writers[slot] = fd
+        return fd
+
+    def _forget_writer(self, slot: int) -> None:
+        fd = self._writers.pop(slot, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmap and close."""
+        for slot in list(self._writers):
+            self._forget_writer(slot)
+        self._map.close()

@@ -1,0 +1,208 @@
+"""Bodies and results: Python values to bytes and back, exact types, nothing executable.
+
+msgpack of plain data (law 18). What msgpack has no type for travels as an extension: tuple, set,
+frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond 64 bits.
+Dataclasses, msgspec structs and enums travel as plain data and become themselves again through the
+task's annotations, never by a name in the data. Pickle only if asked for, and only when signed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import hmac
+import pickle
+import struct
+import uuid
+import zoneinfo
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from tidemill.errors import BadSignature, CodecError
+from tidemill.job import Envelope
+
+__all__ = ["pack", "pack_pickle", "sign", "unpack", "unpack_pickle", "verify"]
+
+_TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA, _BIGINT = range(1, 11)
+
+_encode = msgspec.msgpack.Encoder().encode
+_PLAIN = frozenset({str, bytes, bool, float, type(None)})
+_INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
+
+
+def pack(value: object) -> bytes:
+    """Encode a value.
+
+    Raises:
+        CodecError: the value, or something inside it, has no encoding; the sentence names its type.
+    """
+    try:
+        return _encode(_flatten(value))
+    except RecursionError:
+        raise CodecError("the value is nested too deeply, or contains itself") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CodecError(f"cannot encode the value: {error}") from error
+
+
+def unpack(data: bytes) -> Any:
+    """Decode what :func:`pack` made.
+
+    Raises:
+        CodecError: the bytes are no such thing.
+    """
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise CodecError(f"cannot decode the data: {error}") from error
+
+
+def _flatten(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        return value if _INT64_MIN <= value <= _UINT64_MAX else Ext(_BIGINT, str(value).encode())
+    if kind is list:
+        return [_flatten(item) for item in value]
+    if kind is dict:
+        return {_flatten(key): _flatten(item) for key, item in value.items()}
+    special = _ENCODERS.get(kind)
+    if special is not None:
+        return special(value)
+    return _flatten_other(value)
+
+
+def _flatten_other(value: Any) -> Any:
+    """Subclasses, enums, structs and dataclasses, in that order of likelihood."""
+    if isinstance(value, enum.Enum):
+        return _flatten(value.value)
+    if isinstance(value, msgspec.Struct):
+        return {name: _flatten(getattr(value, name)) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _flatten(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    for base in (str, int, float, bytes, list, dict, tuple, set, frozenset, dt.datetime, dt.date):
+        if isinstance(value, base):
+            return _flatten(base(value)) if base not in (dt.datetime, dt.date) else _ENCODERS[base](value)
+    raise CodecError(
+        f"cannot encode a {type(value).__module__}.{type(value).__qualname__}: pass plain data, "
+        "a dataclass or a msgspec.Struct instead"
+    )
+
+
+def _sequence(code: int) -> Callable[[Any], Ext]:
+    return lambda value: Ext(code, _encode([_flatten(item) for item in value]))
+
+
+def _text(code: int) -> Callable[[Any], Ext]:
+    return lambda value: Ext(code, str(value).encode())
+
+
+def _datetime(value: dt.datetime) -> Ext:
+    zone = value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else ""
+    return Ext(_DATETIME, _encode([value.isoformat(), value.fold, zone]))
+
+
+_ENCODERS: dict[type, Callable[[Any], Ext]] = {
+    tuple: _sequence(_TUPLE),
+    set: _sequence(_SET),
+    frozenset: _sequence(_FROZENSET),
+    decimal.Decimal: _text(_DECIMAL),
+    uuid.UUID: lambda value: Ext(_UUID, value.bytes),
+    dt.datetime: _datetime,
+    dt.date: lambda value: Ext(_DATE, value.isoformat().encode()),
+    dt.time: lambda value: Ext(_TIME, _encode([value.isoformat(), value.fold])),
+    dt.timedelta: lambda value: Ext(
+        _TIMEDELTA, struct.pack(">iii", value.days, value.seconds, value.microseconds)
+    ),
+}
+
+
+def _decode_datetime(data: bytes) -> dt.datetime:
+    text, fold, zone = _decode(data)
+    value = dt.datetime.fromisoformat(text)
+    if zone:
+        value = value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+    return value.replace(fold=fold)
+
+
+def _decode_time(data: bytes) -> dt.time:
+    text, fold = _decode(data)
+    return dt.time.fromisoformat(text).replace(fold=fold)
+
+
+def _decode_timedelta(data: bytes) -> dt.timedelta:
+    days, seconds, micros = struct.unpack(">iii", data)
+    return dt.timedelta(days, seconds, micros)
+
+
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    _TUPLE: lambda data: tuple(_decode(data)),
+    _SET: lambda data: set(_decode(data)),
+    _FROZENSET: lambda data: frozenset(_decode(data)),
+    _DECIMAL: lambda data: decimal.Decimal(data.decode()),
+    _UUID: lambda data: uuid.UUID(bytes=data),
+    _DATETIME: _decode_datetime,
+    _DATE: lambda data: dt.date.fromisoformat(data.decode()),
+    _TIME: _decode_time,
+    _TIMEDELTA: _decode_timedelta,
+    _BIGINT: lambda data: int(data.decode()),
+}
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    decoder = _DECODERS.get(code)
+    if decoder is None:
+        raise ValueError(f"unknown extension type {code}")
+    return decoder(bytes(data))
+
+
+_decode = msgspec.msgpack.Decoder(ext_hook=_extension).decode
+
+
+def pack_pickle(value: object) -> bytes:
+    """Encode with pickle, for apps that asked for it. The envelope must then be signed."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:  # pickling runs the value's own code, which may raise anything
+        raise CodecError(f"cannot pickle the value: {type(error).__name__}: {error}") from error
+
+
+def unpack_pickle(data: bytes) -> Any:
+    """Decode what :func:`pack_pickle` made. Only ever call this on verified bytes: it runs code."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise CodecError(f"cannot unpickle the data: {type(error).__name__}: {error}") from error
+
+
+def sign(envelope: Envelope, key: bytes) -> bytes:
+    """HMAC-SHA256 (RFC 2104) over id, task, format and body, each led by its length."""
+    return hmac.digest(key, _signed_part(envelope), "sha256")
+
+
+def verify(envelope: Envelope, keys: Sequence[bytes]) -> None:
+    """Check the signature against any of the keys: the newest signs, the older still count.
+
+    Raises:
+        BadSignature: it is missing or was made with none of them.
+    """
+    if not envelope.signature:
+        raise BadSignature("bad signature: the job is not signed")
+    part = _signed_part(envelope)
+    for key in keys:
+        if hmac.compare_digest(hmac.digest(key, part, "sha256"), envelope.signature):
+            return
+    raise BadSignature("bad signature: made with a key that is not in secret_keys")
+
+
+def _signed_part(envelope: Envelope) -> bytes:
+    job_id, task = envelope.id.encode(), envelope.task.encode()
+    lengths = struct.pack(">III?", len(job_id), len(task), len(envelope.body), envelope.pickled)
+    return lengths + job_id + task + envelope.body

@@ -1,0 +1,186 @@
+"""Reading what the user wrote: options, names, durations, URLs. One clear sentence for each mistake."""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import math
+import os
+import urllib.parse
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from tidemill.errors import InvalidOption
+from tidemill.job import Conflict, rank_of
+from tidemill.retry import Retries
+
+__all__ = [
+    "MAX_BODY",
+    "Url",
+    "check_body",
+    "check_conflict",
+    "check_count",
+    "check_known",
+    "check_moment",
+    "check_name",
+    "check_priority",
+    "check_retries",
+    "check_seconds",
+    "default_url",
+    "parse_url",
+]
+
+MAX_BODY = 1024 * 1024
+"""Bytes a body may have at most."""
+
+MAX_NAME = 200
+"""Bytes an id, a queue, a key or a task name may have at most (LMDB keys end at 511)."""
+
+MAX_SECONDS = 100 * 365 * 86400.0
+"""A hundred years: a longer duration is a mistake of units."""
+
+Seconds = float | int | dt.timedelta
+
+
+def check_name(field: str, value: object) -> str:
+    """An id, queue, key or task name: 1 to 200 bytes of UTF-8, no control characters."""
+    if not isinstance(value, str):
+        raise InvalidOption(f"{field} must be a string, not {type(value).__name__}")
+    if not value:
+        raise InvalidOption(f"{field} must not be empty")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidOption(f"{field} {value!r} is not valid text") from None
+    if size > MAX_NAME:
+        raise InvalidOption(f"{field} has {size} bytes; {MAX_NAME} is the most")
+    if not value.isprintable():
+        raise InvalidOption(f"{field} {value!r} contains a control or invisible character")
+    return value
+
+
+def check_seconds(field: str, value: object) -> float:
+    """A duration: seconds as a number, or a timedelta; 0 or more, at most a hundred years."""
+    if isinstance(value, dt.timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidOption(f"{field} must be seconds or a timedelta, not {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise InvalidOption(f"{field} must be 0 or more seconds, not {value!r}")
+    if value > MAX_SECONDS:
+        raise InvalidOption(f"{field} of {value!r} seconds is more than a hundred years")
+    return float(value)
+
+
+def check_moment(field: str, value: object) -> float:
+    """A point in time: an aware datetime or epoch seconds. Returns epoch seconds."""
+    if isinstance(value, dt.datetime):
+        if value.tzinfo is None:
+            raise InvalidOption(
+                f"{field} is a datetime without a time zone; give it one, "
+                "for example datetime.now(timezone.utc)"
+            )
+        return value.timestamp()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidOption(f"{field} must be an aware datetime or epoch seconds, not {value!r}")
+    if not 0 < value < 2**37:
+        raise InvalidOption(f"{field} of {value!r} is no time in epoch seconds")
+    return float(value)
+
+
+def check_priority(value: object) -> int:
+    """A priority of −100 to 100, higher first. Returns the stored rank."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
+        raise InvalidOption(f"priority must be a number from -100 to 100, not {value!r}")
+    return rank_of(value)
+
+
+def check_count(field: str, value: object, least: int = 0, most: int = 2**31 - 1) -> int:
+    """A whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidOption(f"{field} must be a whole number from {least} to {most}, not {value!r}")
+    return value
+
+
+def check_retries(value: object) -> Retries:
+    """A number of retries, or a Retries with its own backoff."""
+    if isinstance(value, Retries):
+        check_count("retries", value.limit, 0, 65_000)
+        check_seconds("delay of retries", value.delay)
+        check_seconds("cap of retries", value.cap)
+        if not 1 <= value.factor <= 1000:
+            raise InvalidOption(f"factor of retries must be from 1 to 1000, not {value.factor!r}")
+        return value
+    return Retries(limit=check_count("retries", value, 0, 65_000))
+
+
+def check_conflict(value: object) -> str:
+    """One of the four ways to treat a second job with the same key."""
+    try:
+        return Conflict(str(value)).value
+    except ValueError:
+        choices = ", ".join(Conflict)
+        raise InvalidOption(f"on_conflict must be one of {choices}, not {value!r}") from None
+
+
+def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a misspelt option and name the nearest one."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise InvalidOption(f"unknown option {name!r} of {what}; {hint}")
+
+
+def check_body(body: bytes) -> bytes:
+    """Refuse a body beyond the limit."""
+    if len(body) > MAX_BODY:
+        raise InvalidOption(
+            f"the body has {len(body):,} bytes; {MAX_BODY:,} is the most. "
+            "Store large data elsewhere and pass its name"
+        )
+    return body
+
+
+class Url(msgspec.Struct, frozen=True):
+    """A broker URL taken apart. ``path`` is a file-system path for ``lmdb``."""
+
+    text: str
+    scheme: str
+    path: str
+    options: dict[str, str]
+
+
+def parse_url(text: str) -> Url:
+    """Split a broker URL.
+
+    Raises:
+        InvalidOption: it is no URL; the sentence shows what one looks like.
+    """
+    if not isinstance(text, str) or "://" not in text:
+        raise InvalidOption(
+            f"url {text!r} is not a broker URL; it looks like lmdb://./jobs or redis://localhost"
+        )
+    scheme, rest = text.split("://", 1)
+    rest, _, query = rest.partition("?")
+    try:
+        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise InvalidOption(f"the part after ? in url {text!r} is not name=value&…") from None
+    return Url(text, scheme.lower(), urllib.parse.unquote(rest), dict(pairs))
+
+
+def default_url() -> str:
+    """``$TIDEMILL_URL``, else LMDB in ``.tidemill`` beside the nearest project marker upward."""
+    url = os.environ.get("TIDEMILL_URL")
+    if url:
+        return url
+    here = Path.cwd()
+    root = next(
+        (d for d in (here, *here.parents) if (d / "pyproject.toml").is_file() or (d / ".git").exists()),
+        here,
+    )
+    return f"lmdb://{root / '.tidemill'}"

@@ -1,0 +1,91 @@
+"""When a job runs again, and what a task may raise to say so itself.
+
+Backoff is exponential with full jitter: a delay drawn evenly from nothing to the bound, so that jobs
+that failed together do not come back together (M. Brooker, "Exponential Backoff and Jitter", 2015).
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from tidemill.errors import InvalidOption
+
+__all__ = ["ENDLESS", "Fail", "JobTerminated", "JobTimeout", "Retries", "Retry", "Snooze", "backoff"]
+
+
+class Retries(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """How often and when a failed job runs again.
+
+    Attributes:
+        limit: retries after the first attempt; ``Retries(0)`` never retries.
+        delay: seconds before the first retry, at most (full jitter draws from 0 to this).
+        factor: by what the bound grows with each retry.
+        cap: the bound never exceeds this many seconds.
+        jitter: False waits the full bound instead of drawing from it.
+    """
+
+    limit: int = 3
+    delay: float = 5.0
+    factor: float = 2.0
+    cap: float = 3600.0
+    jitter: bool = True
+
+    @property
+    def max_attempts(self) -> int:
+        """How often the job runs at most; 0 means without end."""
+        return self.limit + 1
+
+
+ENDLESS = Retries(limit=-1)
+"""Raw messages come back until somebody acknowledges them, unless told otherwise."""
+
+
+def backoff(policy: Retries, attempt: int) -> float:
+    """Seconds until a job whose attempt number ``attempt`` (from 1) failed runs again."""
+    if policy.delay <= 0:
+        return 0.0
+    # 2.0 ** 1024 overflows; past 64 doublings every cap has long been reached.
+    bound = min(policy.cap, policy.delay * policy.factor ** min(attempt - 1, 64))
+    return random.uniform(0.0, bound) if policy.jitter else bound
+
+
+class Retry(Exception):
+    """Raised by a task: this attempt failed, run the job again.
+
+    Args:
+        delay: seconds until then; the task's own backoff when not given.
+        reason: what the trail says of this attempt.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+        if delay is not None and not 0 <= delay < float("inf"):
+            raise InvalidOption(f"delay of Retry must be 0 or more seconds, not {delay!r}")
+        super().__init__(reason or "retry asked for")
+        self.delay = delay
+
+
+class Fail(Exception):
+    """Raised by a task: the job has failed for good, do not run it again."""
+
+
+class Snooze(Exception):
+    """Raised by a task: run the job again after ``delay`` seconds; no attempt is counted."""
+
+    def __init__(self, delay: float, reason: str = "") -> None:
+        if not 0 <= delay < float("inf"):
+            raise InvalidOption(f"delay of Snooze must be 0 or more seconds, not {delay!r}")
+        super().__init__(reason or f"snoozed for {delay:g} s")
+        self.delay = delay
+
+
+class JobTimeout(BaseException):
+    """Raised inside a running task whose ``timeout`` has passed.
+
+    A BaseException, as KeyboardInterrupt is: a task's ``except Exception`` must not swallow it.
+    """
+
+
+class JobTerminated(BaseException):
+    """Raised inside a running task that was cancelled with ``terminate=True``."""
