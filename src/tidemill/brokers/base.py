@@ -80,7 +80,8 @@ class Want(msgspec.Struct, frozen=True):
     """How many jobs an owner can take, of which queues. No queues means all.
 
     ``tasks`` and ``messages`` say which kinds: a worker never takes raw messages, nor a consumer
-    tasks, unless it asks for them.
+    tasks, unless it asks for them. Without ``sleep`` the owner does not mean to wait when nothing is
+    there, and is not hinted.
     """
 
     count: int
@@ -88,6 +89,7 @@ class Want(msgspec.Struct, frozen=True):
     mode: Mode = Mode.FAIR
     tasks: bool = True
     messages: bool = False
+    sleep: bool = True
 
 
 class Step(msgspec.Struct):
@@ -153,7 +155,11 @@ class Filter(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Page(msgspec.Struct):
-    """Some records, newest first, and where to go on; an empty cursor means there are no more."""
+    """Some records, newest first, and where to go on; an empty cursor means there are no more.
+
+    Newest first holds for ids made by tidemill; a store may sort by id, so that a user's own ids
+    come in descending order instead.
+    """
 
     records: list[Record]
     cursor: str = ""
@@ -189,13 +195,21 @@ class Broker(Protocol):
         ...
 
     def exchange(self, step: Step) -> Reply:
-        """Settle, touch, note and lease, in that order, as one step. Never sleeps."""
+        """Note, settle, touch and lease, in that order, as one step. Never sleeps.
+
+        What has come due moves first. An owner that was given up (``release``) meanwhile has lost
+        everything: it gets no leases, and the command ``stop``. Followers of a verdict are stored
+        whatever ``max_size`` or the reserve say, since settling must not fail; one whose id is
+        taken, or whose key rejects it, is left out.
+        """
         ...
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         """Sleep until a hint, a readable descriptor or the timeout; returns the readable ones.
 
-        Returns at once if anything of interest happened since the owner's last exchange.
+        Returns at once if anything of interest happened since the owner's last exchange. The
+        timeout should not be beyond that exchange's ``next_due``. Exchange once more after the last
+        wait: a hint not followed up is a job not taken.
         """
         ...
 
@@ -208,7 +222,7 @@ class Broker(Protocol):
 
         ``causes`` is a witness's account: a token in it was running and used an attempt, with the
         cause as its error; the others go back uncounted. None means there was no witness: every job
-        gets a loss instead.
+        gets a loss instead. The owner is off the list afterwards.
         """
         ...
 
@@ -347,14 +361,21 @@ def open_broker(text: str) -> Broker:
 class Retention(msgspec.Struct, frozen=True):
     """How long finished jobs are kept: by time, and the succeeded ones also by number.
 
-    A result other than None is never pruned before ``protect`` seconds, so that whoever asked for
-    it can fetch it however busy the store is.
+    By number, jobs without a result go first, then the oldest results. A result other than None is
+    never pruned before ``protect`` seconds, so that whoever asked for it can fetch it however busy
+    the store is; only the job's own ``result_ttl`` may say less.
     """
 
     succeeded: float = 3600.0
     count: int = 100_000
     failed: float = 30 * 86400.0
     protect: float = 60.0
+
+    def of_success(self, result_ttl: float, has_result: bool) -> float:
+        """Seconds that a succeeded job is kept; a negative ``result_ttl`` means none was given."""
+        if result_ttl >= 0:
+            return result_ttl
+        return max(self.succeeded, self.protect) if has_result else self.succeeded
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Retention:

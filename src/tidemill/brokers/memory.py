@@ -7,13 +7,17 @@ by the conformance suite and a state machine; where they differ, one of the two 
 from __future__ import annotations
 
 import bisect
+import collections
 import heapq
 import itertools
 import os
 import select
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from tidemill.brokers.base import (
     DEFAULT_TTR,
@@ -31,7 +35,7 @@ from tidemill.brokers.base import (
 )
 from tidemill.clock import id_time, machine_time, wall_time
 from tidemill.config import Url
-from tidemill.errors import DuplicateJob, FeatureMissing, QueueFull
+from tidemill.errors import DuplicateJob, FeatureMissing, QueueFull, TidemillError
 from tidemill.job import (
     Attempt,
     Command,
@@ -67,7 +71,17 @@ def open_url(url: Url) -> MemoryBroker:
 class _Item:
     """A stored job: its record, and what a record does not show."""
 
-    __slots__ = ("deadline", "due_machine", "expires_machine", "holder", "limit", "ready", "record", "token")
+    __slots__ = (
+        "deadline",
+        "due_machine",
+        "expires_machine",
+        "finished_machine",
+        "holder",
+        "limit",
+        "ready",
+        "record",
+        "token",
+    )
 
     def __init__(self, envelope: Envelope, seq: int) -> None:
         self.record = Record(envelope=envelope, state=State.READY, seq=seq, rank=envelope.rank)
@@ -77,6 +91,7 @@ class _Item:
         self.deadline = 0.0  # machine time at which a message lease ends
         self.due_machine = 0.0  # machine time of a delay; 0 when due by wall time
         self.expires_machine = 0.0
+        self.finished_machine = 0.0
         self.ready: tuple[int, int, str] | None = None  # its entry in the ready list
 
 
@@ -114,7 +129,7 @@ class MemoryBroker:
         self._owners: dict[str, Owner] = {}
         self._commands: dict[str, list[Command]] = {}
         self._pipes: dict[str, tuple[int, int]] = {}
-        self._turn = 0
+        self._last_queue = ""  # that a fair want was served from
 
     # -- producing ------------------------------------------------------------------------------
 
@@ -122,31 +137,38 @@ class MemoryBroker:
         if txn is not None:
             raise FeatureMissing("txn= needs the feature transactions, which memory:// does not have")
         with self._lock:
+            self._come_due()
             self._refuse_any(jobs)
             puts = [self._put(job) for job in jobs]
             self._wake_all()
             return puts
 
     def _refuse_any(self, jobs: Sequence[Envelope]) -> None:
-        """All or none: everything that could refuse is asked before anything is stored."""
+        """All or none: the puts are played through for what could refuse one, before any is stored."""
         ids: set[str] = set()
-        keys: set[str] = set()
-        added: dict[str, int] = {}
+        holders: dict[str, list[tuple[str, bool]]] = {}  # key -> (queue, runs) of job and successor
+        added: collections.Counter[str] = collections.Counter()
         for job in jobs:
-            held = job.key in keys or bool(job.key and self._keys.get(job.key))
+            if job.key and job.key not in holders:
+                records = [self._items[i].record for i in self._keys.get(job.key, [])]
+                holders[job.key] = [(r.envelope.queue, r.state is State.RUNNING) for r in records]
+            held = holders[job.key] if job.key else []
             if held and job.on_conflict == Conflict.REJECT:
                 raise DuplicateJob(f"an unfinished job has the key {job.key!r} already", job.id)
             if job.id in self._items or job.id in ids:
                 raise DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
-            ids.add(job.id)
-            if job.key:
-                keys.add(job.key)
             if held and job.on_conflict != Conflict.REPLACE:
                 continue
-            stats = self._queue(job.queue)
-            added[job.queue] = added.get(job.queue, 0) + 1
-            if stats.max_size and stats.size + added[job.queue] > stats.max_size:
+            stays = [holder for holder in held[:1] if holder[1]]
+            for queue, _ in held[len(stays) :]:
+                added[queue] -= 1
+            stats = self._queue(job.queue) if job.queue in self._stats else None
+            if stats and stats.max_size and stats.size + added[job.queue] >= stats.max_size:
                 raise QueueFull(f"queue {job.queue!r} holds max_size={stats.max_size} jobs already")
+            added[job.queue] += 1
+            ids.add(job.id)
+            if job.key:
+                holders[job.key] = [*stays, (job.queue, False)]
 
     def _put(self, job: Envelope) -> Put:
         holders = self._keys.get(job.key) if job.key else None
@@ -160,15 +182,20 @@ class MemoryBroker:
             return Put(current.record.envelope.id, Placed.MERGED)
         if job.on_conflict != Conflict.REPLACE:
             return Put(current.record.envelope.id, Placed.KEPT)
+        for old in reversed(holders[1:] if running else holders[:]):  # a successor first: no promotion
+            self._finish(self._items[old], State.CANCELLED, f"replaced by {job.id}")
         if not running:
-            self._finish(current, State.CANCELLED, f"replaced by {job.id}")
             self._insert(job, State.READY)
             return Put(job.id, Placed.REPLACED)
-        if len(holders) > 1:
-            self._finish(self._items[holders[1]], State.CANCELLED, f"replaced by {job.id}")
         holders.append(job.id)
         self._insert(job, State.WAITING)
         return Put(job.id, Placed.SUCCESSOR)
+
+    def _follow(self, job: Envelope) -> None:
+        """A put that must not fail, because settling must not: no limit holds, a taken id is kept."""
+        rejected = job.on_conflict == Conflict.REJECT and job.key and self._keys.get(job.key)
+        if job.id not in self._items and not rejected:
+            self._put(job)
 
     def _merge(self, item: _Item, job: Envelope) -> None:
         record = item.record
@@ -245,6 +272,7 @@ class MemoryBroker:
         record, envelope = item.record, item.record.envelope
         self._unplace(item)
         record.state, record.finished, record.error = state, wall_time(), error
+        item.finished_machine = machine_time()
         stats = self._queue(envelope.queue)
         setattr(stats, state.value, getattr(stats, state.value) + 1)
         self._promote_successor(envelope)
@@ -258,9 +286,7 @@ class MemoryBroker:
     def _keep_for(self, record: Record) -> float:
         if record.state is not State.SUCCEEDED:
             return self._retention.failed
-        if record.envelope.result_ttl >= 0:
-            return record.envelope.result_ttl
-        return self._retention.succeeded
+        return self._retention.of_success(record.envelope.result_ttl, bool(record.result))
 
     def _promote_successor(self, envelope: Envelope) -> None:
         holders = self._keys.get(envelope.key, []) if envelope.key else []
@@ -286,6 +312,7 @@ class MemoryBroker:
 
     def attach(self, owner: Owner) -> None:
         with self._lock:
+            self.detach(owner.id)
             self._owners[owner.id] = owner
             self._commands[owner.id] = []
             read, write = os.pipe()
@@ -296,14 +323,17 @@ class MemoryBroker:
     def detach(self, owner_id: str) -> None:
         with self._lock:
             self.release(owner_id, {})
-            self._owners.pop(owner_id, None)
-            self._commands.pop(owner_id, None)
             for fd in self._pipes.pop(owner_id, ()):
                 os.close(fd)
 
     def exchange(self, step: Step) -> Reply:
         with self._lock:
+            self._pipe(step.owner)
+            if step.owner not in self._owners:  # given up for dead: all it held is lost
+                lost = [False] * len(step.verdicts), [False] * len(step.touch)
+                return Reply(*lost, commands=[Command("stop")])
             self._come_due()
+            first_due = self._due[:1] + self._due_wall[:1]
             reply = Reply()
             for note in step.notes:
                 self._note(step.owner, note)
@@ -313,8 +343,10 @@ class MemoryBroker:
                 reply.touched.append(self._touch(step.owner, token, seconds))
             if step.want:
                 reply.leases = list(self._lease(step.owner, step.want))
-            reply.commands, self._commands[step.owner] = self._commands.get(step.owner, []), []
+            reply.commands, self._commands[step.owner] = self._commands[step.owner], []
             reply.next_due = self._next_due()
+            if self._due[:1] + self._due_wall[:1] != first_due:
+                self._wake_all()  # this owner may not come back in time for it
             self._prune()
             return reply
 
@@ -324,7 +356,7 @@ class MemoryBroker:
             return False
         self._close_attempt(item, verdict)
         for follower in verdict.followers:
-            self._put(follower)
+            self._follow(follower)
         self._wake_all()
         return True
 
@@ -349,10 +381,12 @@ class MemoryBroker:
         if outcome is Outcome.RETRY and item.limit and record.attempt >= item.limit:
             outcome = Outcome.FAIL
         if outcome in _END:
-            record.result = verdict.result
+            record.result = verdict.result if outcome is Outcome.SUCCESS else b""
             self._finish(item, _END[outcome], verdict.error)
         elif record.cancelling:
             self._finish(item, State.CANCELLED, "cancelled while it was running")
+        elif item.expires_machine and item.expires_machine <= machine_time():
+            self._finish(item, State.EXPIRED, _TOO_LATE)
         else:
             if outcome is Outcome.RETRY:
                 self._queue(record.envelope.queue).retried += 1
@@ -386,6 +420,7 @@ class MemoryBroker:
                 return
             record, envelope = item.record, item.record.envelope
             if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
+                record.leased = wall_time()
                 yield self._lend(item, next(self._numbers), 0.0)
                 self._finish(item, State.SUCCEEDED)
                 continue
@@ -417,23 +452,28 @@ class MemoryBroker:
     def _choose(self, want: Want) -> _Item | None:
         names = want.queues or sorted({name for name, _ in self._ready})
         kinds = [k for k, wanted in ((False, want.tasks), (True, want.messages)) if wanted]
-        heads = []
+        heads: dict[str, tuple[int, int, str]] = {}
         for name in names:
-            if not self._queue(name).paused:
-                lines = [self._ready[name, kind] for kind in kinds if self._ready.get((name, kind))]
-                if lines:
-                    heads.append(min(line[0] for line in lines))
+            lines = [self._ready[name, kind] for kind in kinds if self._ready.get((name, kind))]
+            if lines and not self._queue(name).paused:
+                heads[name] = min(line[0] for line in lines)
         if not heads:
             return None
         if want.mode is Mode.MERGED:
-            return self._items[min(heads)[2]]
-        if want.mode is Mode.STRICT:
-            return self._items[heads[0][2]]
-        self._turn += 1
-        return self._items[heads[self._turn % len(heads)][2]]
+            return self._items[min(heads.values())[2]]
+        if want.mode is Mode.FAIR:
+            self._last_queue = min((n for n in heads if n > self._last_queue), default=min(heads))
+            return self._items[heads[self._last_queue][2]]
+        return self._items[next(iter(heads.values()))[2]]
+
+    def _pipe(self, owner_id: str) -> tuple[int, int]:
+        pipe = self._pipes.get(owner_id)
+        if pipe is None:
+            raise TidemillError(f"owner {owner_id!r} is not attached")
+        return pipe
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        read, _ = self._pipes[owner_id]
+        read, _ = self._pipe(owner_id)
         ready, _, _ = select.select([read, *fds], [], [], max(0.0, min(timeout, 3600.0)))
         if read in ready:
             ready.remove(read)
@@ -468,6 +508,8 @@ class MemoryBroker:
                     )
                 else:
                     self._close_attempt(item, Verdict(token, Outcome.RELEASE))
+            self._owners.pop(owner_id, None)
+            self._commands.pop(owner_id, None)
             self._wake_all()
             return len(held)
 
@@ -505,7 +547,7 @@ class MemoryBroker:
         elif record.state.finished:
             return
         elif item.expires_machine and item.expires_machine <= now:
-            self._finish(item, State.EXPIRED, "not started before it expired")
+            self._finish(item, State.EXPIRED, _TOO_LATE)
         elif record.state is State.SCHEDULED and self._due_in(item) <= 0:
             self._move(item, record.due, item.due_machine)
 
@@ -518,16 +560,13 @@ class MemoryBroker:
         now = machine_time()
         while self._finished and self._finished[0][0] <= now:
             self._items.pop(self._finished.pop(0)[1], None)
-        done = [
-            (when, job_id)
-            for when, job_id in self._finished
-            if job_id in self._items and self._items[job_id].record.state is State.SUCCEEDED
-        ]
-        for entry in done[: max(0, len(done) - self._retention.count)]:
-            record = self._items[entry[1]].record
-            if not record.result or record.finished + self._retention.protect <= wall_time():
-                self._finished.remove(entry)
-                del self._items[entry[1]]
+        done = [entry for entry in self._finished if self._items[entry[1]].record.state is _DONE]
+        plain = [entry for entry in done if not self._items[entry[1]].record.result]
+        old = now - self._retention.protect
+        results = [e for e in done if e not in plain and self._items[e[1]].finished_machine <= old]
+        for entry in (plain + results)[: max(0, len(done) - self._retention.count)]:
+            self._finished.remove(entry)
+            del self._items[entry[1]]
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
@@ -536,16 +575,27 @@ class MemoryBroker:
             return all(i not in self._items or self._items[i].record.state.finished for i in ids)
 
         with self._lock:
-            self._lock.wait_for(over, min(timeout, threading.TIMEOUT_MAX))
+            self._sleep_until(over, timeout)
             return [self.get(i) for i in ids]
 
     def wait_space(self, queue: str, timeout: float) -> bool:
+        def over() -> bool:
+            stats = self._stats.get(queue)
+            return not stats or not stats.max_size or stats.size < stats.max_size
+
         with self._lock:
-            stats = self._queue(queue)
-            return self._lock.wait_for(
-                lambda: not stats.max_size or stats.size < stats.max_size,
-                min(timeout, threading.TIMEOUT_MAX),
-            )
+            return self._sleep_until(over, timeout)
+
+    def _sleep_until(self, over: Callable[[], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while True:
+            self._come_due()
+            if over():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._lock.wait(min(left, self._next_due(), threading.TIMEOUT_MAX))
 
     # -- inspecting -----------------------------------------------------------------------------
 
@@ -555,7 +605,9 @@ class MemoryBroker:
             if item is None:
                 return None
             record = item.record
-            return type(record)(**{name: getattr(record, name) for name in record.__struct_fields__})
+            return msgspec.structs.replace(
+                record, attempts=list(record.attempts), log=list(record.log)
+            )
 
     def was_here(self, job_id: str) -> bool:
         made = id_time(job_id)
@@ -574,7 +626,6 @@ class MemoryBroker:
 
     def stats(self) -> list[QueueStats]:
         with self._lock:
-            self._come_due()
             rows = []
             for name in sorted(self._stats):
                 row = self._stats[name]
@@ -584,7 +635,7 @@ class MemoryBroker:
                     if item.record.envelope.queue == name and item.record.state is State.READY
                 ]
                 row.oldest = min(waiting, default=0.0)
-                rows.append(QueueStats(**{f: getattr(row, f) for f in row.__struct_fields__}))
+                rows.append(msgspec.structs.replace(row))
             return rows
 
     def owners(self) -> list[Owner]:
@@ -690,6 +741,8 @@ class MemoryBroker:
                 self.detach(owner_id)
 
 
+_TOO_LATE = "not started before it expired"
+_DONE = State.SUCCEEDED
 _KICKABLE = {State.FAILED, State.CANCELLED, State.EXPIRED, State.SCHEDULED}
 
 

@@ -490,7 +490,7 @@ class _Exchange:
         if want.count:
             reply.leases = moves.lease(self.member.number, want, deadlines=consumer)
         kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
-        if want.count and not reply.leases:
+        if want.sleep and want.count and not reply.leases:
             bits = bloom(want.queues) if want.queues else ALL
             self.store.bells.mark(self.member.sleeper, kinds, bits)
         else:

@@ -1,0 +1,68 @@
+"""tidemill: a task queue that starts as one directory on disk and never has to be left."""
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Filter, QueueStats
+from tidemill.context import JobContext, current_job
+from tidemill.errors import (
+    BadSignature,
+    BrokerUnavailable,
+    CodecError,
+    DuplicateJob,
+    FeatureMissing,
+    InvalidOption,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    JobPruned,
+    LeaseLost,
+    QueueFull,
+    ResultTimeout,
+    StoreFull,
+    TidemillError,
+)
+from tidemill.handle import Job
+from tidemill.job import State
+from tidemill.middleware import Middleware
+from tidemill.queue import Message, Queue
+from tidemill.retry import Fail, JobTerminated, JobTimeout, Retries, Retry, Snooze
+from tidemill.task import Call, Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadSignature",
+    "BrokerUnavailable",
+    "Call",
+    "CodecError",
+    "DuplicateJob",
+    "Fail",
+    "FeatureMissing",
+    "Filter",
+    "InvalidOption",
+    "Job",
+    "JobCancelled",
+    "JobContext",
+    "JobExpired",
+    "JobFailed",
+    "JobNotFound",
+    "JobPruned",
+    "JobTerminated",
+    "JobTimeout",
+    "LeaseLost",
+    "Message",
+    "Middleware",
+    "Queue",
+    "QueueFull",
+    "QueueStats",
+    "ResultTimeout",
+    "Retries",
+    "Retry",
+    "Snooze",
+    "State",
+    "StoreFull",
+    "Task",
+    "Tidemill",
+    "TidemillError",
+    "current_job",
+]

@@ -1,0 +1,98 @@
+"""What a running task can ask and say about its own job."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidemill.clock import wall_time
+from tidemill.job import Envelope, Note, priority_of
+
+__all__ = ["JobContext", "current_job", "running_job"]
+
+
+class JobContext:
+    """The job that runs now, as its own task sees it.
+
+    Attributes:
+        id, task, queue, key, tags, headers: as they were put.
+        attempt: number of this run, from 1.
+        max_attempts: runs at most; 0 for no limit.
+        state: a dict for middleware to leave things in; lives as long as this run.
+    """
+
+    __slots__ = ("_envelope", "_say", "attempt", "cancelled", "state", "token")
+
+    def __init__(
+        self, envelope: Envelope, attempt: int, token: int = 0, say: Callable[[Note], None] | None = None
+    ) -> None:
+        self._envelope = envelope
+        self._say = say
+        self.attempt = attempt
+        self.token = token
+        self.cancelled = False
+        """True once somebody asked for the job to be cancelled: stop when it suits."""
+        self.state: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        """Id of the job."""
+        return self._envelope.id
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self._envelope.task
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue."""
+        return self._envelope.queue
+
+    @property
+    def priority(self) -> float:
+        """The priority it was put with, −100 to 100."""
+        return priority_of(self._envelope.rank)
+
+    @property
+    def key(self) -> str:
+        """The job's key, or an empty string."""
+        return self._envelope.key
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The job's tags."""
+        return self._envelope.tags
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers it was put with."""
+        return self._envelope.headers
+
+    @property
+    def max_attempts(self) -> int:
+        """How often the job runs at most; 0 for no limit."""
+        return self._envelope.retries.max_attempts
+
+    def progress(self, done: float, total: float = 0.0) -> None:
+        """Say how far the job is; a total of 0 means it is not known."""
+        self._tell(Note(self.token, done=float(done), total=float(total)))
+
+    def log(self, line: str) -> None:
+        """Add a line to the job's trail; the last 100 are kept, 2,000 characters each."""
+        self._tell(Note(self.token, line=str(line)[:2000], time=wall_time()))
+
+    def _tell(self, note: Note) -> None:
+        if self._say is not None:
+            self._say(note)
+
+
+running_job: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
+    "tidemill_job", default=None
+)
+
+
+def current_job() -> JobContext | None:
+    """The job this code runs in, or None outside of one."""
+    return running_job.get()

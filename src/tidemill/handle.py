@@ -1,0 +1,203 @@
+"""A handle on one job: ask how it is, wait for it, cancel it, read its trail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tidemill.codec import unpack
+from tidemill.config import Seconds, check_seconds
+from tidemill.errors import (
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    JobPruned,
+    ResultTimeout,
+    TidemillError,
+)
+from tidemill.job import Attempt, Record, State
+from tidemill.trail import Event, trail_of
+
+if TYPE_CHECKING:
+    from tidemill.app import Tidemill
+
+__all__ = ["Job"]
+
+R = TypeVar("R")
+FOREVER = 1e9
+
+
+class Job(Generic[R]):
+    """One job, by its id. Attributes are read from the store when asked for, and kept once finished.
+
+    Attributes:
+        id: the job's id.
+        placed: what the put did: ``created``, ``kept``, ``replaced``, ``merged``, ``successor``;
+            empty for a handle made from an id.
+    """
+
+    def __init__(self, mill: Tidemill, job_id: str, placed: str = "") -> None:
+        self._mill = mill
+        self._record: Record | None = None
+        self.id = job_id
+        self.placed = placed
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def refresh(self) -> Record:
+        """Read the record anew.
+
+        Raises:
+            JobNotFound: there is no such job; JobPruned: it finished and is no longer kept.
+        """
+        self._not_inside_batch("looking at")
+        record = self._mill.broker.get(self.id)
+        return self._keep(record)
+
+    def _keep(self, record: Record | None) -> Record:
+        if record is None:
+            if self._mill.broker.was_here(self.id):
+                raise JobPruned(f"job {self.id} finished and is no longer kept, or was deleted")
+            raise JobNotFound(f"no job has the id {self.id!r} here")
+        self._record = record
+        return record
+
+    @property
+    def record(self) -> Record:
+        """The record as last read; a finished one is not read again."""
+        if self._record is not None and self._record.state.finished:
+            return self._record
+        return self.refresh()
+
+    @property
+    def state(self) -> State:
+        """Where the job is."""
+        return self.record.state
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Every run so far: number, worker, times, outcome, error, traceback."""
+        return self.record.attempts
+
+    @property
+    def error(self) -> str:
+        """Why the job failed, or why its latest attempt did; empty when nothing went wrong."""
+        record = self.record
+        return record.error or (record.attempts[-1].error if record.attempts else "")
+
+    @property
+    def progress(self) -> tuple[float, float] | None:
+        """(done, total) as the task last said; None when it said nothing."""
+        return self.record.progress
+
+    @property
+    def trail(self) -> list[Event]:
+        """Everything that happened to the job, in order."""
+        return trail_of(self.record)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def wait(self, timeout: Seconds | None = None) -> State:
+        """Wait until the job has finished, however; its state.
+
+        Raises:
+            ResultTimeout: it has not after ``timeout`` seconds.
+        """
+        self._not_inside_batch("waiting for")
+        if self._record is not None and self._record.state.finished:
+            return self._record.state
+        seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        (record,) = self._mill.broker.wait_for([self.id], seconds)
+        state = self._keep(record).state
+        if not state.finished:
+            raise ResultTimeout(f"job {self.id} is {state} still after {seconds:g} s")
+        return state
+
+    def result(self, timeout: Seconds | None = None) -> R:
+        """Wait for the job and return what its task returned.
+
+        Raises:
+            ResultTimeout: it has not finished after ``timeout`` seconds.
+            JobFailed, JobCancelled, JobExpired: it ended that way.
+            JobNotFound: there is no such job.
+        """
+        self.wait(timeout)
+        return self._outcome()
+
+    def _outcome(self) -> R:
+        record = self.record
+        if record.state is State.SUCCEEDED:
+            return unpack(record.result) if record.result else None  # type: ignore[return-value]
+        if record.state is State.CANCELLED:
+            raise JobCancelled(f"job {self.id} was cancelled: {record.error}")
+        if record.state is State.EXPIRED:
+            raise JobExpired(f"job {self.id} expired: {record.error}")
+        last = record.attempts[-1].traceback if record.attempts else ""
+        raise JobFailed(self.id, record.error, last)
+
+    def _not_inside_batch(self, what: str) -> None:
+        if self._mill.in_batch():
+            raise TidemillError(f"{what} a job inside a batch would wait for the batch's own end")
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def cancel(self, terminate: bool = False) -> bool:
+        """Cancel the job; False when it had finished.
+
+        A job that does not run yet never will. A running one sees ``current_job().cancelled`` and
+        stops when it suits; ``terminate`` stops it within a second.
+        """
+        return self._mill.broker.cancel([self.id], terminate=terminate)[0]
+
+    def retry(self) -> bool:
+        """Make a failed, cancelled, expired or scheduled job ready, with all its attempts anew."""
+        self._record = None
+        return self._mill.broker.kick([self.id])[0]
+
+    def delete(self) -> bool:
+        """Forget the job, whatever its state; False when there is none."""
+        self._record = None
+        return self._mill.broker.delete([self.id])[0]
+
+    # -- the same for asyncio -------------------------------------------------------------------
+
+    async def arefresh(self) -> Record:
+        """As ``refresh``."""
+        return await self._mill.threaded(self.refresh)
+
+    async def await_(self, timeout: Seconds | None = None) -> State:
+        """As ``wait``."""
+        return await self._mill.threaded(self.wait, timeout)
+
+    async def aresult(self, timeout: Seconds | None = None) -> R:
+        """As ``result``."""
+        return await self._mill.threaded(self.result, timeout)
+
+    async def acancel(self, terminate: bool = False) -> bool:
+        """As ``cancel``."""
+        return await self._mill.threaded(self.cancel, terminate)
+
+    async def aretry(self) -> bool:
+        """As ``retry``."""
+        return await self._mill.threaded(self.retry)
+
+    async def adelete(self) -> bool:
+        """As ``delete``."""
+        return await self._mill.threaded(self.delete)
+
+    async def astate(self) -> State:
+        """As ``state``."""
+        record: Record = await self._mill.threaded(lambda: self.record)
+        return record.state
+
+    # -- plumbing -------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        known: Any = self._record.state if self._record else self.placed or "?"
+        return f"<job {self.id} {known}>"

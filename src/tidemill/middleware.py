@@ -1,0 +1,34 @@
+"""One onion around every job.
+
+A middleware is a function ``(call_next, context)`` that returns what ``call_next()`` returned. It may
+do something before and after, raise, retry, or not call at all; the first in the list is outermost.
+
+    def timed(call_next, context):
+        start = time.perf_counter()
+        try:
+            return call_next()
+        finally:
+            log.info("%s took %.3f s", context.task, time.perf_counter() - start)
+
+Around an async task ``call_next()`` returns an awaitable, and the middleware may be an async function
+that awaits it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tidemill.context import JobContext
+
+__all__ = ["Middleware", "compose"]
+
+Middleware = Callable[[Callable[[], Any], JobContext], Any]
+
+
+def compose(layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext) -> Any:
+    """Call through all the layers."""
+    for layer in reversed(layers):
+        call = functools.partial(layer, call, context)
+    return call()

@@ -1,0 +1,79 @@
+"""The trail of a job: its record told as events in order. gmq's wish, tracing a message by its id."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.job import Outcome, Record, State, priority_of
+
+__all__ = ["Event", "explain", "trail_of"]
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One thing that happened. ``time`` is wall time; ``traceback`` only where there is one."""
+
+    time: float
+    what: str
+    detail: str = ""
+    traceback: str = ""
+
+
+_OUTCOMES = {
+    Outcome.SUCCESS: "succeeded",
+    Outcome.RETRY: "failed, to be retried",
+    Outcome.FAIL: "failed",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.EXPIRED: "expired",
+}
+
+
+def trail_of(record: Record) -> list[Event]:
+    """Every event the record tells of, oldest first."""
+    envelope = record.envelope
+    what = f"task {envelope.task}" if envelope.task else "message"
+    detail = f"{what} in queue {envelope.queue}, priority {priority_of(record.rank):g}"
+    events = [Event(envelope.created, "created", detail)]
+    for attempt in record.attempts:
+        if attempt.leased:
+            events.append(Event(attempt.leased, "leased", f"by {attempt.worker}"))
+        if attempt.started:
+            events.append(Event(attempt.started, "started", f"attempt {attempt.number}"))
+        took = f"after {attempt.ended - attempt.started:.3f} s" if attempt.started else ""
+        events.append(
+            Event(
+                attempt.ended or attempt.leased,
+                _OUTCOMES[Outcome(attempt.outcome)],
+                ": ".join(part for part in (took, attempt.error) if part),
+                attempt.traceback,
+            )
+        )
+    events += [Event(when, "log", line) for when, line in record.log]
+    events.sort(key=lambda event: event.time)  # stable: what has no time of its own keeps its place
+    if record.state is State.RUNNING:
+        events.append(Event(record.leased, "leased", f"by {record.worker}"))
+    elif record.state is State.SCHEDULED:
+        events.append(Event(record.due, "due", "ready again then" if record.attempt else "ready then"))
+    elif record.finished and record.state is not State.SUCCEEDED:
+        if not record.attempts or record.error != record.attempts[-1].error:
+            events.append(Event(record.finished, str(record.state), record.error))
+    return events
+
+
+def explain(record: Record, *, paused: bool, workers: int) -> str:
+    """In one sentence, why the job is where it is."""
+    queue = record.envelope.queue
+    if record.state is State.READY:
+        if paused:
+            return f"It is ready, but queue {queue!r} is paused: tidemill resume {queue}"
+        if not workers:
+            return f"It is ready, but no worker serves queue {queue!r}: start one"
+        return f"It is ready and waits for a free slot among {workers} worker(s) of queue {queue!r}"
+    if record.state is State.SCHEDULED:
+        why = f"attempt {record.attempt} failed ({record.attempts[-1].error})" if record.attempts else ""
+        return f"It waits for its time{': ' + why if why else ', as it was put with a delay'}"
+    if record.state is State.WAITING:
+        return f"It waits for the running job with the same key {record.envelope.key!r}"
+    if record.state is State.RUNNING:
+        asked = ", and was asked to cancel" if record.cancelling else ""
+        return f"It was leased by {record.worker}{asked}"
+    return f"It {record.state}" + (f": {record.error}" if record.error else "")
