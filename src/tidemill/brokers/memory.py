@@ -56,7 +56,6 @@ from tidemill.job import (
 __all__ = ["MemoryBroker", "open_url"]
 
 _END = {
-    Outcome.SUCCESS: State.SUCCEEDED,
     Outcome.FAIL: State.FAILED,
     Outcome.CANCELLED: State.CANCELLED,
     Outcome.EXPIRED: State.EXPIRED,
@@ -380,8 +379,10 @@ class MemoryBroker:
             del record.attempts[:-KEEP_ATTEMPTS]
         if outcome is Outcome.RETRY and item.limit and record.attempt >= item.limit:
             outcome = Outcome.FAIL
-        if outcome in _END:
-            record.result = verdict.result if outcome is Outcome.SUCCESS else b""
+        if outcome is Outcome.SUCCESS:
+            record.result = verdict.result
+            self._finish(item, State.SUCCEEDED)
+        elif outcome in _END:
             self._finish(item, _END[outcome], verdict.error)
         elif record.cancelling:
             self._finish(item, State.CANCELLED, "cancelled while it was running")

@@ -19,11 +19,13 @@ from tidemill.board import read_board
 from tidemill.brokers.base import (
     Feature,
     Filter,
+    Mode,
     Page,
     QueueStats,
     Reply,
     Retention,
     Step,
+    Want,
     number_option,
 )
 from tidemill.brokers.lmdb.inspect import Inspection
@@ -66,16 +68,21 @@ def open_url(url: Url) -> LmdbBroker:
 class _Member:
     """An owner of this process: its number, and where it sleeps."""
 
-    __slots__ = ("epoch", "number", "owner", "sleeper", "wake_read", "wake_write")
+    __slots__ = ("epoch", "last_queue", "number", "owner", "sleeper", "wake_read", "wake_write")
 
     def __init__(self, owner: Owner, number: int, sleeper: Sleeper) -> None:
         self.owner = owner
         self.number = number
         self.sleeper = sleeper
-        self.epoch = -1
+        self.epoch: object = None  # as of which it watches others
+        self.last_queue = 0  # that a fair want was served from
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(
             os, "pipe2"
         ) else os.pipe()
+
+    def descriptors(self) -> list[int]:
+        """All that it has open."""
+        return [self.sleeper.fd, self.wake_read, self.wake_write]
 
 
 class LmdbBroker:
@@ -101,6 +108,7 @@ class LmdbBroker:
         self._deaths = 0
         self._next_tick = 0.0
         self._liveness = Liveness(os.path.join(store.folder, "owners"))
+        store.brokers.add(self)
         self._offset, self._born = self._read_clock()
         self._inspection = Inspection(store, self)
         self._closed = False
@@ -115,19 +123,25 @@ class LmdbBroker:
         and ends no lease (law 19). After a boot it goes on from wall time as far as that moved.
         """
         key, boot = self._store.key("clock"), _boot_id()
+        wall, machine = wall_time(), machine_time()
         with self._store.writing() as txn:
             data = txn.get(key)
-            if data is not None:
-                clock = _CLOCK.decode(data)
-                if clock.boot == boot:
-                    return clock.offset, clock.born
-                behind = clock.wall - (clock.machine + clock.offset)
-                clock.offset = wall_time() - behind - machine_time()
-            else:
-                clock = _Clock("", wall_time() - machine_time(), 0.0, 0.0, wall_time())
-            clock.boot, clock.wall, clock.machine = boot, wall_time(), machine_time()
+            clock = _CLOCK.decode(data) if data else _Clock("", 0.0, wall, 0.0, wall)
+            if clock.boot == boot:
+                return clock.offset, clock.born
+            if data is None:
+                clock.offset = wall - machine
+            else:  # the machine was down; never back behind the time last noted
+                last = clock.machine + clock.offset
+                clock.offset = last + max(0.0, wall - clock.wall) - machine
+            clock.boot, clock.wall, clock.machine = boot, wall, machine
             txn.put(key, _ENCODE(clock))
         return clock.offset, clock.born
+
+    def _save_clock(self, moves: Moves) -> None:
+        """Note how the clocks stand, for the time after the next boot."""
+        clock = _Clock(_boot_id(), self._offset, wall_time(), machine_time(), self._born)
+        moves.txn.put(self._store.key("clock"), _ENCODE(clock))
 
     def now(self) -> float:
         """The store's time in seconds."""
@@ -139,65 +153,103 @@ class LmdbBroker:
 
     def _commit(self, apply: Callable[[Moves], T]) -> T:
         self._check_open()
-        return self._store.commit(self._moves, apply)
+        try:
+            return self._store.commit(self._moves, apply)
+        except StoreFull:
+            if not self._store.drop_ballast():
+                raise
+            # Finishing work must go on; the ballast was kept for this.
+            return self._store.commit(self._moves, apply)
 
     def _check_open(self) -> None:
         if self._closed:
             raise TidemillError("this broker is closed")
         if self._pid != os.getpid():
-            self._after_fork()
+            self._store.ready()
+            self._attach_store(self._store)
 
-    def _after_fork(self) -> None:
-        """In a forked child: owners and sleepers were the parent's; close our copies of them."""
+    def after_fork_child(self) -> None:
+        """In a forked child: owners and sleepers are the parent's; close our copies of them at once.
+
+        Else the parent would seem alive for as long as any child of it is.
+        """
         self._liveness.after_fork_child()
-        for sleeper in [*self._spare, *(m.sleeper for m in self._members.values())]:
-            os.close(sleeper.fd)
-        self._attach_store(self._store)
+        members = list(self._members.values())
+        fds = [s.fd for s in self._spare] + [fd for m in members for fd in m.descriptors()]
+        for fd in fds:
+            os.close(fd)
+        self._members, self._spare = {}, []
 
     # -- producing ------------------------------------------------------------------------------
 
     def put(self, jobs: Sequence[Envelope], *, txn: Any = None) -> list[Put]:
         if txn is None:
-            return self._commit(lambda moves: moves.put(jobs))
+            self._check_open()
+            return self._store.commit(self._moves, lambda moves: moves.put(jobs))
         self._check_open()
-        if not isinstance(txn, lmdb.Transaction) or txn.env is not self._store.env:
-            raise InvalidOption("txn must be a write transaction of this store's own LMDB environment")
-        moves = self._moves(self._store, txn)
-        puts = moves.put(jobs)
-        moves.finish()
+        with self._store.nested(txn) as inner:
+            moves = self._moves(self._store, inner)
+            puts = moves.put(jobs)
+            moves.finish()
         return puts
 
     # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        def apply(moves: Moves) -> _Member:
-            key = self._store.key("owners")
+        self.detach(owner.id)
+        key = self._store.key("owners")
+
+        def number_it(moves: Moves) -> int:
             number = moves._read_number(key) + 1
-            self._liveness.hold(number)
             moves.txn.put(key, NUMBER.pack(number))
-            moves.txn.put(NUMBER.pack(number), _ENCODE(owner), db=moves.t.owner)
+            return number
+
+        number = self._commit(number_it)
+        self._liveness.hold(number)  # before anybody can see it, and never inside a transaction
+        sleepers: list[Sleeper] = []
+
+        def enlist(moves: Moves) -> None:
+            if not sleepers:  # a replay finds it taken
+                sleepers.append(self._store.bells.take(number))
             for other, _ in self._owner_rows(moves.txn):
                 self._store.bells.ring_owner(other)  # the ring of who watches whom has changed
-            return _Member(owner, number, self._store.bells.take(number))
+            moves.txn.put(NUMBER.pack(number), _ENCODE(owner), db=moves.t.owner)
 
-        self._members[owner.id] = self._commit(apply)
+        try:
+            self._commit(enlist)
+        except BaseException:
+            self._liveness.let_go(number)
+            raise
+        self._members[owner.id] = _Member(owner, number, sleepers[0])
         self.reap()
         self._watch(self._members[owner.id])
 
     def detach(self, owner_id: str) -> None:
+        self._check_open()
         member = self._members.pop(owner_id, None)
         if member is None:
             return
 
         def apply(moves: Moves) -> None:
-            moves.release_owner(member.number, member.owner.name, {})
-            moves.txn.delete(NUMBER.pack(member.number), db=moves.t.owner)
+            self._strike(moves, member.number, member.owner.name, {})
+            moves.ring_rest()  # a hint it was given and did not follow
             self._store.bells.give_up(member.sleeper)
 
         self._commit(apply)
         self._liveness.let_go(member.number)
         os.close(member.wake_read)
         os.close(member.wake_write)
+
+    @staticmethod
+    def _strike(moves: Moves, number: int, name: str, causes: Mapping[int, str] | None) -> int:
+        """Take an owner off the list, with its leases and commands; how many leases it had."""
+        held = moves.release_owner(number, name, causes)
+        prefix = NUMBER.pack(number)
+        moves.txn.delete(prefix, db=moves.t.owner)
+        cursor = moves.txn.cursor(moves.t.cmd)
+        while cursor.set_range(prefix) and cursor.key()[:8] == prefix:
+            cursor.delete()
+        return held
 
     def _member(self, owner_id: str) -> _Member:
         self._check_open()
@@ -208,13 +260,7 @@ class LmdbBroker:
 
     def exchange(self, step: Step) -> Reply:
         member = self._member(step.owner)
-        apply = _Exchange(self._store, member, step)
-        try:
-            return self._commit(apply)
-        except StoreFull:
-            if not self._store.drop_ballast():
-                raise
-            return self._commit(apply)  # finishing work must go on; the ballast was kept for this
+        return self._commit(_Exchange(self._store, member, step))
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         member = self._member(owner_id)
@@ -246,8 +292,7 @@ class LmdbBroker:
         def apply(moves: Moves) -> int:
             for number, owner in self._owner_rows(moves.txn):
                 if owner.id == owner_id:
-                    moves.txn.delete(NUMBER.pack(number), db=moves.t.owner)
-                    return moves.release_owner(number, owner.name, causes)
+                    return self._strike(moves, number, owner.name, causes)
             return 0
 
         return self._commit(apply)
@@ -259,7 +304,7 @@ class LmdbBroker:
             last = txn.stat(self._store.tables.owner)["entries"], txn.get(self._store.key("owners"))
             if last == member.epoch:
                 return
-            member.epoch = last  # type: ignore[assignment]
+            member.epoch = last
             others = [number for number, _ in self._owner_rows(txn)]
 
         def died() -> None:
@@ -280,11 +325,7 @@ class LmdbBroker:
             reaped = 0
             for number, owner in self._owner_rows(moves.txn):
                 if number in gone and not self._liveness.alive(number):
-                    moves.release_owner(number, owner.name, self._causes(moves, number, owner))
-                    moves.txn.delete(NUMBER.pack(number), db=moves.t.owner)
-                    cursor = moves.txn.cursor(moves.t.cmd)
-                    while cursor.set_range(NUMBER.pack(number)) and cursor.key()[:8] == NUMBER.pack(number):
-                        cursor.delete()
+                    self._strike(moves, number, owner.name, self._causes(moves, number, owner))
                     reaped += 1
             return reaped
 
@@ -295,13 +336,13 @@ class LmdbBroker:
 
     @staticmethod
     def _causes(moves: Moves, number: int, owner: Owner) -> dict[int, str] | None:
-        """What a dead owner was running: a worker's board says; a consumer runs all it has taken."""
+        """What a dead owner ran: a worker's board says; a consumer runs all it has taken."""
         if owner.kind == "consumer":
             return {token: f"{owner.name} died" for token, _ in moves.leases_of(number)}
         running = read_board(owner.board) if owner.board else None
         if running is None:
             return None
-        return {token: f"worker {owner.name} died with its processes" for token in running}
+        return dict.fromkeys(running, f"worker {owner.name} died with its processes")
 
     def _owner_rows(self, txn: lmdb.Transaction[bytes]) -> list[tuple[int, Owner]]:
         return self._inspection.owner_rows(txn)
@@ -312,11 +353,12 @@ class LmdbBroker:
         self._store.env.reader_check()
         self._store.keep_ballast()
 
-        def apply(moves: Moves) -> int:
-            moves.come_due()
-            return moves.prune(_PRUNE_MOST)
+        def apply(moves: Moves) -> bool:
+            self._save_clock(moves)
+            more = moves.come_due()
+            return moves.prune(_PRUNE_MOST) >= _PRUNE_MOST or more
 
-        while self._commit(apply) >= _PRUNE_MOST:
+        while self._commit(apply):
             pass
         return 30.0
 
@@ -328,11 +370,14 @@ class LmdbBroker:
         """Sleep until ``over`` holds in the store; False when the time is."""
         deadline = time.monotonic() + timeout
         sleeper: Sleeper | None = None
+        next_due = 0.0
 
         def apply(moves: Moves) -> bool:
-            nonlocal sleeper
+            nonlocal sleeper, next_due
+            moves.come_due()
             if over(moves):
                 return True
+            next_due = max(0.0, moves.next_due())
             if sleeper is None:
                 sleeper = self._spare.pop() if self._spare else self._store.bells.take()
             self._store.bells.mark(sleeper, kind, bits)
@@ -344,7 +389,7 @@ class LmdbBroker:
                 if left <= 0:
                     return False
                 assert sleeper is not None
-                sleeper.wait(min(left, 30.0))
+                sleeper.wait(min(left, next_due, 30.0))
             return True
         finally:
             if sleeper is not None:
@@ -450,7 +495,12 @@ class LmdbBroker:
             self.detach(owner_id)
         spare, self._spare = self._spare, []
         if spare:
-            self._commit(lambda moves: [self._store.bells.give_up(sleeper) for sleeper in spare])
+
+            def free(_: Moves) -> None:
+                for sleeper in spare:
+                    self._store.bells.give_up(sleeper)
+
+            self._commit(free)
         self._closed = True
         close_store(self._store)
 
@@ -467,7 +517,10 @@ class _Exchange:
 
     def __call__(self, moves: Moves) -> Reply:
         step, number = self.step, self.member.number
+        if moves.txn.get(NUMBER.pack(number), db=moves.t.owner) is None:
+            return self._given_up()
         reply = Reply()
+        more = moves.come_due()
         for note in step.notes:
             moves.note(number, note)
         if step.verdicts:
@@ -475,29 +528,38 @@ class _Exchange:
             reply.settled = [moves.settle(number, worker, verdict) for verdict in step.verdicts]
         if step.touch:
             reply.touched = [moves.touch(number, token, seconds) for token, seconds in step.touch]
-        more = moves.come_due()
-        if step.want:
-            self._lease(moves, reply)
+        if step.want and step.want.count:
+            self._lease(moves, step.want, reply)
         moves.prune(2 * len(step.verdicts) + 2)
         reply.commands = self._commands(moves)
-        reply.next_due = 0.0 if more else moves.next_due()
+        reply.next_due = 0.0 if more else max(0.0, moves.next_due())
+        if step.want:
+            self._mark(moves, step.want, reply)
         return reply
 
-    def _lease(self, moves: Moves, reply: Reply) -> None:
-        want = self.step.want
-        assert want is not None
-        consumer = self.member.owner.kind == "consumer"
-        if want.count:
-            reply.leases = moves.lease(self.member.number, want, deadlines=consumer)
-        kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
+    def _given_up(self) -> Reply:
+        """The owner was given up for dead: all it held is lost, and it is told to stop."""
+        lost = [False] * len(self.step.verdicts), [False] * len(self.step.touch)
+        return Reply(*lost, commands=[Command("stop")])
+
+    def _lease(self, moves: Moves, want: Want, reply: Reply) -> None:
+        member = self.member
+        consumer = member.owner.kind == "consumer"
+        reply.leases = moves.lease(member.number, want, member.last_queue, deadlines=consumer)
+        if reply.leases and want.mode is Mode.FAIR:
+            member.last_queue = moves.last_queue
+        if len(reply.leases) == want.count:
+            moves.ring_rest(want.queues)
+
+    def _mark(self, moves: Moves, want: Want, reply: Reply) -> None:
+        """Say that the owner is about to sleep, unless it has something to do."""
         if want.sleep and want.count and not reply.leases:
+            kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
             bits = bloom(want.queues) if want.queues else ALL
-            self.store.bells.mark(self.member.sleeper, kinds, bits)
+            until = ALL if reply.next_due == float("inf") else moves.now + int(reply.next_due * MICRO)
+            self.store.bells.mark(self.member.sleeper, kinds, bits, until)
         else:
             self.store.bells.mark(self.member.sleeper, 0, 0)
-            if len(reply.leases) == want.count:
-                names = {row.name for row in moves.rows.values()}
-                moves.ring_rest(sorted(names), messages=want.messages)
 
     def _commands(self, moves: Moves) -> list[Command]:
         """The commands for this owner, taken off."""

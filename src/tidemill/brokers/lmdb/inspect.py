@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ import msgspec
 
 from tidemill.brokers.base import Filter, Page, QueueStats, matches
 from tidemill.brokers.lmdb.layout import (
-    HEADER,
+    DUE,
+    DUE_JOB,
     LEASE_KEY,
     LEASE_VALUE,
     MICRO,
@@ -251,8 +253,6 @@ class Inspection:
                 return False  # at most one unfinished job per key
             moves.txn.put(key, stored.id + b"\0", db=moves.t.key)
         moves.unfinish(stored)
-        row, name = moves.row_of(head.line), state.value
-        setattr(row, name, getattr(row, name) - 1)
         policy = envelope.retries.max_attempts
         head.limit = head.attempt + policy if policy else 0
         head.losses, head.finished, head.prune, head.expires = 0, 0, 0, 0
@@ -300,15 +300,18 @@ class Inspection:
 
     @staticmethod
     def _unready(moves: Moves, lines: Sequence[int], most: int) -> list[bytes]:
-        """Scheduled and waiting jobs of some lines."""
-        ids = []
-        cursor = moves.txn.cursor(moves.t.job)
-        for job_id, data in cursor:
-            if data[0] < STATES.index(State.READY) and HEADER.unpack_from(data)[6] in lines:
+        """Scheduled jobs of some lines, found by their due time, and waiting ones, by their key."""
+        ids: list[bytes] = []
+        for key, job_id in moves.txn.cursor(moves.t.due):
+            if DUE.unpack(key)[2] == DUE_JOB:
                 ids.append(job_id)
-                if len(ids) >= most:
-                    break
-        return ids
+        for _, holders in moves.txn.cursor(moves.t.key):
+            successor = holders.partition(b"\0")[2]
+            if successor:
+                ids.append(successor)
+        jobs = ((job_id, moves.load(job_id)) for job_id in ids)
+        mine = (job_id for job_id, stored in jobs if stored and stored.head.line in lines)
+        return list(itertools.islice(mine, most))
 
 
 class _Leases:

@@ -7,6 +7,7 @@ anything, or leave the transaction to be abandoned.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -63,6 +64,8 @@ _SUCCESS, _RETRY = int(Outcome.SUCCESS), int(Outcome.RETRY)
 _BACK = (int(Outcome.RELEASE), int(Outcome.SNOOZE))
 _COUNTED = ("waiting", "scheduled", "ready", "running", "succeeded", "failed", "cancelled", "expired")
 _PROMOTE_MOST = 5000
+_OVERHEAD = 400  # bytes a job takes up besides its body, about
+_NEVER = float("inf")
 CLASS_NONE, CLASS_RESULT, CLASS_OTHER = range(3)
 
 
@@ -105,8 +108,8 @@ class Moves:
         self._seq_key = store.key("seq")
         self._seq = self._first_seq = self._read_number(self._seq_key)
         self._kept: list[int] | None = None
+        self.last_queue = 0  # that a fair want was served from
         self._rings: dict[tuple[str, int], int] = {}
-        self._ring_all = False
         self._finished: list[bytes] = []
         self._shrunk: set[str] = set()
 
@@ -160,25 +163,30 @@ class Moves:
 
     def put(self, jobs: Sequence[Envelope]) -> list[Put]:
         """Accept jobs, all or none."""
-        self.store.check_space()
-        first_due = self._first_due()
-        puts = [self._put_one(job) for job in jobs]
-        if self._first_due() != first_due:
-            self._ring_all = True  # whoever sleeps must sleep shorter
-        return puts
+        self.store.check_space(sum([_OVERHEAD + len(job.body) for job in jobs]))
+        if self.next_due() <= 0:
+            self.come_due()
+        return [self._put_one(job) for job in jobs]
 
-    def _put_one(self, job: Envelope) -> Put:
+    def follow(self, jobs: Sequence[Envelope]) -> None:
+        """Puts that must not fail, because settling must not: no limit holds, a taken id is kept."""
+        for job in jobs:
+            if self.txn.get(job.id.encode(), db=self.t.job) is None:
+                with contextlib.suppress(DuplicateJob):  # the key rejects it; nothing was written yet
+                    self._put_one(job, limited=False)
+
+    def _put_one(self, job: Envelope, *, limited: bool = True) -> Put:
         if job.key:
             holder = self.txn.get(job.key.encode(), db=self.t.key)
             if holder is not None:
-                return self._put_beside(job, holder)
-            self._insert(job, _READY)
+                return self._put_beside(job, holder, limited=limited)
+            self._insert(job, _READY, limited=limited)
             self.txn.put(job.key.encode(), job.id.encode() + b"\0", db=self.t.key)
         else:
-            self._insert(job, _READY)
+            self._insert(job, _READY, limited=limited)
         return Put(job.id, Placed.CREATED)
 
-    def _put_beside(self, job: Envelope, holders: bytes) -> Put:
+    def _put_beside(self, job: Envelope, holders: bytes, *, limited: bool) -> Put:
         """An unfinished job has the key already."""
         holder, _, successor = holders.partition(b"\0")
         current = self.load(holder)
@@ -193,26 +201,29 @@ class Moves:
             return Put(holder.decode(), Placed.MERGED)
         if job.on_conflict != Conflict.REPLACE:
             return Put(holder.decode(), Placed.KEPT)
-        reason = f"replaced by {job.id}"
-        key, new = job.key.encode(), job.id.encode()
-        if not running:
-            self.unplace(current)
-            self.end(current, _CANCELLED, current.tail, reason, promote=False)
-            self._insert(job, _READY)
-            self.txn.put(key, new + b"\0", db=self.t.key)
-            return Put(job.id, Placed.REPLACED)
         if successor:
-            waiting = self.load(successor)
-            assert waiting is not None
-            self.unplace(waiting)
-            self.end(waiting, _CANCELLED, waiting.tail, reason, promote=False)
-        self._insert(job, _WAITING)
-        self.txn.put(key, holder + b"\0" + new, db=self.t.key)
-        return Put(job.id, Placed.SUCCESSOR)
+            self._displace(self.load(successor), job)
+        key, new = job.key.encode(), job.id.encode()
+        if running:
+            self._insert(job, _WAITING, limited=limited)
+            self.txn.put(key, holder + b"\0" + new, db=self.t.key)
+            return Put(job.id, Placed.SUCCESSOR)
+        self._displace(current, job)
+        self._insert(job, _READY, limited=limited)
+        self.txn.put(key, new + b"\0", db=self.t.key)
+        return Put(job.id, Placed.REPLACED)
 
-    def _insert(self, job: Envelope, state: int) -> None:
+    def _displace(self, stored: Stored | None, by: Envelope) -> None:
+        """Cancel a job whose key goes to another."""
+        assert stored is not None
+        self.unplace(stored)
+        self.end(stored, _CANCELLED, stored.tail, f"replaced by {by.id}", promote=False)
+
+    def _insert(self, job: Envelope, state: int, *, limited: bool = True) -> None:
         row = self.row(job.queue)
-        if row.max_size and row.size >= row.max_size:
+        if row.max_size and row.size >= row.max_size and limited:
+            if self.txn.get(job.id.encode(), db=self.t.job) is not None:
+                raise DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
             raise QueueFull(f"queue {job.queue!r} holds max_size={row.max_size} jobs already")
         flags, due = 0, 0
         if job.delay > 0:
@@ -357,19 +368,19 @@ class Moves:
         if error or state != _SUCCEEDED:
             tail.error = error
         kept = CLASS_OTHER if state != _SUCCEEDED else CLASS_RESULT if tail.result else CLASS_NONE
-        head.prune = self.now + int(self._keep_for(stored, state) * MICRO)
+        head.prune = self.now + int(self._keep_for(stored, state, kept) * MICRO)
         self.save(stored, tail)
         self.txn.put(
             FIN.pack(kept, head.prune, head.seq), NUMBER.pack(self.now) + stored.id, db=self.t.fin
         )
         self.kept[kept] += 1
 
-    def _keep_for(self, stored: Stored, state: int) -> float:
+    def _keep_for(self, stored: Stored, state: int, kept: int) -> float:
         if state != _SUCCEEDED:
             return self.retention.failed
-        if stored.head.flags & Flag.RESULT_TTL:
-            return _PART.decode(stored.envelope).result_ttl
-        return self.retention.succeeded
+        given = stored.head.flags & Flag.RESULT_TTL
+        result_ttl = _PART.decode(stored.envelope).result_ttl if given else -1.0
+        return self.retention.of_success(result_ttl, kept == CLASS_RESULT)
 
     def forget(self, stored: Stored) -> None:
         """Remove the record."""
@@ -410,49 +421,67 @@ class Moves:
 
     # -- leasing --------------------------------------------------------------------------------
 
-    def lease(self, owner: int, want: Want, *, deadlines: bool) -> list[Lease]:
-        """Hand out up to ``want.count`` jobs."""
+    def lease(self, owner: int, want: Want, last: int, *, deadlines: bool) -> list[Lease]:
+        """Hand out up to ``want.count`` jobs; a fair want begins after the queue numbered ``last``."""
         leases: list[Lease] = []
-        lines = self._wanted_lines(want)
+        queues = self._wanted_lines(want)
         if want.mode is Mode.MERGED:
-            while len(leases) < want.count and (line := self._best_line(lines)) is not None:
-                self._lease_line(owner, line, 1, leases, deadlines=deadlines)
-        elif want.mode is Mode.STRICT:
-            for line in lines:
-                if len(leases) >= want.count:
-                    break
-                self._lease_line(owner, line, want.count - len(leases), leases, deadlines=deadlines)
+            queues = [[line for lines in queues for line in lines]]
+        if want.mode is Mode.FAIR:
+            queues.sort(key=lambda lines: (lines[0] >> 1 <= last, lines[0]))
+            self._lease_fairly(owner, want.count, queues, leases, deadlines=deadlines)
         else:
-            self._lease_fairly(owner, want.count, lines, leases, deadlines=deadlines)
+            for lines in queues:
+                self._lease_lines(owner, lines, want.count - len(leases), leases, deadlines=deadlines)
         return leases
 
     def _lease_fairly(
-        self, owner: int, count: int, lines: list[int], leases: list[Lease], *, deadlines: bool
+        self,
+        owner: int,
+        count: int,
+        queues: list[list[int]],
+        leases: list[Lease],
+        *,
+        deadlines: bool,
     ) -> None:
-        """Every queue its share, whoever comes first changing from time to time."""
-        if lines:
-            turn = self._seq % len(lines)
-            lines = lines[turn:] + lines[:turn]
-        while lines and len(leases) < count:
-            share = max(1, (count - len(leases)) // len(lines))
-            for line in list(lines):
+        """Every queue its share, until the hand is full or nothing is left."""
+        while queues and len(leases) < count:
+            share = max(1, (count - len(leases)) // len(queues))
+            for lines in list(queues):
                 few = min(share, count - len(leases))
                 if few <= 0:
                     return
                 before = len(leases)
-                self._lease_line(owner, line, few, leases, deadlines=deadlines)
+                self._lease_lines(owner, lines, few, leases, deadlines=deadlines)
+                self.last_queue = lines[0] >> 1
                 if len(leases) - before < few:
-                    lines.remove(line)
+                    queues.remove(lines)
 
-    def _wanted_lines(self, want: Want) -> list[int]:
-        """Lines that may be served and have something ready."""
+    def _lease_lines(
+        self, owner: int, lines: list[int], count: int, leases: list[Lease], *, deadlines: bool
+    ) -> None:
+        """Take from several lines as if they were one."""
+        if len(lines) == 1:
+            self._lease_line(owner, lines[0], count, leases, deadlines=deadlines)
+            return
+        full = len(leases) + count
+        while len(leases) < full and (line := self._best_line(lines)) is not None:
+            self._lease_line(owner, line, 1, leases, deadlines=deadlines)
+
+    def _wanted_lines(self, want: Want) -> list[list[int]]:
+        """By queue: the lines that may be served and have something ready."""
         kinds = [kind for kind, asked in ((0, want.tasks), (1, want.messages)) if asked]
+        queues: dict[int, list[int]] = {}
         if want.queues:
-            rows = [row for name in want.queues if (row := self.existing_row(name))]
-            lines = [row.number * 2 + kind for row in rows if row.ready for kind in kinds]
+            for name in want.queues:
+                row = self.existing_row(name)
+                if row and row.ready and not row.paused:
+                    queues[row.number] = [row.number * 2 + kind for kind in kinds]
         else:
-            lines = [line for line in self._ready_lines() if line & 1 in kinds]
-        return [line for line in lines if not self.row_of(line).paused]
+            for line in self._ready_lines():
+                if line & 1 in kinds and not self.row_of(line).paused:
+                    queues.setdefault(line >> 1, []).append(line)
+        return list(queues.values())
 
     def _ready_lines(self) -> Iterator[int]:
         """Hop over the ready table from line to line."""
@@ -497,7 +526,9 @@ class Moves:
             )
             row.ready -= 1
             if expires and expires <= self.now:
-                self.end(Stored(job_id, data), _EXPIRED, Stored(job_id, data).tail, _TOO_LATE)
+                stored = Stored(job_id, data)
+                self.end(stored, _EXPIRED, stored.tail, _TOO_LATE)
+                found = cursor.set_range(prefix)  # its end may have made a successor ready
                 continue
             taken += 1
             self._seq += 1
@@ -549,7 +580,7 @@ class Moves:
         assert stored is not None
         self._close_attempt(stored, worker, leased / MICRO, verdict)
         if verdict.followers:
-            self.put(verdict.followers)
+            self.follow(verdict.followers)
         return True
 
     def _close_attempt(self, stored: Stored, worker: str, leased: float, verdict: Verdict) -> None:
@@ -581,6 +612,8 @@ class Moves:
             self.end(stored, _END[Outcome(outcome)], tail, verdict.error)
         elif head.flags & Flag.CANCELLING:
             self.end(stored, _CANCELLED, tail, "cancelled while it was running")
+        elif head.expires and head.expires <= self.now:
+            self.end(stored, _EXPIRED, tail, _TOO_LATE)
         else:
             if outcome == _RETRY:
                 row.retried += 1
@@ -677,11 +710,12 @@ class Moves:
         if stored is None:
             return
         stored.head.losses += 1
-        self.save(stored)
         if stored.head.limit and stored.head.losses >= stored.head.limit:
+            self.drop_lease(owner, token, stored)
             error = f"lost {stored.head.losses} times with its worker"
-            self.settle(owner, worker, Verdict(token, Outcome.FAIL, error=error))
+            self.end(stored, _FAILED, stored.tail, error)
         else:
+            self.save(stored)
             self.settle(owner, worker, Verdict(token, Outcome.RELEASE))
 
     # -- time -----------------------------------------------------------------------------------
@@ -724,21 +758,16 @@ class Moves:
             self.unplace(stored)
             self.end(stored, _EXPIRED, stored.tail, _TOO_LATE)
 
-    def _first_due(self) -> tuple[bytes, bytes]:
-        """The earliest entry of each clock, for telling whether a put brought an earlier one."""
-        cursor = self.txn.cursor(self.t.due)
-        first = cursor.key() if cursor.first() else b""
-        wall = cursor.key() if cursor.set_range(DUE.pack(1, 0, 0, 0)) else b""
-        return first, wall
-
     def next_due(self) -> float:
-        """Seconds until something comes due; infinity when nothing will."""
+        """Seconds until something comes due, 0 or less when it has; infinity when nothing will."""
         seconds = float("inf")
-        for key in self._first_due():
-            if key:
-                clock, time, _, _ = DUE.unpack(key)
-                seconds = min(seconds, (time - (self.wall if clock else self.now)) / MICRO)
-        return max(0.0, seconds)
+        cursor = self.txn.cursor(self.t.due)
+        for first, now in ((0, self.now), (1, self.wall)):
+            if cursor.set_range(DUE.pack(first, 0, 0, 0)):
+                clock, time, _, _ = DUE.unpack(cursor.key())
+                if clock == first:
+                    seconds = min(seconds, (time - now) / MICRO)
+        return seconds
 
     # -- pruning --------------------------------------------------------------------------------
 
@@ -808,23 +837,31 @@ class Moves:
         if bells.anyone():
             self._ring()
 
-    def ring_rest(self, lines: Sequence[str], messages: bool) -> None:
-        """Pass the baton: a full hand was taken and there is more."""
-        for name in lines:
-            if self.row(name).ready:
-                self._rings.setdefault((name, 1 if messages else 0), 1)
+    def ring_rest(self, names: Sequence[str] = ()) -> None:
+        """Pass the baton: there may be more than was taken. Of all queues unless some are named."""
+        if not self.store.bells.anyone():
+            return
+        if names:
+            rows = [row for name in names if (row := self.existing_row(name))]
+            lines = [row.number * 2 + kind for row in rows if row.ready for kind in (0, 1)]
+        else:
+            lines = list(self._ready_lines())
+        for line in lines:
+            row = self.row_of(line)
+            if not row.paused:
+                self._rings.setdefault((row.name, line & 1), 1)
 
     def _ring(self) -> None:
         bells = self.store.bells
-        if self._ring_all:
-            bells.ring(TASKS | MESSAGES)
-        else:
-            for (name, kind), count in self._rings.items():
-                bells.ring(MESSAGES if kind else TASKS, bloom([name]), count)
+        for (name, kind), count in self._rings.items():
+            bells.ring(MESSAGES if kind else TASKS, bloom([name]), count)
         if self._finished:
             bells.ring(RESULT, bloom([job_id.decode() for job_id in self._finished]))
         if self._shrunk:
             bells.ring(SPACE, bloom(list(self._shrunk)))
+        seconds = self.next_due()
+        if seconds < _NEVER:
+            bells.keep_time(self.now + max(0, int(seconds * MICRO)))
 
 
 class Notes(msgspec.Struct, array_like=True):

@@ -2,9 +2,11 @@
 
 The kernel frees a ``flock`` when its process dies, however it dies, and wakes who waits for it; so a
 death is known at once, in every container that shares the directory, without a poll. Children forked
-by a user's code would keep the lock alive: they close their copy (:func:`Liveness.after_fork_child`).
+by a user's code would keep the lock alive: they close their copy at once
+(:func:`Liveness.after_fork_child`).
 
-Owners watch each other in a ring, each the next two by number.
+An owner holds its lock alone; who asks or watches takes it shared, so that the curious do not take
+each other for the owner. Owners watch each other in a ring, each the next two by number.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Liveness:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
@@ -89,7 +91,7 @@ class Liveness:
             fd = -1
         try:
             if fd >= 0:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                fcntl.flock(fd, fcntl.LOCK_SH)
         finally:
             if fd >= 0:
                 os.close(fd)

@@ -5,6 +5,9 @@ waits there for other processes), takes all requests that have arrived meanwhile
 commits once, and wakes the others. When one request fails, the transaction is abandoned and each is
 replayed by itself, so that only the culprit sees its error.
 
+A caller that is interrupted while it waits takes its request back, or passes on the lead if that was
+just handed to it; a request is never left with a thread that has gone.
+
 Each LMDB call gives up the interpreter lock. With threads that compute, getting it back takes a
 whole switch interval (5 ms) a call, with every other process locked out of the store meanwhile: one
 busy thread cut 500,000 operations a second to 2,500. While a transaction is open the interval is
@@ -17,12 +20,14 @@ import collections
 import contextlib
 import errno
 import os
+import re
 import shutil
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import lmdb
 
@@ -39,7 +44,14 @@ MAP_SIZE = 1 << 38
 
 MAX_READERS = 4096
 _BUSY_INTERVAL = 1e-5
+_PATIENCE = 30.0  # seconds a thread waits for a leader that may be waiting for this thread's own txn
+_BALLAST_MOST = 4 << 20
+_MOUNTS = "/proc/self/mounts"
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "glusterfs"}
+
+
+class _Forked(Protocol):
+    def after_fork_child(self) -> None: ...
 
 
 class _Request:
@@ -91,10 +103,12 @@ class Store:
     def _open(self, env: lmdb.Environment | None) -> None:
         self.users = 0
         self.pid = os.getpid()
+        self.brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()  # told when the process forks
         self._lead = threading.Lock()
         self._pending: collections.deque[_Request] = collections.deque()
         self._leader = 0  # thread that has the transaction open
-        self._space_checked = 0.0
+        self._space_checked = -1.0
+        self._space_left = 0
         self._space = ""
         try:
             self.env = env or lmdb.open(
@@ -108,39 +122,48 @@ class Store:
                 metasync=True,
                 mode=0o600,
             )
-            self.tables: Tables = open_tables(self.env, self._prefix)
-        except lmdb.DbsFullError as error:
-            raise InvalidOption(
-                f"the environment has no room for {len(Tables._fields)} more databases; "
-                "open it with a larger max_dbs"
-            ) from error
         except lmdb.Error as error:
-            raise BrokerUnavailable(f"cannot open the LMDB store in {self.folder}: {error}") from error
-        self._check_format()
-        self.env.reader_check()
-        self.bells = Bells(os.path.join(self.folder, "wake"))
+            message = f"cannot open the LMDB store in {self.folder}: {error}"
+            raise BrokerUnavailable(message) from error
+        try:
+            self.tables: Tables = open_tables(self.env, self._prefix)
+            self._check_format()
+            self.env.reader_check()
+            self.bells = Bells(os.path.join(self.folder, "wake"))
+        except Exception as error:
+            if self._own_env:
+                self.env.close()
+            if isinstance(error, lmdb.DbsFullError):
+                raise InvalidOption(
+                    f"the environment has no room for {len(Tables._fields)} more databases; "
+                    "open it with a larger max_dbs"
+                ) from error
+            raise self.translated(error) from error
+        _all_stores.add(self)
 
     def _check_format(self) -> None:
         key = self.key("format")
-        with self.env.begin(write=True) as txn:
+        with self.env.begin() as txn:
             found = txn.get(key)
-            if found is None:
-                txn.put(key, NUMBER.pack(FORMAT))
-            elif NUMBER.unpack(found)[0] != FORMAT:
-                raise BrokerUnavailable(
-                    f"the store in {self.folder} has format {NUMBER.unpack(found)[0]}, "
-                    f"this tidemill reads format {FORMAT}; install the version that wrote it"
-                )
+        if found is None:
+            with self.env.begin(write=True) as txn:
+                txn.put(key, NUMBER.pack(FORMAT), overwrite=False)
+        elif NUMBER.unpack(found)[0] != FORMAT:
+            raise BrokerUnavailable(
+                f"the store in {self.folder} has format {NUMBER.unpack(found)[0]}, "
+                f"this tidemill reads format {FORMAT}; install the version that wrote it"
+            )
 
     @staticmethod
     def _refuse_network(folder: str) -> None:
         """LMDB's locks and mapping do not work across machines."""
         try:
-            with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
+            with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
                 mounts = [line.split()[1:3] for line in file]
         except OSError:
             return
-        inside = [(p, kind) for p, kind in mounts if os.path.realpath(folder).startswith(p.rstrip("/") + "/")]
+        place = os.path.realpath(folder) + "/"
+        inside = [(p, kind) for p, kind in mounts if place.startswith(_unescaped(p).rstrip("/") + "/")]
         path, kind = max(inside, key=lambda mount: len(mount[0]), default=("", ""))
         if kind in _NETWORK_FILESYSTEMS:
             raise BrokerUnavailable(
@@ -154,7 +177,9 @@ class Store:
 
     # -- group commit ---------------------------------------------------------------------------
 
-    def commit(self, make: Callable[[Store, lmdb.Transaction[bytes]], Any], apply: Callable[[Any], T]) -> T:
+    def commit(
+        self, make: Callable[[Store, lmdb.Transaction[bytes]], Any], apply: Callable[[Any], T]
+    ) -> T:
         """Run ``apply(context)`` in a write transaction and return its result once it is durable.
 
         Raises:
@@ -166,54 +191,77 @@ class Store:
         raise_shield()
         try:
             self._pending.append(request)
-            if not self._lead.acquire(blocking=False):
-                request.turn.acquire()  # until a leader has done it, or hands the lead over
-                if request.done:
-                    return self._answer(request)
-            try:
-                self._run(make)
-            finally:
-                self._pass_on()
+            if self._lead.acquire(blocking=False) or self._follow(request):
+                try:
+                    if not request.done:
+                        self._run(make, request)
+                finally:
+                    self._pass_on()
         finally:
             lower_shield()
-        return self._answer(request)
-
-    @staticmethod
-    def _answer(request: _Request) -> Any:
         if request.error is not None:
             raise request.error
-        return request.result
+        return request.result  # type: ignore[no-any-return]
 
-    def _run(self, make: Callable[..., Any]) -> None:
+    def _follow(self, request: _Request) -> bool:
+        """Wait for a leader to do the request; True when the lead is handed over instead."""
+        try:
+            # In the caller's own environment the leader may be waiting for a transaction that this
+            # very thread has open; that must not last for ever.
+            if not request.turn.acquire(timeout=-1 if self._own_env else _PATIENCE):
+                raise TidemillError(
+                    f"the store was not free for {_PATIENCE:g} s; inside a transaction of your own "
+                    "pass it as txn="
+                )
+        except BaseException:
+            self._leave(request)
+            raise
+        if request.done:
+            return False
+        self._pending.appendleft(request)
+        return True
+
+    def _leave(self, request: _Request) -> None:
+        """Take back a request whose caller stops waiting."""
+        try:
+            self._pending.remove(request)
+        except ValueError:  # a leader is at it, or has just made us the leader
+            request.turn.acquire()
+            if not request.done:
+                self._pass_on()
+
+    def _run(self, make: Callable[..., Any], own: _Request) -> None:
         """With the lead: one transaction for everything pending once it has begun."""
         batch: list[_Request] = []
         try:
-            with self.writing() as txn:
-                self._drain(batch)
-                context = make(self, txn)
-                for request in batch:
-                    request.result = request.apply(context)
-                context.finish()
-        except Exception as error:
-            if not batch:  # the transaction could not even begin
-                self._drain(batch)
-            if len(batch) == 1:
-                batch[0].error = self._translated(error)
+            try:
+                with self.writing() as txn:
+                    self._drain(batch)
+                    context = make(self, txn)
+                    for request in batch:
+                        request.result = request.apply(context)
+                    context.finish()
+            except Exception as error:
+                if not batch:  # it could not even begin: each who leads shall see for itself
+                    self._pending.remove(own)
+                    batch.append(own)
+                if len(batch) == 1:
+                    self._answer(batch[0], self.translated(error))
+                else:
+                    self._replay(make, batch)
             else:
-                self._replay(make, batch)
+                for request in batch:
+                    self._answer(request)
         except BaseException:  # Ctrl-C in the leader: nothing happened, the others try again
-            self._pending.extendleft(reversed(batch[1:]))
+            self._pending.extendleft(r for r in reversed(batch) if r is not own and not r.done)
             raise
-        for request in batch:
-            request.done = True
-            request.turn.release()
 
     def _drain(self, batch: list[_Request]) -> None:
         """Take what is pending. The deque is never replaced: an append may be under way."""
-        for _ in range(len(self._pending)):
-            batch.append(self._pending.popleft())
+        batch.extend(self._pending.popleft() for _ in range(len(self._pending)))
 
     def _replay(self, make: Callable[..., Any], batch: list[_Request]) -> None:
+        """Each request in a transaction of its own, so that an error hits only its cause."""
         for request in batch:
             try:
                 with self.writing() as txn:
@@ -221,7 +269,15 @@ class Store:
                     request.result = request.apply(context)
                     context.finish()
             except Exception as error:
-                request.error = self._translated(error)
+                self._answer(request, self.translated(error))
+            else:
+                self._answer(request)
+
+    @staticmethod
+    def _answer(request: _Request, error: Exception | None = None) -> None:
+        request.error = error
+        request.done = True
+        request.turn.release()
 
     def _pass_on(self) -> None:
         """Give up the lead, to somebody who came while the transaction was committed, if any.
@@ -234,35 +290,63 @@ class Store:
             if not self._pending or not self._lead.acquire(blocking=False):
                 return
             if self._pending:
-                self._pending[0].turn.release()  # it wakes as the leader: not done, lead held
+                self._pending.popleft().turn.release()  # it wakes as the leader: not done, lead held
                 return
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
         """A write transaction with the short switch interval around it."""
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(_BUSY_INTERVAL)
+        _pace.hurry()
         try:
             with self.env.begin(write=True) as txn:
                 self._leader = threading.get_ident()
-                yield txn
+                try:
+                    yield txn
+                finally:
+                    self._leader = 0
         finally:
-            self._leader = 0
-            sys.setswitchinterval(interval)
+            _pace.relax()
 
-    def _translated(self, error: Exception) -> Exception:
-        if isinstance(error, lmdb.MapFullError) or (
-            isinstance(error, (lmdb.DiskError, OSError)) and "No space" in str(error)
-        ):
-            self._space_checked = 0.0
-            full = StoreFull(f"the store in {self.folder} is full; finish or delete jobs, or make room")
-            full.__cause__ = error
-            return full
-        if isinstance(error, lmdb.Error):
-            broken = BrokerUnavailable(f"the LMDB store in {self.folder}: {error}")
-            broken.__cause__ = error
-            return broken
-        return error
+    @contextlib.contextmanager
+    def nested(self, txn: Any) -> Iterator[lmdb.Transaction[bytes]]:
+        """A transaction inside the caller's: an error in it undoes only what it did itself.
+
+        Raises:
+            InvalidOption: ``txn`` is not an open write transaction of this environment.
+        """
+        try:
+            txn.stat(self.tables.job)
+            inner = self.env.begin(parent=txn, write=True)
+        except (AttributeError, TypeError, lmdb.Error) as error:
+            raise InvalidOption(
+                "txn must be an open write transaction of this store's own LMDB environment"
+            ) from error
+        try:
+            with inner:
+                yield inner
+        except lmdb.Error as error:
+            raise self.translated(error) from error
+
+    def translated(self, error: Exception) -> Exception:
+        """A driver's error as one of ours; any other as it is."""
+        ours: TidemillError
+        no_space = isinstance(error, (lmdb.DiskError, OSError)) or "No space" in str(error)
+        if isinstance(error, lmdb.MapFullError) or (no_space and "No space" in str(error)):
+            self._space_checked = -1.0
+            ours = StoreFull(
+                f"the store in {self.folder} is full; finish or delete jobs, or make room"
+            )
+        elif isinstance(error, lmdb.Error) and "same thread" in str(error):
+            ours = TidemillError(
+                "this thread has a write transaction of its own open in the store; pass it as txn=, "
+                "or end it first"
+            )
+        elif isinstance(error, lmdb.Error):
+            ours = BrokerUnavailable(f"the LMDB store in {self.folder}: {error}")
+        else:
+            return error
+        ours.__cause__ = error
+        return ours
 
     # -- the reserve ----------------------------------------------------------------------------
 
@@ -271,37 +355,42 @@ class Store:
         total = shutil.disk_usage(self.folder).total
         return min(64 << 20, max(1 << 20, total // 10))
 
-    def check_space(self) -> None:
-        """Refuse when the disk or the map is down to its reserve; looks at most every 50 ms.
+    def check_space(self, size: int) -> None:
+        """Refuse ``size`` bytes when the disk or the map is down to its reserve.
+
+        Looks at most every 50 ms, unless so much was put since that it matters sooner.
 
         Raises:
             StoreFull: naming which.
         """
         now = time.monotonic()
-        if now - self._space_checked > 0.05:
+        self._space_left -= size
+        if now - self._space_checked > 0.05 or self._space_left < 0:
             self._space_checked = now
-            self._space = self._find_shortage()
+            self._space, self._space_left = self._find_shortage()
+            self._space_left -= size
         if self._space:
             raise StoreFull(self._space)
 
-    def _find_shortage(self) -> str:
-        free = shutil.disk_usage(self.folder).free
-        if free < self.reserve():
+    def _find_shortage(self) -> tuple[str, int]:
+        """What is short, and the bytes that may be put before the next look."""
+        free, reserve = shutil.disk_usage(self.folder).free, self.reserve()
+        if free < reserve:
             return (
                 f"the disk of {self.folder} has {free >> 20} MiB left, less than the reserve of "
-                f"{self.reserve() >> 20} MiB; make room, or finish or delete jobs"
-            )
+                f"{reserve >> 20} MiB; make room, or finish or delete jobs"
+            ), 0
         info = self.env.info()
-        size = info["map_size"]
-        if info["last_pgno"] * 4096 < size * 3 // 4:
-            return ""
-        used = self.used_bytes()
-        if used > size * 3 // 4:
+        limit = info["map_size"] * 3 // 4
+        used = info["last_pgno"] * self.env.stat()["psize"]
+        if used > limit:
+            used = self.used_bytes()
+        if used > limit:
             return (
-                f"the map of {self.folder} has {size >> 20} MiB of which {used >> 20} MiB are used; "
-                "a quarter is kept to finish work. Use a larger map_size, or finish or delete jobs"
-            )
-        return ""
+                f"the map of {self.folder} has {info['map_size'] >> 10} KiB, {used >> 10} KiB of them "
+                "used; a quarter is kept to finish work. Use a larger map_size, or finish or delete jobs"
+            ), 0
+        return "", min(free - reserve, limit - used) // 8
 
     def used_bytes(self) -> int:
         """Bytes of pages in use; the rest of the file is free for reuse."""
@@ -317,7 +406,7 @@ class Store:
 
     def keep_ballast(self) -> None:
         """Make the ballast when there is room for it."""
-        size = self.reserve() // 2
+        size = min(self.reserve() // 2, _BALLAST_MOST)
         with contextlib.suppress(OSError):
             if os.path.exists(self.ballast) and os.path.getsize(self.ballast) >= size:
                 return
@@ -341,19 +430,38 @@ class Store:
 
     def before_fork(self) -> None:
         """No thread of ours is inside a transaction when the process is copied."""
-        self._lead.acquire()
+        if self.pid == os.getpid():
+            self._lead.acquire()
 
     def after_fork_parent(self) -> None:
         """Go on."""
-        self._pass_on()
+        if self.pid == os.getpid():
+            self._pass_on()
 
     def after_fork_child(self) -> None:
-        """The parent's environment is not ours to use: open another."""
-        _abandoned.append((self.env, self.bells))
-        users = self.users
-        if self._own_env:
+        """The parent's environment is not ours to use; :meth:`ready` opens another when needed."""
+        _abandoned.append(self.env)
+        self.bells.close()
+        for broker in list(self.brokers):
+            broker.after_fork_child()
+
+    def ready(self) -> None:
+        """Make the store usable in this process, which may be a fork of the one that opened it.
+
+        Raises:
+            TidemillError: it lies in the caller's own environment.
+        """
+        with _stores_lock:
+            if self.pid == os.getpid():
+                return
+            if not self._own_env:
+                raise TidemillError(
+                    "this process is a fork, and the store lies in an environment opened before: "
+                    "open the environment and the store again here"
+                )
+            users, brokers = self.users, self.brokers
             self._open(None)
-            self.users = users
+            self.users, self.brokers = users, brokers
 
     def close(self) -> None:
         """Close the environment, unless it is the caller's."""
@@ -362,8 +470,43 @@ class Store:
             self.env.close()
 
 
-_abandoned: list[object] = []  # kept for ever: closing them in a child would touch the parent's locks
+class _Pace:
+    """The interpreter's switch interval: short while any store of this process is being written."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._writers = 0
+        self._normal = sys.getswitchinterval()
+
+    def hurry(self) -> None:
+        with self._lock:
+            if not self._writers:
+                self._normal = sys.getswitchinterval()
+                sys.setswitchinterval(_BUSY_INTERVAL)
+            self._writers += 1
+
+    def relax(self) -> None:
+        with self._lock:
+            self._writers -= 1
+            if not self._writers:
+                sys.setswitchinterval(self._normal)
+
+    def after_fork_child(self) -> None:
+        if self._writers:
+            sys.setswitchinterval(self._normal)
+        self._lock = threading.Lock()
+        self._writers = 0
+
+
+def _unescaped(path: str) -> str:
+    """A path as the mounts file writes it: blanks and the like as octal escapes."""
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
+
+
+_pace = _Pace()
+_abandoned: list[object] = []  # kept: closing them in a child would touch the parent's locks
 _stores: dict[tuple[int, int], Store] = {}
+_all_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 _stores_lock = threading.Lock()
 
 
@@ -381,7 +524,8 @@ def open_store(folder: str, *, map_size: int, sync: bool) -> Store:
                 f"the store in {folder} is open in this process with another durability; use one"
             )
         store.users += 1
-        return store
+    store.ready()
+    return store
 
 
 def close_store(store: Store) -> None:
@@ -391,29 +535,29 @@ def close_store(store: Store) -> None:
         if store.users <= 0:
             for key in [k for k, s in _stores.items() if s is store]:
                 del _stores[key]
+            _all_stores.discard(store)
             store.close()
-
-
-def _all_stores() -> list[Store]:
-    return list(_stores.values())
 
 
 def _before_fork() -> None:
     _stores_lock.acquire()
-    for store in _all_stores():
+    for store in _stores.values():
         store.before_fork()
 
 
 def _after_fork_parent() -> None:
-    for store in _all_stores():
+    for store in _stores.values():
         store.after_fork_parent()
     _stores_lock.release()
 
 
 def _after_fork_child() -> None:
-    for store in _all_stores():
-        store.after_fork_child()
-    _stores_lock.release()
+    global _stores_lock
+    _stores_lock = threading.Lock()
+    _pace.after_fork_child()
+    for store in list(_all_stores):
+        if store.pid != os.getpid():
+            store.after_fork_child()
 
 
 os.register_at_fork(

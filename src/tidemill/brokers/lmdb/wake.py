@@ -5,6 +5,9 @@ nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its tr
 sleepers its jobs are for, clears their marks and writes one byte to each FIFO: a sleeper that is up
 before the commit waits for the write lock, so the wake-up overlaps with the disk.
 
+One sleeper at least sleeps no longer than to the next due time of the store (:func:`Bells.keep_time`),
+so that what comes due is seen to whoever made it due, and without waking all.
+
 Nothing here is trusted: a hint may be late, doubled or for nothing. Losing one to a process that
 dies is made good by its death being noticed (:mod:`.owners`).
 """
@@ -25,7 +28,7 @@ TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
 ALL = 2**64 - 1
 
 _SLOTS = 2048
-_SLOT = struct.Struct("=BBxxxxxxQQQ")  # taken, mask, owner, bloom of queues or ids, spare
+_SLOT = struct.Struct("=BBxxxxxxQQQ")  # taken, mask, owner, bloom of queues or ids, sleeps until
 _HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
 
 
@@ -110,15 +113,17 @@ class Bells:
         raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
 
     def give_up(self, sleeper: Sleeper) -> None:
-        """Free a slot."""
+        """Free a slot. Idempotent, since a commit may be replayed."""
+        if sleeper.fd < 0:
+            return
         self._set_mask(sleeper.slot, 0)
         self._map[sleeper.slot * _SLOT.size] = 0
         os.close(sleeper.fd)
         sleeper.fd = -1
 
-    def mark(self, sleeper: Sleeper, mask: int, bits: int) -> None:
-        """Say what the sleeper waits for: kinds of hint, and a bloom of queues or ids."""
-        struct.pack_into("=Q", self._map, sleeper.slot * _SLOT.size + 16, bits)
+    def mark(self, sleeper: Sleeper, mask: int, bits: int, until: int = ALL) -> None:
+        """Say what the sleeper waits for: kinds of hint, a bloom of queues or ids, and how long."""
+        struct.pack_into("=QQ", self._map, sleeper.slot * _SLOT.size + 16, bits, until)
         self._set_mask(sleeper.slot, mask)
 
     def _set_mask(self, slot: int, mask: int) -> None:
@@ -154,6 +159,21 @@ class Bells:
                 self._set_mask(slot, 0)
                 rung += self._hint(slot)
         return rung
+
+    def keep_time(self, due: int) -> None:
+        """See to it that somebody who takes jobs sleeps no longer than until ``due``."""
+        high, _ = _HEAD.unpack_from(self._map)
+        late = []
+        for slot in range(1, high + 1):
+            taken, mask, _, _, until = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            if taken and mask & (TASKS | MESSAGES):
+                if until <= due:
+                    return
+                late.append(slot)
+        for slot in late:
+            self._set_mask(slot, 0)
+            if self._hint(slot):
+                return
 
     def ring_owner(self, owner: int) -> None:
         """Hint every slot of an owner, asleep or not: there is a command for it."""

@@ -1,0 +1,120 @@
+"""How the conformance tests drive a broker: jobs, owners and a recount, in a few words each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tidemill.brokers.base import Broker, Filter, Mode, Reply, Step, Want
+from tidemill.clock import new_id
+from tidemill.job import (
+    Envelope,
+    Lease,
+    Note,
+    Outcome,
+    Owner,
+    Record,
+    State,
+    Verdict,
+    rank_of,
+)
+from tidemill.retry import ENDLESS, Retries
+
+UNFINISHED = (State.WAITING, State.SCHEDULED, State.READY, State.RUNNING)
+
+
+def job(queue: str = "default", *, priority: float = 0, retries: int = 3, **fields: Any) -> Envelope:
+    """A task's job."""
+    fields.setdefault("id", new_id())
+    fields.setdefault("task", "app.work")
+    return Envelope(queue=queue, rank=rank_of(priority), retries=Retries(limit=retries), **fields)
+
+
+def message(queue: str = "default", **fields: Any) -> Envelope:
+    """A raw message."""
+    fields.setdefault("id", new_id())
+    fields.setdefault("retries", ENDLESS)
+    return Envelope(queue=queue, **fields)
+
+
+class Hand:
+    """An owner, attached to a broker."""
+
+    def __init__(self, broker: Broker, name: str = "w1", kind: str = "worker", **facts: Any) -> None:
+        self.broker = broker
+        self.id = f"{name}-{new_id()}"
+        self.kind = kind
+        broker.attach(Owner(id=self.id, kind=kind, name=name, **facts))
+
+    def exchange(self, **step: Any) -> Reply:
+        return self.broker.exchange(Step(self.id, **step))
+
+    def take(
+        self,
+        count: int = 1,
+        queues: Sequence[str] = (),
+        mode: Mode = Mode.STRICT,
+        *,
+        kinds: str | None = None,
+    ) -> list[Lease]:
+        """Lease jobs: a worker takes tasks, a consumer messages, unless ``kinds`` says both."""
+        consumer = self.kind == "consumer"
+        want = Want(
+            count,
+            tuple(queues),
+            mode,
+            tasks=kinds == "both" or not consumer,
+            messages=kinds == "both" or consumer,
+        )
+        return self.exchange(want=want).leases
+
+    def take_ids(self, count: int = 100, *args: Any, **kwargs: Any) -> list[str]:
+        return [lease.open().id for lease in self.take(count, *args, **kwargs)]
+
+    def settle(self, lease: Lease | int, outcome: Outcome = Outcome.SUCCESS, **fields: Any) -> bool:
+        token = lease if isinstance(lease, int) else lease.token
+        return self.exchange(verdicts=[Verdict(token, outcome, **fields)]).settled[0]
+
+    def touch(self, lease: Lease, seconds: float = 0.0) -> bool:
+        return self.exchange(touch=[(lease.token, seconds)]).touched[0]
+
+    def note(self, lease: Lease, **fields: Any) -> None:
+        self.exchange(notes=[Note(lease.token, **fields)])
+
+    def commands(self) -> list[tuple[str, int]]:
+        return [(command.verb, command.token) for command in self.exchange().commands]
+
+
+def state(broker: Broker, job_id: str) -> State:
+    record = broker.get(job_id)
+    assert record is not None, f"{job_id} is gone"
+    return record.state
+
+
+def everything(broker: Broker, what: Filter | None = None, limit: int = 7) -> list[Record]:
+    """All records, page by page."""
+    records: list[Record] = []
+    cursor = ""
+    while True:
+        page = broker.find(what or Filter(), limit, cursor)
+        assert len(page.records) <= limit
+        records += page.records
+        if not page.cursor:
+            return records
+        cursor = page.cursor
+
+
+def check_counts(broker: Broker) -> None:
+    """The counters equal a recount, and no record is shown twice."""
+    records = everything(broker, limit=500)
+    assert len({r.envelope.id for r in records}) == len(records)
+    counted = Counter((r.envelope.queue, r.state) for r in records)
+    for row in broker.stats():
+        shown = {s: getattr(row, s.value) for s in UNFINISHED}
+        assert shown == {s: counted[row.name, s] for s in UNFINISHED}, row.name
+        assert row.size == sum(shown.values())
+
+
+def ids_of(envelopes: Iterable[Envelope]) -> list[str]:
+    return [envelope.id for envelope in envelopes]

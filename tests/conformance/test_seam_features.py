@@ -1,0 +1,38 @@
+"""Which broker can do what: frozen, so that a feature cannot vanish unseen."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Kind
+from seam import job
+
+from tidemill.brokers.base import Broker, Feature, need
+from tidemill.errors import FeatureMissing
+
+F = Feature
+EVERYTHING = frozenset(Feature)
+FEATURES = {
+    "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
+    "lmdb": EVERYTHING,
+}
+
+
+def test_the_features_are_those_of_the_table(kind: Kind, broker: Broker) -> None:
+    assert broker.features == FEATURES[kind.name]
+
+
+def test_a_missing_feature_is_refused_naming_both(kind: Kind, broker: Broker) -> None:
+    for feature in EVERYTHING - broker.features:
+        with pytest.raises(FeatureMissing, match=rf"^backup=.*{feature}.*{kind.name}"):
+            need(broker, feature, "backup=")
+    for feature in broker.features:
+        need(broker, feature, "anything")
+
+
+def test_txn_and_backup_are_refused_by_name_where_they_are_missing(broker: Broker) -> None:
+    if F.TRANSACTIONS not in broker.features:
+        with pytest.raises(FeatureMissing, match="txn="):
+            broker.put([job()], txn=object())
+    if F.BACKUP not in broker.features:
+        with pytest.raises(FeatureMissing, match="backup"):
+            broker.backup("/nowhere")
