@@ -1,0 +1,6 @@
+"""``python -m tidemill``."""
+
+from tidemill.cli import main
+
+if __name__ == "__main__":
+    main()

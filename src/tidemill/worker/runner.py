@@ -1,0 +1,209 @@
+"""Running one job, as steps over one value: verify, resolve, decode, perform, conclude."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from tidemill.app import Tidemill
+from tidemill.clock import wall_time
+from tidemill.codec import pack, unpack, unpack_pickle, verify
+from tidemill.context import JobContext
+from tidemill.errors import CodecError
+from tidemill.job import Envelope, Lease, Outcome, Verdict
+from tidemill.middleware import compose
+from tidemill.retry import Fail, JobTerminated, JobTimeout, Retry, Snooze, backoff
+from tidemill.task import Task, import_task
+
+__all__ = ["UNKNOWN_GRACE", "Runner", "describe", "timed_out"]
+
+log = logging.getLogger("tidemill.worker")
+
+UNKNOWN_GRACE = 600.0
+"""Seconds an unknown task is waited for: a rolling deploy may bring it."""
+
+TRACEBACK_MOST = 16_000
+
+
+class Runner:
+    """Runs jobs of one app. Holds no state of any job."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self.mill = mill
+        self._imported: dict[str, Task[..., Any]] = {}
+
+    def resolve(self, name: str) -> Task[..., Any] | None:
+        """The task of that name, declared or importable; None when there is none."""
+        task = self.mill.tasks.get(name) or self._imported.get(name)
+        if task is None and self.mill.may_import(name):
+            try:
+                function = import_task(name)
+            except (ImportError, AttributeError):
+                return None
+            task = self._imported[name] = Task(self.mill, function, name, self.mill._defaults)
+        return task
+
+    def refuse(self, envelope: Envelope) -> str:
+        """Why the job must not run at all; empty when it may."""
+        if self.mill.keys:
+            try:
+                verify(envelope, self.mill.keys)
+            except CodecError as error:
+                return str(error)
+        elif envelope.pickled:
+            return "bad signature: a pickled body is only opened when it is signed"
+        if envelope.pickled and not self.mill.pickles:
+            return "the body is pickled and this app does not use serializer='pickle'"
+        return ""
+
+    def prepare(
+        self, envelope: Envelope, task: Task[..., Any], context: JobContext
+    ) -> Callable[[], Any]:
+        """The job as a call without arguments.
+
+        Raises:
+            Fail: the arguments cannot be decoded or do not fit the task.
+        """
+        try:
+            decode = unpack_pickle if envelope.pickled else unpack
+            args, kwargs = decode(envelope.body)
+            args, kwargs = task.bind(args, kwargs)
+        except (CodecError, TypeError, ValueError) as error:
+            raise Fail(f"the arguments cannot be used: {error}") from error
+        function = task.function
+        layers = self.mill.middleware
+        if not layers:
+            return lambda: function(*args, **kwargs)
+        return lambda: compose(layers, lambda: function(*args, **kwargs), context)
+
+    def unknown(self, lease: Lease, envelope: Envelope) -> Verdict:
+        """The verdict on a job whose task this app does not have."""
+        age = wall_time() - envelope.created
+        now = wall_time()
+        if age < UNKNOWN_GRACE:
+            return Verdict(lease.token, Outcome.SNOOZE, delay=min(30.0, max(1.0, age / 4)))
+        error = (
+            f"unknown task {envelope.task!r}: no worker declared it within "
+            f"{UNKNOWN_GRACE / 60:g} minutes"
+        )
+        log.error("job %s: %s", envelope.id, error)
+        return Verdict(lease.token, Outcome.FAIL, error=error, started=now, ended=now)
+
+    def success(self, lease: Lease, envelope: Envelope, value: Any, started: float) -> Verdict:
+        """The verdict on a job whose task returned."""
+        result = b""
+        if value is not None:
+            try:
+                result = pack(value)
+            except CodecError as error:
+                reason = f"the task ended well, but its result cannot be kept: {error}"
+                return self._failed(lease, envelope, Outcome.FAIL, reason, "", started)
+        return Verdict(lease.token, 0, result, 0.0, "", "", started, wall_time())
+
+    def failure(
+        self, lease: Lease, envelope: Envelope, error: BaseException, started: float
+    ) -> Verdict:
+        """The verdict on a job whose task raised."""
+        if isinstance(error, Snooze):
+            return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=str(error))
+        text, trace = describe(error)
+        if isinstance(error, JobTerminated):
+            return self._failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
+        if isinstance(error, JobTimeout):
+            return timed_out(lease, envelope, trace, started)
+        if isinstance(error, Fail):
+            return self._failed(lease, envelope, Outcome.FAIL, text, trace, started)
+        if _does_not_fit(error):
+            reason = f"the arguments do not fit the task: {text}"
+            return self._failed(lease, envelope, Outcome.FAIL, reason, "", started)
+        delay = error.delay if isinstance(error, Retry) else None
+        return self._failed(lease, envelope, Outcome.RETRY, text, trace, started, delay)
+
+    def stuck(
+        self, lease: Lease, envelope: Envelope, kind: type[BaseException], trace: str, started: float
+    ) -> Verdict:
+        """The verdict on a job that could not be interrupted."""
+        if kind is JobTerminated:
+            return self._failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
+        return timed_out(lease, envelope, trace, started)
+
+    @staticmethod
+    def _failed(
+        lease: Lease,
+        envelope: Envelope,
+        outcome: Outcome,
+        text: str,
+        trace: str,
+        started: float,
+        delay: float | None = None,
+    ) -> Verdict:
+        if outcome is Outcome.RETRY and delay is None:
+            delay = backoff(envelope.retries, lease.attempt)
+        log.warning(
+            "job %s (%s) attempt %d: %s", envelope.id, envelope.task, lease.attempt, text
+        )
+        return Verdict(
+            lease.token, outcome, b"", delay or 0.0, text, trace, started, wall_time()
+        )
+
+
+def timed_out(lease: Lease, envelope: Envelope, trace: str, started: float) -> Verdict:
+    """The verdict on a job that ran past its timeout, with the stack it was stuck in."""
+    error = f"JobTimeout: not finished after its timeout of {envelope.timeout:g} s"
+    log.warning("job %s (%s) attempt %d: %s", envelope.id, envelope.task, lease.attempt, error)
+    return Verdict(
+        lease.token,
+        Outcome.RETRY,
+        delay=backoff(envelope.retries, lease.attempt),
+        error=error,
+        traceback=trace,
+        started=started,
+        ended=wall_time(),
+    )
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """(``Type: message``, traceback) of an exception, whatever its own code does."""
+    name = type(error).__qualname__
+    try:
+        message = str(error)
+    except Exception as inner:
+        message = f"<its message cannot be printed: {type(inner).__name__}>"
+    try:
+        lines = traceback.format_exception(type(error), error, _users_part(error))
+        trace = "".join(lines)[-TRACEBACK_MOST:]
+    except Exception:
+        trace = "".join(traceback.format_tb(_users_part(error)))
+    text = f"{name}: {message}" if message else name
+    return _valid(text)[:2000], _valid(trace)
+
+
+def _valid(text: str) -> str:
+    """Lone surrogates cannot be stored."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _users_part(error: BaseException) -> Any:
+    """The traceback from the first frame outside this package on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
+        ("tidemill.worker", "tidemill.middleware")
+    ):
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+def _does_not_fit(error: BaseException) -> bool:
+    """True for the TypeError of a call that never got into the task."""
+    if not isinstance(error, TypeError):
+        return False
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__", "")
+        if not name.startswith(("tidemill.worker", "tidemill.middleware", "contextvars")):
+            return False
+        trace = trace.tb_next
+    return True
+
