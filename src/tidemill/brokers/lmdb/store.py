@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import lmdb
+import lmdb._envid
 
 from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, open_tables
 from tidemill.brokers.lmdb.wake import Bells
@@ -111,17 +112,7 @@ class Store:
         self._space_left = 0
         self._space = ""
         try:
-            self.env = env or lmdb.open(
-                self.folder,
-                map_size=self._map_size,
-                max_dbs=32,
-                max_readers=MAX_READERS,
-                lib_version=0,
-                readahead=False,
-                sync=self.sync,
-                metasync=True,
-                mode=0o600,
-            )
+            self.env = env or self._open_env()
         except lmdb.Error as error:
             message = f"cannot open the LMDB store in {self.folder}: {error}"
             raise BrokerUnavailable(message) from error
@@ -140,6 +131,20 @@ class Store:
                 ) from error
             raise self.translated(error) from error
         _all_stores.add(self)
+
+    def _open_env(self) -> lmdb.Environment:
+        with _beside_a_parents() if self.folder in _abandoned else contextlib.nullcontext():
+            return lmdb.open(
+                self.folder,
+                map_size=self._map_size,
+                max_dbs=32,
+                max_readers=MAX_READERS,
+                lib_version=0,
+                readahead=False,
+                sync=self.sync,
+                metasync=True,
+                mode=0o600,
+            )
 
     def _check_format(self) -> None:
         key = self.key("format")
@@ -440,7 +445,7 @@ class Store:
 
     def after_fork_child(self) -> None:
         """The parent's environment is not ours to use; :meth:`ready` opens another when needed."""
-        _abandoned.append(self.env)
+        _abandoned[self.folder] = self.env
         self.bells.close()
         for broker in list(self.brokers):
             broker.after_fork_child()
@@ -498,13 +503,31 @@ class _Pace:
         self._writers = 0
 
 
+@contextlib.contextmanager
+def _beside_a_parents() -> Iterator[None]:
+    """Let py-lmdb open files that a parent process had open before the fork.
+
+    It refuses to open an environment twice in one process, and takes the parent's, which is of no
+    use here, for one of ours.
+    """
+    guard = lmdb._envid
+    keys = guard.env_keys
+    guard.env_keys = lambda path, subdir: ()
+    try:
+        yield
+    finally:
+        guard.env_keys = keys
+
+
 def _unescaped(path: str) -> str:
     """A path as the mounts file writes it: blanks and the like as octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
 
 
 _pace = _Pace()
-_abandoned: list[object] = []  # kept: closing them in a child would touch the parent's locks
+# Environments of a parent process, by folder. Never closed: that would free the parent's own reader
+# slots, and pages it is reading could be written over.
+_abandoned: dict[str, lmdb.Environment] = {}
 _stores: dict[tuple[int, int], Store] = {}
 _all_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 _stores_lock = threading.Lock()

@@ -1,0 +1,457 @@
+"""The LMDB store among processes: forks, wake-ups, deaths, a full disk. Real processes throughout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from tidemill.board import Board
+from tidemill.brokers.base import Broker, Filter, Step, Want, open_broker
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.clock import new_id
+from tidemill.errors import StoreFull, TidemillError
+from tidemill.job import Envelope, Owner, State, Verdict
+
+PRELUDE = """
+import sys, os, signal, time
+from tidemill.brokers.base import *
+from tidemill.job import *
+from tidemill.clock import new_id
+broker = open_broker(sys.argv[1])
+def say(text): print(text, flush=True)
+def take(owner, count=1, **kinds):
+    return broker.exchange(Step(owner, want=Want(count, **kinds))).leases
+"""
+
+
+def job(**fields: Any) -> Envelope:
+    return Envelope(**{"id": new_id(), "task": "t", **fields})
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    yield f"lmdb://{tmp_path}/store"
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[LmdbBroker]:
+    broker = open_broker(url)
+    assert isinstance(broker, LmdbBroker)
+    yield broker
+    broker.close()
+
+
+class Process:
+    """Another Python with a broker on the same store; ``expect`` reads a line it says."""
+
+    def __init__(self, url: str, code: str) -> None:
+        command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code), url]
+        self.popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def expect(self, line: str) -> None:
+        assert self.popen.stdout is not None
+        assert self.popen.stdout.readline().strip() == line
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait(10)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for stream in (self.popen.stdin, self.popen.stdout):
+            if stream:
+                stream.close()
+
+
+def forked(run: Any) -> int:
+    """Run in a forked child; its exit code, 0 when nothing was raised."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+
+def test_after_a_fork_both_work(broker: LmdbBroker) -> None:
+    # case Q12
+    broker.put([job(id="before")])
+    broker.attach(Owner(id="parent", name="p"))
+    broker.exchange(Step("parent", want=Want(1)))
+
+    def child() -> None:
+        broker.put([job(id="child")])
+        assert broker.get("before").state is State.RUNNING
+        with pytest.raises(TidemillError, match="not attached"):
+            broker.exchange(Step("parent"))
+        broker.attach(Owner(id="c", name="c"))
+        assert len(broker.exchange(Step("c", want=Want(1))).leases) == 1
+        assert forked(lambda: broker.put([job(id="grandchild")])) == 0
+        broker.close()
+        again = open_broker(broker.url)
+        again.put([job(id="again")])
+        again.close()
+
+    assert forked(child) == 0
+    broker.put([job(id="after")])
+    broker.tick()
+    ids = {r.envelope.id for r in broker.find(Filter()).records}
+    assert ids == {"before", "child", "grandchild", "again", "after"}
+    assert [o.id for o in broker.owners()] == ["parent"]
+    assert broker.get("before").state is State.RUNNING
+
+
+def test_a_fork_leaves_the_readers_of_its_parent_alone(broker: LmdbBroker) -> None:
+    # case Q12: a slot freed by the child would let writers overwrite what the parent reads
+    broker.put([job()])
+    with broker._store.env.begin() as txn:
+        shown = broker._store.env.readers()
+        assert str(os.getpid()) in shown
+
+        def child() -> None:
+            broker.put([job()])
+            broker.close()
+
+        assert forked(child) == 0
+        assert broker._store.env.readers() == shown
+        assert txn.stat(broker._store.tables.job)["entries"] == 1
+
+
+def test_a_fork_while_other_threads_write(broker: LmdbBroker) -> None:
+    # case Q12
+    import threading
+
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            broker.put([job()])
+
+    threads = [threading.Thread(target=write) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            assert forked(lambda: broker.put([job(queue="children")])) == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert {row.name: row.ready for row in broker.stats()}["children"] == 5
+
+
+def test_a_child_that_does_nothing_does_not_keep_its_parent_alive(
+    url: str, broker: LmdbBroker
+) -> None:
+    # law 5: the descriptors are closed at the fork, not at the first use
+    broker.put([job(id="a")])
+    code = """
+        broker.attach(Owner(id="o", name="w", kind="consumer"))
+        broker.attach(Owner(id="p", name="x", kind="consumer"))
+        take("o")
+        child = os.fork()
+        if child == 0:
+            say("child")
+            sys.stdin.read()  # until the test ends
+            os._exit(0)
+        time.sleep(60)
+    """
+    with Process(url, code) as process:
+        process.expect("child")
+        process.kill()
+        broker.tick()
+        assert broker.owners() == []
+        assert broker.get("a").state is State.READY
+
+
+def test_a_store_in_the_callers_environment_says_what_to_do_after_a_fork(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 26, max_dbs=20, lib_version=0) as env:
+        guest = LmdbBroker.around(env, "tm-")
+
+        def child() -> None:
+            for _ in range(2):
+                with pytest.raises(TidemillError, match="fork"):
+                    guest.put([job()])
+
+        assert forked(child) == 0
+        guest.put([job()])
+        guest.close()
+
+
+# -- waking --------------------------------------------------------------------------------------
+
+
+def test_a_put_wakes_a_sleeper_in_another_process_at_once(url: str, broker: LmdbBroker) -> None:
+    # case Q2: by an event, not by looking again and again
+    code = """
+        broker.attach(Owner(id="o", name="w"))
+        waits = 0
+        while not (leases := take("o")):
+            say("sleeping") if waits == 1 else None  # the first may return for what was before
+            waits += 1
+            broker.wait("o", 25)
+        say(f"{leases[0].open().id} {waits <= 3}")
+    """
+    with Process(url, code) as process:
+        process.expect("sleeping")
+        start = time.monotonic()
+        broker.put([job(id="a")])
+        process.expect("a True")
+        assert time.monotonic() - start < 5
+
+
+def test_a_result_wakes_who_waits_in_another_process(url: str, broker: LmdbBroker) -> None:
+    # case T16
+    broker.put([job(id="a")])
+    broker.attach(Owner(id="o", name="w"))
+    [lease] = broker.exchange(Step("o", want=Want(1))).leases
+    code = """
+        say("waiting")
+        [record] = broker.wait_for(["a"], 25)
+        say(record.state)
+    """
+    with Process(url, code) as process:
+        process.expect("waiting")
+        broker.exchange(Step("o", verdicts=[Verdict(lease.token, 0)]))
+        start = time.monotonic()
+        process.expect("succeeded")
+        assert time.monotonic() - start < 5
+
+
+def test_a_sleeper_that_dies_leaves_its_place_and_its_hint(url: str, broker: LmdbBroker) -> None:
+    # law 5: the place of a dead process is taken over, and its death wakes who watches
+    code = """
+        broker.attach(Owner(id="o", name="w"))
+        take("o")
+        say("sleeping")
+        time.sleep(60)
+    """
+    broker.attach(Owner(id="me", name="m"))
+    with Process(url, code) as process:
+        process.expect("sleeping")
+        process.kill()
+    broker.put([job(id="a")])  # its hint goes to nobody
+    broker.exchange(Step("me", want=Want(0)))
+    slots = broker._store.bells
+    broker.tick()
+    taken = broker._commit(lambda moves: slots.take())
+    assert taken.slot == 2
+    broker._commit(lambda moves: slots.give_up(taken))
+
+
+# -- deaths --------------------------------------------------------------------------------------
+
+
+def until(broker: Broker, owner: str, done: Any) -> float:
+    """Wait as an owner does until something holds; seconds that took."""
+    start = time.monotonic()
+    while not done():
+        assert time.monotonic() - start < 20
+        broker.wait(owner, 20)
+        broker.exchange(Step(owner, want=Want(0)))
+    return time.monotonic() - start
+
+
+def test_a_killed_consumers_message_is_back_within_a_second(url: str, broker: LmdbBroker) -> None:
+    # case Q7, law 5, law 6
+    broker.put([Envelope(id="m", ttr=1000)])
+    broker.attach(Owner(id="me", name="m"))
+    code = """
+        broker.attach(Owner(id="o", name="dead", kind="consumer"))
+        [lease] = take("o", tasks=False, messages=True)
+        say("got it")
+        time.sleep(60)
+    """
+    with Process(url, code) as process:
+        process.expect("got it")
+        until(broker, "me", lambda: len(broker.owners()) == 2)
+        assert broker.get("m").state is State.RUNNING
+        broker.wait("me", 0)
+        process.popen.send_signal(signal.SIGKILL)
+        assert until(broker, "me", lambda: broker.get("m").state is State.READY) < 1
+    record = broker.get("m")
+    assert (record.attempt, record.attempts[0].error) == (1, "dead died")
+    assert [o.id for o in broker.owners()] == ["me"]
+
+
+@pytest.mark.parametrize("witness", ["board", "no board"])
+def test_a_killed_workers_jobs_are_accounted_by_its_board(
+    url: str, broker: LmdbBroker, tmp_path: Path, witness: str
+) -> None:
+    # law 6, case T9, case T10
+    broker.put([job(id="ran"), job(id="held")])
+    path = str(tmp_path / "board")
+    board = Board(path, 4)
+    broker.attach(Owner(id="me", name="m"))
+    code = f"""
+        from tidemill.board import Board
+        broker.attach(Owner(id="o", name="dead", board={path!r}))
+        one, two = take("o", 2)
+        Board({path!r}, 4).start(1, one.token, 1, 10.0, 0.0)
+        say("running")
+        time.sleep(60)
+    """
+    with Process(url, code) as process:
+        process.expect("running")
+        if witness == "no board":
+            board.remove()
+        process.kill()
+        until(broker, "me", lambda: broker.get("ran").state is State.READY)
+    ran, held = broker.get("ran"), broker.get("held")
+    if witness == "board":
+        assert (ran.attempt, ran.losses) == (1, 0)
+        assert "dead" in ran.attempts[0].error
+        assert (held.attempt, held.losses) == (0, 0)
+    else:
+        assert (ran.attempt, ran.losses) == (0, 1)
+        assert (held.attempt, held.losses) == (0, 1)
+
+
+def test_what_was_accepted_survives_a_kill(url: str, broker: LmdbBroker) -> None:
+    # case Q7, law 1
+    code = """
+        for n in range(50):
+            broker.put([Envelope(id=f"j{n:02}", task="t")])
+        say("accepted")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with Process(url, code) as process:
+        process.expect("accepted")
+        process.popen.wait(10)
+    assert [r.envelope.id for r in broker.find(Filter())
+            .records] == [f"j{n:02}" for n in reversed(range(50))]
+
+
+def test_killed_in_the_middle_of_anything_the_store_goes_on(url: str, broker: LmdbBroker) -> None:
+    # case Q20, small: the write lock and the counters survive
+    code = """
+        import itertools
+        broker.attach(Owner(id=new_id(), name="w", kind="consumer"))
+        owner = list(broker._members)[0]
+        say("busy")
+        for n in itertools.count():
+            broker.put([Envelope(id=new_id(), task="t") for _ in range(20)])
+            leases = take(owner, 10)
+            broker.exchange(Step(owner, verdicts=[Verdict(l.token, 0) for l in leases[:5]]))
+    """
+    for _ in range(4):
+        with Process(url, code) as process:
+            process.expect("busy")
+            time.sleep(0.15)  # somewhere in its loop
+            process.kill()
+        broker.tick()
+    [row] = broker.stats()
+    records = broker.find(Filter(), 10**6).records
+    assert row.running == 0
+    assert row.ready == sum(r.state is State.READY for r in records)
+    assert row.succeeded == sum(r.state is State.SUCCEEDED for r in records)
+    assert row.accepted == len(records)
+
+
+# -- clocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_across_a_restart_moves_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    # case Q9, law 19
+    broker = open_broker(url)
+    broker.put([job(id="first"), job(id="late", delay=60)])
+    broker.close()
+    monkeypatch.setattr("tidemill.brokers.lmdb.broker.wall_time", lambda: time.time() + jump)
+    again = open_broker(url)
+    again.put([job(id="second")])
+    again.attach(Owner(id="o", name="w"))
+    reply = again.exchange(Step("o", want=Want(9)))
+    assert [lease.open().id for lease in reply.leases] == ["first", "second"]
+    assert 50 < reply.next_due <= 60
+    again.close()
+
+
+@pytest.mark.parametrize(("wall", "left"), [(30.0, 30.0), (-7200.0, 60.0)])
+def test_after_a_boot_time_goes_on_and_never_back(
+    url: str, monkeypatch: pytest.MonkeyPatch, wall: float, left: float
+) -> None:
+    # law 19: the machine's clock starts anew; the wall clock may have been set meanwhile
+    broker = open_broker(url)
+    broker.put([job(id="late", delay=60)])
+    broker.tick()  # notes how the clocks stand
+    broker.close()
+    module = "tidemill.brokers.lmdb.broker"
+    monkeypatch.setattr(f"{module}._boot_id", lambda: "another")
+    monkeypatch.setattr(f"{module}.machine_time", lambda: time.monotonic() - 1e6)
+    monkeypatch.setattr(f"{module}.wall_time", lambda: time.time() + wall)
+    again = open_broker(url)
+    again.attach(Owner(id="o", name="w"))
+    assert again.exchange(Step("o", want=Want(1))).next_due == pytest.approx(left, abs=5)
+    again.close()
+
+
+# -- a full disk ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=False)
+
+
+def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None:
+    # case Q10, law 16
+    broker = open_broker(f"lmdb://{small_disk}/store?keep=0&keep_failed=0")
+    broker.attach(Owner(id="o", name="w"))
+    accepted = 0
+    with pytest.raises(StoreFull, match="disk"):
+        while True:
+            broker.put([job(body=b"x" * 500) for _ in range(100)])
+            accepted += 100
+    assert broker.stats()[0].ready == accepted > 1000
+    # somebody else fills the rest
+    with contextlib.suppress(OSError), open(small_disk / "other", "wb", buffering=0) as file:
+        while file.write(b"x" * 65536):
+            pass
+    with pytest.raises(StoreFull):
+        broker.put([job()])
+    done = 0
+    while leases := broker.exchange(Step("o", want=Want(50))).leases:
+        verdicts = [Verdict(lease.token, 0) for lease in leases]
+        done += sum(broker.exchange(Step("o", verdicts=verdicts)).settled)
+    assert done == accepted
+    # when there is room again
+    (small_disk / "other").unlink()
+    broker.tick()
+    time.sleep(0.06)  # a look at the disk is believed for 50 ms
+    assert broker.put([job()])
+    broker.close()
