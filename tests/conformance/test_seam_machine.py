@@ -1,0 +1,265 @@
+"""Random moves on a broker and on the memory broker side by side: everything must agree.
+
+Set ``TIDEMILL_EXAMPLES`` and ``TIDEMILL_STEPS`` for a deeper run than the everyday one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import KINDS, Clock
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from seam import check_counts, everything, job, message
+
+from tidemill.brokers.base import Broker, Mode, Reply, Step, Want, open_broker
+from tidemill.errors import TidemillError
+from tidemill.job import Envelope, Note, Outcome, Owner, Record, Verdict
+
+QUEUES = ("a", "b")
+OWNERS = ("worker-1", "worker-2", "consumer-1")
+OPTIONS = "?keep=50&keep_count=4&keep_failed=80"
+
+seconds = st.sampled_from([0.0, 0.0, 3.0, 10.0, 40.0])
+
+
+
+
+class SideBySide(RuleBasedStateMachine):
+    """The model is the memory broker; the subject is the class attribute ``kind``."""
+
+    kind = KINDS[1]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.clock = Clock(("tidemill.brokers.memory", *self.kind.clocks), self.patch)
+        self.dir = tempfile.mkdtemp()
+        self.model: Broker = open_broker(f"memory://{OPTIONS}")
+        self.subject: Broker = open_broker(self.kind.url.format(dir=self.dir) + OPTIONS)
+        self.ids = itertools.count(1)
+        self.put_ids: list[str] = []
+        self.tokens: list[tuple[str, int, int]] = []  # owner, token of the model, of the subject
+        self.steps = 0
+
+    def teardown(self) -> None:
+        for broker in (self.model, self.subject):
+            check_counts(broker)
+            broker.close()
+        self.patch.undo()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def both(self, call: Any) -> tuple[Any, Any]:
+        """The same call on both; errors are replies, too."""
+        replies = []
+        for which, broker in enumerate((self.model, self.subject)):
+            try:
+                replies.append(call(broker, which))
+            except TidemillError as error:
+                replies.append((type(error), str(error)))
+        return replies[0], replies[1]
+
+    def agree(self, call: Any) -> Any:
+        one, two = self.both(call)
+        assert one == two
+        return one
+
+    @initialize()
+    def attach_all(self) -> None:
+        for owner in OWNERS:
+            self.agree(lambda b, _, o=owner: b.attach(Owner(id=o, kind=o.split("-")[0], name=o)))
+
+    # -- moves ----------------------------------------------------------------------------------
+
+    @rule(
+        data=st.data(),
+        count=st.sampled_from([1, 1, 1, 2, 3]),
+        conflict=st.sampled_from(["keep", "reject", "replace", "merge"]),
+    )
+    def put(self, data: st.DataObject, count: int, conflict: str) -> None:
+        jobs = [self.draw_job(data, conflict) for _ in range(count)]
+        self.agree(lambda b, _: b.put(jobs))
+        self.put_ids += [j.id for j in jobs]
+
+    def draw_job(self, data: st.DataObject, conflict: str) -> Envelope:
+        old = bool(self.put_ids) and data.draw(st.integers(0, 9)) == 0
+        job_id = data.draw(st.sampled_from(self.put_ids)) if old else f"j{next(self.ids):05}"
+        make = data.draw(st.sampled_from([job, job, message]))
+        fields: dict[str, Any] = {"task": ""} if make is message else {}
+        if make is message:
+            fields["ttr"] = data.draw(st.sampled_from([-1.0, 0.0, 5.0]))
+        return job(
+            data.draw(st.sampled_from(QUEUES)),
+            id=job_id,
+            priority=data.draw(st.sampled_from([0, 0, 5, -5])),
+            retries=data.draw(st.sampled_from([0, 1, 3])),
+            delay=data.draw(seconds),
+            expires=data.draw(st.sampled_from([0.0, 0.0, 0.0, 7.0, 20.0])),
+            key=data.draw(st.sampled_from(["", "", "k", "l"])),
+            result_ttl=data.draw(st.sampled_from([-1.0, -1.0, -1.0, 15.0])),
+            on_conflict=conflict,
+            **fields,
+        )
+
+    @rule(
+        owner=st.sampled_from(OWNERS),
+        count=st.integers(1, 4),
+        mode=st.sampled_from([Mode.STRICT, Mode.MERGED]),
+        queues=st.sampled_from([("a",), ("b",), ("a", "b"), ("b", "a")]),
+        kinds=st.sampled_from([(True, False), (False, True), (True, True)]),
+    )
+    def lease(
+        self,
+        owner: str,
+        count: int,
+        mode: Mode,
+        queues: tuple[str, ...],
+        kinds: tuple[bool, bool],
+    ) -> None:
+        want = Want(count, queues, mode, tasks=kinds[0], messages=kinds[1])
+        self.exchange(owner, lambda _: Step(owner, want=want))
+
+    def exchange(self, owner: str, step: Any) -> None:
+        one, two = self.both(lambda b, which: b.exchange(step(which)))
+        assert isinstance(one, Reply) is isinstance(two, Reply), (one, two)
+        if not isinstance(one, Reply):
+            assert one == two
+            return
+        assert (one.settled, one.touched) == (two.settled, two.touched)
+        assert [c.verb for c in one.commands] == [c.verb for c in two.commands]
+        assert len(one.leases) == len(two.leases)
+        for mine, theirs in zip(one.leases, two.leases, strict=True):
+            assert mine.open() == theirs.open()
+            same = ("attempt", "losses", "rank", "timeout", "deadline")
+            assert [getattr(mine, f) for f in same] == [getattr(theirs, f) for f in same]
+            self.tokens.append((owner, mine.token, theirs.token))
+
+    def draw_token(self, data: st.DataObject) -> tuple[str, int, int] | None:
+        """A lease, mostly a live one, now and then of another owner or long gone."""
+        return data.draw(st.sampled_from(self.tokens[-6:])) if self.tokens else None
+
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(list(Outcome)),
+        delay=seconds,
+        result=st.sampled_from([b"", b"r"]),
+        stranger=st.integers(0, 9),
+        follower=st.integers(0, 4),
+    )
+    def settle(
+        self,
+        data: st.DataObject,
+        outcome: Outcome,
+        delay: float,
+        result: bytes,
+        stranger: int,
+        follower: int,
+    ) -> None:
+        token = self.draw_token(data)
+        if token is None:
+            return
+        owner = OWNERS[stranger] if stranger < len(OWNERS) else token[0]
+        followers = (self.draw_job(data, "keep"),) if follower == 0 else ()
+        self.put_ids += [f.id for f in followers]
+
+        def step(which: int) -> Step:
+            verdict = Verdict(
+                token[1 + which], outcome, result, delay, "why", "tb", 1.0, 2.0, followers
+            )
+            return Step(owner, verdicts=[verdict])
+
+        self.exchange(owner, step)
+
+    @rule(data=st.data(), longer=st.sampled_from([0.0, 2.0, 30.0]))
+    def touch(self, data: st.DataObject, longer: float) -> None:
+        if token := self.draw_token(data):
+            self.exchange(token[0], lambda w: Step(token[0], touch=[(token[1 + w], longer)]))
+
+    @rule(data=st.data(), done=st.sampled_from([-1.0, 0.5]), line=st.sampled_from(["", "text"]))
+    def note(self, data: st.DataObject, done: float, line: str) -> None:
+        if token := self.draw_token(data):
+            self.exchange(
+                token[0], lambda w: Step(token[0], notes=[Note(token[1 + w], done, 2.0, line, 3.0)])
+            )
+
+    @rule(data=st.data(), act=st.sampled_from(["cancel", "kick", "delete"]))
+    def act(self, data: st.DataObject, act: str) -> None:
+        if self.put_ids:
+            ids = data.draw(st.lists(st.sampled_from(self.put_ids[-12:]), min_size=1, max_size=3))
+            self.agree(lambda b, _: getattr(b, act)(ids))
+
+    @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
+    def pause(self, queue: str, paused: bool) -> None:
+        self.agree(lambda b, _: b.set_queue(queue, paused=paused))
+
+    @rule(queue=st.sampled_from(QUEUES), size=st.sampled_from([0, 0, 2, 5]))
+    def limit(self, queue: str, size: int) -> None:
+        self.agree(lambda b, _: b.set_queue(queue, max_size=size))
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def purge(self, queue: str) -> None:
+        self.agree(lambda b, _: b.purge(queue))
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def come_and_go(self, owner: str) -> None:
+        self.agree(lambda b, _: b.detach(owner))
+        self.attach(owner)
+
+    def attach(self, owner: str) -> None:
+        self.agree(lambda b, _: b.attach(Owner(id=owner, kind=owner.split("-")[0], name=owner)))
+
+    @rule(owner=st.sampled_from(OWNERS), witness=st.sampled_from(["some", "none", "absent"]))
+    def die(self, owner: str, witness: str) -> None:
+        mine = [t for t in self.tokens if t[0] == owner][-2:]
+
+        def release(broker: Broker, which: int) -> int:
+            causes = {t[1 + which]: "killed" for t in mine} if witness == "some" else {}
+            return broker.release(owner, None if witness == "absent" else causes)
+
+        self.agree(release)
+        self.exchange(owner, lambda _: Step(owner, want=Want(1)))  # a ghost gets nothing
+        self.attach(owner)
+
+    @rule(by=st.sampled_from([1.0, 4.0, 12.0, 61.0]))
+    def time_passes(self, by: float) -> None:
+        self.clock.advance(by)
+
+    # -- what must hold after every move ----------------------------------------------------------
+
+    @invariant()
+    def same_records_and_counters(self) -> None:
+        self.agree(lambda b, _: b.tick())
+        one, two = self.both(lambda b, _: {r.envelope.id: plain(r) for r in everything(b)})
+        assert one == two
+        self.agree(lambda b, _: [msgspec.structs.replace(row, oldest=0.0) for row in b.stats()])
+        self.agree(lambda b, _: sorted(o.id for o in b.owners()))
+        for broker in (self.model, self.subject):
+            check_counts(broker)
+
+
+def plain(record: Record) -> dict[str, Any]:
+    """A record without what may differ: numbers drawn from a sequence, and readings of a clock."""
+    shown = msgspec.structs.asdict(record)
+    del shown["seq"]
+    for when in ("due", "expires", "finished", "leased"):
+        shown[when] = bool(shown[when])
+    shown["attempts"] = [
+        (a.number, a.worker, a.outcome, a.error, a.traceback) for a in record.attempts
+    ]
+    return shown
+
+
+SideBySide.TestCase.settings = settings(
+    max_examples=int(os.environ.get("TIDEMILL_EXAMPLES", "25")),
+    stateful_step_count=int(os.environ.get("TIDEMILL_STEPS", "40")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestSideBySide = SideBySide.TestCase
