@@ -1,7 +1,8 @@
 """Bodies and results: Python values to bytes and back, exact types, nothing executable.
 
 msgpack of plain data (law 18). What msgpack has no type for travels as an extension: tuple, set,
-frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond 64 bits.
+frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond 64 bits, and
+dicts with such keys.
 Dataclasses, msgspec structs and enums travel as plain data and become themselves again through the
 task's annotations, never by a name in the data. Pickle only if asked for, and only when signed.
 """
@@ -28,10 +29,23 @@ from tidemill.job import Envelope
 
 __all__ = ["pack", "pack_pickle", "sign", "unpack", "unpack_pickle", "verify"]
 
-_TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA, _BIGINT = range(1, 11)
+_TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 10)
+_BIGINT, _MAPPING = 10, 11
 
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN = frozenset({str, bytes, bool, float, type(None)})
+# What the constructors called for an extension raise when its data make no sense.
+_UNDECODABLE = (
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    struct.error,
+)
 _INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
 
 
@@ -57,7 +71,7 @@ def unpack(data: bytes) -> Any:
     """
     try:
         return _decode(data)
-    except (msgspec.DecodeError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+    except _UNDECODABLE as error:
         raise CodecError(f"cannot decode the data: {error}") from error
 
 
@@ -66,11 +80,15 @@ def _flatten(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if kind is int:
-        return value if _INT64_MIN <= value <= _UINT64_MAX else Ext(_BIGINT, str(value).encode())
+        return value if _INT64_MIN <= value <= _UINT64_MAX else _big_int(value)
     if kind is list:
         return [_flatten(item) for item in value]
     if kind is dict:
-        return {_flatten(key): _flatten(item) for key, item in value.items()}
+        keys = [_flatten(key) for key in value]
+        items = [_flatten(item) for item in value.values()]
+        if Ext in map(type, keys):
+            return Ext(_MAPPING, _encode(list(zip(keys, items, strict=True))))
+        return dict(zip(keys, items, strict=True))
     special = _ENCODERS.get(kind)
     if special is not None:
         return special(value)
@@ -104,9 +122,17 @@ def _text(code: int) -> Callable[[Any], Ext]:
     return lambda value: Ext(code, str(value).encode())
 
 
+def _big_int(value: int) -> Ext:
+    return Ext(_BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+
+
 def _datetime(value: dt.datetime) -> Ext:
-    zone = value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else ""
-    return Ext(_DATETIME, _encode([value.isoformat(), value.fold, zone]))
+    return Ext(_DATETIME, _encode([value.isoformat(), value.fold, _zone(value)]))
+
+
+def _zone(value: dt.datetime | dt.time) -> str:
+    zone = value.tzinfo
+    return zone.key if isinstance(zone, zoneinfo.ZoneInfo) and zone.key else ""
 
 
 _ENCODERS: dict[type, Callable[[Any], Ext]] = {
@@ -117,7 +143,7 @@ _ENCODERS: dict[type, Callable[[Any], Ext]] = {
     uuid.UUID: lambda value: Ext(_UUID, value.bytes),
     dt.datetime: _datetime,
     dt.date: lambda value: Ext(_DATE, value.isoformat().encode()),
-    dt.time: lambda value: Ext(_TIME, _encode([value.isoformat(), value.fold])),
+    dt.time: lambda value: Ext(_TIME, _encode([value.isoformat(), value.fold, _zone(value)])),
     dt.timedelta: lambda value: Ext(
         _TIMEDELTA, struct.pack(">iii", value.days, value.seconds, value.microseconds)
     ),
@@ -133,8 +159,11 @@ def _decode_datetime(data: bytes) -> dt.datetime:
 
 
 def _decode_time(data: bytes) -> dt.time:
-    text, fold = _decode(data)
-    return dt.time.fromisoformat(text).replace(fold=fold)
+    text, fold, zone = _decode(data)
+    value = dt.time.fromisoformat(text)
+    if zone:
+        value = value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+    return value.replace(fold=fold)
 
 
 def _decode_timedelta(data: bytes) -> dt.timedelta:
@@ -152,7 +181,8 @@ _DECODERS: dict[int, Callable[[bytes], Any]] = {
     _DATE: lambda data: dt.date.fromisoformat(data.decode()),
     _TIME: _decode_time,
     _TIMEDELTA: _decode_timedelta,
-    _BIGINT: lambda data: int(data.decode()),
+    _BIGINT: lambda data: int.from_bytes(data, "big", signed=True),
+    _MAPPING: lambda data: dict(_decode(data)),
 }
 
 

@@ -44,6 +44,15 @@ MAX_SECONDS = 100 * 365 * 86400.0
 Seconds = float | int | dt.timedelta
 
 
+def _shown(value: object) -> str:
+    """A value as an error shows it: not too long, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # repr may run a user's code; an int of 5,000 digits has none
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def check_name(field: str, value: object) -> str:
     """An id, queue, key or task name: 1 to 200 bytes of UTF-8, no control characters."""
     if not isinstance(value, str):
@@ -53,11 +62,11 @@ def check_name(field: str, value: object) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise InvalidOption(f"{field} {value!r} is not valid text") from None
+        raise InvalidOption(f"{field} {_shown(value)} is not valid text") from None
     if size > MAX_NAME:
         raise InvalidOption(f"{field} has {size} bytes; {MAX_NAME} is the most")
     if not value.isprintable():
-        raise InvalidOption(f"{field} {value!r} contains a control or invisible character")
+        raise InvalidOption(f"{field} {_shown(value)} contains a control or invisible character")
     return value
 
 
@@ -66,11 +75,11 @@ def check_seconds(field: str, value: object) -> float:
     if isinstance(value, dt.timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidOption(f"{field} must be seconds or a timedelta, not {value!r}")
-    if not math.isfinite(value) or value < 0:
-        raise InvalidOption(f"{field} must be 0 or more seconds, not {value!r}")
+        raise InvalidOption(f"{field} must be seconds or a timedelta, not {_shown(value)}")
+    if not value >= 0 or value == math.inf:  # NaN is not >= 0, nor is anything negative
+        raise InvalidOption(f"{field} must be 0 or more seconds, not {_shown(value)}")
     if value > MAX_SECONDS:
-        raise InvalidOption(f"{field} of {value!r} seconds is more than a hundred years")
+        raise InvalidOption(f"{field} is more than a hundred years; it is given in seconds")
     return float(value)
 
 
@@ -83,24 +92,24 @@ def check_moment(field: str, value: object) -> float:
                 "for example datetime.now(timezone.utc)"
             )
         return value.timestamp()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidOption(f"{field} must be an aware datetime or epoch seconds, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidOption(f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}")
     if not 0 < value < 2**37:
-        raise InvalidOption(f"{field} of {value!r} is no time in epoch seconds")
+        raise InvalidOption(f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}")
     return float(value)
 
 
 def check_priority(value: object) -> int:
     """A priority of −100 to 100, higher first. Returns the stored rank."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-        raise InvalidOption(f"priority must be a number from -100 to 100, not {value!r}")
+        raise InvalidOption(f"priority must be a number from -100 to 100, not {_shown(value)}")
     return rank_of(value)
 
 
 def check_count(field: str, value: object, least: int = 0, most: int = 2**31 - 1) -> int:
     """A whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidOption(f"{field} must be a whole number from {least} to {most}, not {value!r}")
+        raise InvalidOption(f"{field} must be a whole number from {least} to {most}, not {_shown(value)}")
     return value
 
 
@@ -110,8 +119,8 @@ def check_retries(value: object) -> Retries:
         check_count("retries", value.limit, 0, 65_000)
         check_seconds("delay of retries", value.delay)
         check_seconds("cap of retries", value.cap)
-        if not 1 <= value.factor <= 1000:
-            raise InvalidOption(f"factor of retries must be from 1 to 1000, not {value.factor!r}")
+        if not isinstance(value.factor, (int, float)) or not 1 <= value.factor <= 1000:
+            raise InvalidOption(f"factor of retries must be from 1 to 1000, not {_shown(value.factor)}")
         return value
     return Retries(limit=check_count("retries", value, 0, 65_000))
 
@@ -122,7 +131,7 @@ def check_conflict(value: object) -> str:
         return Conflict(str(value)).value
     except ValueError:
         choices = ", ".join(Conflict)
-        raise InvalidOption(f"on_conflict must be one of {choices}, not {value!r}") from None
+        raise InvalidOption(f"on_conflict must be one of {choices}, not {_shown(value)}") from None
 
 
 def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -183,4 +192,4 @@ def default_url() -> str:
         (d for d in (here, *here.parents) if (d / "pyproject.toml").is_file() or (d / ".git").exists()),
         here,
     )
-    return f"lmdb://{root / '.tidemill'}"
+    return f"lmdb://{urllib.parse.quote(str(root / '.tidemill'))}"

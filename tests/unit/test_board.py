@@ -1,0 +1,99 @@
+"""The board: what runs at this moment, readable after everything died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidemill import board as module
+from tidemill.board import Board, Running, read_board
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "board")
+
+
+def test_what_starts_is_shown_until_it_ends(path: str) -> None:
+    # law 6
+    board = Board(path, 3)
+    assert board.running() == []
+    board.start(0, 7, 1, 10.0, 0.0)
+    board.start(2, 8, 2, 11.0, 99.5)
+    assert board.running() == [Running(0, 7, 1, 10.0, 0.0), Running(2, 8, 2, 11.0, 99.5)]
+    assert board.running(1, 1) == []
+    assert board.running(2, 1) == [Running(2, 8, 2, 11.0, 99.5)]
+    board.end(0)
+    board.end(0)
+    assert [r.slot for r in board.running()] == [2]
+    board.clear(1, 2)
+    assert board.running() == []
+    board.close()
+
+
+def test_another_reader_sees_it_while_it_happens(path: str) -> None:
+    writer, reader = Board(path, 2), Board(path, 2)
+    writer.start(1, 2**63, 4, 1.5, 2.5)
+    assert reader.running() == [Running(1, 2**63, 4, 1.5, 2.5)]
+    assert read_board(path) == {2**63: 1.5}
+    writer.end(1)
+    assert reader.running() == []
+    assert read_board(path) == {}
+
+
+def test_a_board_may_grow(path: str) -> None:
+    Board(path, 1).start(0, 5, 1, 1.0, 0.0)
+    larger = Board(path, 4)
+    larger.start(3, 6, 1, 2.0, 0.0)
+    assert read_board(path) == {5: 1.0, 6: 2.0}
+
+
+def test_the_token_is_written_last(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a kill in between must not show a new token with another job's times
+    board = Board(path, 1)
+
+    class Killed(Exception):
+        pass
+
+    class Cut:
+        """The token's struct of a process that dies just before writing it."""
+
+        def pack_into(self, *_: object) -> None:
+            raise Killed
+
+    monkeypatch.setattr(module, "_TOKEN", Cut())
+    with pytest.raises(Killed):
+        board.start(0, 9, 3, 12.0, 0.0)
+    assert board.running() == []
+    assert read_board(path) == {}
+
+
+def test_it_is_read_after_its_process_was_killed(path: str) -> None:
+    # law 6, case T9
+    code = (
+        "import sys, os, signal; from tidemill.board import Board\n"
+        "Board(sys.argv[1], 2).start(1, 42, 1, 10.0, 0.0); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, path], check=False, timeout=30)
+    assert ended.returncode == -signal.SIGKILL
+    assert read_board(path) == {42: 10.0}
+
+
+def test_no_board_is_no_witness_and_a_torn_one_is_read_as_far_as_it_goes(path: str) -> None:
+    assert read_board(path) is None
+    Path(path).write_bytes(b"")
+    assert read_board(path) == {}
+    board = Board(path, 1)
+    board.start(0, 3, 1, 1.0, 0.0)
+    with open(path, "ab") as file:
+        file.write(b"torn")
+    assert read_board(path) == {3: 1.0}
+    board.remove()
+    board.remove()
+    assert not os.path.exists(path)
+    assert read_board(path) is None
