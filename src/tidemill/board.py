@@ -47,7 +47,9 @@ class Board:
         finally:
             os.close(fd)
 
-    def start(self, slot: int, token: int, generation: int, started: float, deadline: float) -> None:
+    def start(
+        self, slot: int, token: int, generation: int, started: float, deadline: float
+    ) -> None:
         """Say that the slot runs the lease ``token`` from now on."""
         at = slot * _SLOT.size
         _REST.pack_into(self._map, at + 8, generation, started, deadline)
@@ -86,7 +88,7 @@ class Board:
 
 
 def read_board(path: str) -> dict[int, float] | None:
-    """The tokens that were running, with their start, on a dead worker's board; None without one."""
+    """The tokens that were running, with their start, by a dead worker's board; or None."""
     try:
         with open(path, "rb") as file:
             data = file.read()

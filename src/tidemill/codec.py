@@ -1,8 +1,8 @@
 """Bodies and results: Python values to bytes and back, exact types, nothing executable.
 
 msgpack of plain data (law 18). What msgpack has no type for travels as an extension: tuple, set,
-frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond 64 bits, and
-dicts with such keys.
+frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond 64 bits,
+and dicts with such keys.
 Dataclasses, msgspec structs and enums travel as plain data and become themselves again through the
 task's annotations, never by a name in the data. Pickle only if asked for, and only when signed.
 """
@@ -107,7 +107,11 @@ def _flatten_other(value: Any) -> Any:
         return bytes(value)
     for base in (str, int, float, bytes, list, dict, tuple, set, frozenset, dt.datetime, dt.date):
         if isinstance(value, base):
-            return _flatten(base(value)) if base not in (dt.datetime, dt.date) else _ENCODERS[base](value)
+            return (
+                _flatten(base(value))
+                if base not in (dt.datetime, dt.date)
+                else _ENCODERS[base](value)
+            )
     raise CodecError(
         f"cannot encode a {type(value).__module__}.{type(value).__qualname__}: pass plain data, "
         "a dataclass or a msgspec.Struct instead"
@@ -193,7 +197,7 @@ def _extension(code: int, data: memoryview) -> Any:
     return decoder(bytes(data))
 
 
-_decode = msgspec.msgpack.Decoder(ext_hook=_extension).decode
+_decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(ext_hook=_extension).decode
 
 
 def pack_pickle(value: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Reading what the user wrote: options, names, durations, URLs. One clear sentence for each mistake."""
+"""Reading what the user wrote: options, names, durations, URLs. One sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -93,14 +93,18 @@ def check_moment(field: str, value: object) -> float:
             )
         return value.timestamp()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidOption(f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}")
+        raise InvalidOption(
+            f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
+        )
     if not 0 < value < 2**37:
-        raise InvalidOption(f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}")
+        raise InvalidOption(
+            f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
+        )
     return float(value)
 
 
 def check_priority(value: object) -> int:
-    """A priority of −100 to 100, higher first. Returns the stored rank."""
+    """A priority of -100 to 100, higher first. Returns the stored rank."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
         raise InvalidOption(f"priority must be a number from -100 to 100, not {_shown(value)}")
     return rank_of(value)
@@ -109,7 +113,9 @@ def check_priority(value: object) -> int:
 def check_count(field: str, value: object, least: int = 0, most: int = 2**31 - 1) -> int:
     """A whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidOption(f"{field} must be a whole number from {least} to {most}, not {_shown(value)}")
+        raise InvalidOption(
+            f"{field} must be a whole number from {least} to {most}, not {_shown(value)}"
+        )
     return value
 
 
@@ -120,7 +126,9 @@ def check_retries(value: object) -> Retries:
         check_seconds("delay of retries", value.delay)
         check_seconds("cap of retries", value.cap)
         if not isinstance(value.factor, (int, float)) or not 1 <= value.factor <= 1000:
-            raise InvalidOption(f"factor of retries must be from 1 to 1000, not {_shown(value.factor)}")
+            raise InvalidOption(
+                f"factor of retries must be from 1 to 1000, not {_shown(value.factor)}"
+            )
         return value
     return Retries(limit=check_count("retries", value, 0, 65_000))
 
@@ -189,7 +197,11 @@ def default_url() -> str:
         return url
     here = Path.cwd()
     root = next(
-        (d for d in (here, *here.parents) if (d / "pyproject.toml").is_file() or (d / ".git").exists()),
+        (
+            d
+            for d in (here, *here.parents)
+            if (d / "pyproject.toml").is_file() or (d / ".git").exists()
+        ),
         here,
     )
     return f"lmdb://{urllib.parse.quote(str(root / '.tidemill'))}"

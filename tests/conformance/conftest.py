@@ -25,7 +25,11 @@ class Kind(msgspec.Struct, frozen=True):
 
 KINDS = [
     Kind("memory", "memory://", ("tidemill.brokers.memory",)),
-    Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.broker", "tidemill.brokers.lmdb.inspect")),
+    Kind(
+        "lmdb",
+        "lmdb://{dir}/store",
+        ("tidemill.brokers.lmdb.broker", "tidemill.brokers.lmdb.inspect"),
+    ),
 ]
 
 

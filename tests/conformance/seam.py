@@ -24,7 +24,9 @@ from tidemill.retry import ENDLESS, Retries
 UNFINISHED = (State.WAITING, State.SCHEDULED, State.READY, State.RUNNING)
 
 
-def job(queue: str = "default", *, priority: float = 0, retries: int = 3, **fields: Any) -> Envelope:
+def job(
+    queue: str = "default", *, priority: float = 0, retries: int = 3, **fields: Any
+) -> Envelope:
     """A task's job."""
     fields.setdefault("id", new_id())
     fields.setdefault("task", "app.work")
@@ -41,7 +43,9 @@ def message(queue: str = "default", **fields: Any) -> Envelope:
 class Hand:
     """An owner, attached to a broker."""
 
-    def __init__(self, broker: Broker, name: str = "w1", kind: str = "worker", **facts: Any) -> None:
+    def __init__(
+        self, broker: Broker, name: str = "w1", kind: str = "worker", **facts: Any
+    ) -> None:
         self.broker = broker
         self.id = f"{name}-{new_id()}"
         self.kind = kind

@@ -67,7 +67,9 @@ def test_cancel_reaches_a_running_job_through_its_owner(broker: Broker, worker: 
     assert (record.state, record.error) == (State.CANCELLED, "cancelled while it was running")
 
 
-def test_a_job_that_succeeds_in_spite_of_a_cancel_has_succeeded(broker: Broker, worker: Hand) -> None:
+def test_a_job_that_succeeds_in_spite_of_a_cancel_has_succeeded(
+    broker: Broker, worker: Hand
+) -> None:
     given = job()
     broker.put([given])
     [lease] = worker.take()
@@ -134,7 +136,9 @@ def test_delete_in_every_state(broker: Broker, worker: Hand, clock: Clock) -> No
     assert worker.take_ids() == []
 
 
-def test_a_deleted_running_job_loses_its_lease(broker: Broker, consumer: Hand, clock: Clock) -> None:
+def test_a_deleted_running_job_loses_its_lease(
+    broker: Broker, consumer: Hand, clock: Clock
+) -> None:
     # law 4
     given = message(ttr=10)
     broker.put([given])
@@ -196,7 +200,9 @@ def test_owners_come_and_go(broker: Broker, worker: Hand) -> None:
     assert broker.command(other.id, Command("quiet")) is False
 
 
-def test_what_an_owner_holds_goes_back_uncounted_when_it_detaches(broker: Broker, worker: Hand) -> None:
+def test_what_an_owner_holds_goes_back_uncounted_when_it_detaches(
+    broker: Broker, worker: Hand
+) -> None:
     # law 6: a graceful shutdown costs nothing
     jobs = [job(), job()]
     broker.put(jobs)

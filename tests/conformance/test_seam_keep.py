@@ -17,7 +17,9 @@ from tidemill.errors import InvalidOption
 from tidemill.job import Outcome, State
 
 
-def finish(broker: Broker, hand: Hand, count: int, result: bytes = b"", **fields: object) -> list[str]:
+def finish(
+    broker: Broker, hand: Hand, count: int, result: bytes = b"", **fields: object
+) -> list[str]:
     jobs = [job(**fields) for _ in range(count)]
     broker.put(jobs)
     for lease in hand.take(count):
@@ -96,7 +98,9 @@ def test_a_young_result_outlives_a_short_keep(
     assert kept(broker) == set()
 
 
-def test_a_job_says_itself_how_long_its_result_is_kept(broker: Broker, worker: Hand, clock: Clock) -> None:
+def test_a_job_says_itself_how_long_its_result_is_kept(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
     [short] = finish(broker, worker, 1, result=b"r", result_ttl=5.0)
     [long] = finish(broker, worker, 1, result=b"r", result_ttl=90_000.0)
     clock.advance(6)
@@ -221,7 +225,7 @@ def test_wait_for_sees_an_expiry_with_no_worker_there(broker: Broker) -> None:
 
 
 def sleeping(broker: Broker, hand: Hand, *queues: str) -> Callable[[], float]:
-    """Have an owner sleep in wait; returns what waits for its waking, and tells how long it took."""
+    """Have an owner sleep in wait; returns what waits for its waking, and tells how long."""
     done: list[float] = []
     ready = threading.Event()
 

@@ -48,7 +48,9 @@ def test_reject_raises_while_it_is_unfinished(broker: Broker, worker: Hand) -> N
 @pytest.mark.parametrize("delay", [0, 60])
 def test_replace_takes_the_newest_data_and_time(broker: Broker, worker: Hand, delay: float) -> None:
     put(broker, "a", body=b"old", delay=delay)
-    assert put(broker, "b", body=b"new", on_conflict="replace", delay=30) == Put("b", Placed.REPLACED)
+    assert put(broker, "b", body=b"new", on_conflict="replace", delay=30) == Put(
+        "b", Placed.REPLACED
+    )
     assert unfinished(broker) == {"b": State.SCHEDULED}
     record = broker.get("a")
     assert record is not None

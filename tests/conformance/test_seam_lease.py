@@ -25,7 +25,12 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: H
     # then
     record = broker.get(given.id)
     assert record is not None
-    assert (record.state, record.result, record.error, record.worker) == (State.SUCCEEDED, b"r", "", "")
+    assert (record.state, record.result, record.error, record.worker) == (
+        State.SUCCEEDED,
+        b"r",
+        "",
+        "",
+    )
     [attempt] = record.attempts
     assert (attempt.number, attempt.worker, attempt.outcome) == (1, "w1", Outcome.SUCCESS)
     assert (attempt.started, attempt.ended) == (10.0, 11.0)
@@ -34,7 +39,9 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: H
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_every_outcome_leads_where_it_should(broker: Broker, worker: Hand, outcome: Outcome) -> None:
+def test_every_outcome_leads_where_it_should(
+    broker: Broker, worker: Hand, outcome: Outcome
+) -> None:
     # law 3: the drawing in job.py
     given = job()
     broker.put([given])
@@ -126,7 +133,11 @@ def test_release_and_snooze_count_no_attempt(broker: Broker, worker: Hand, clock
     # law 6
     given = job(retries=0)
     broker.put([given])
-    for outcome, delay in ((Outcome.RELEASE, 0.0), (Outcome.SNOOZE, 5.0), (Outcome.RELEASE, 5.0)) * 2:
+    for outcome, delay in (
+        (Outcome.RELEASE, 0.0),
+        (Outcome.SNOOZE, 5.0),
+        (Outcome.RELEASE, 5.0),
+    ) * 2:
         [lease] = worker.take()
         assert lease.attempt == 1
         worker.settle(lease, outcome, delay=delay)
@@ -218,7 +229,9 @@ def test_a_task_with_a_worker_has_no_ttr(broker: Broker, worker: Hand, clock: Cl
     assert worker.settle(lease)
 
 
-def test_a_message_can_have_a_limit_of_attempts(broker: Broker, consumer: Hand, clock: Clock) -> None:
+def test_a_message_can_have_a_limit_of_attempts(
+    broker: Broker, consumer: Hand, clock: Clock
+) -> None:
     given = job(task="", ttr=1, retries=1)
     broker.put([given])
     for _ in range(2):

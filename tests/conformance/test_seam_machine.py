@@ -30,8 +30,6 @@ OPTIONS = "?keep=50&keep_count=4&keep_failed=80"
 seconds = st.sampled_from([0.0, 0.0, 3.0, 10.0, 40.0])
 
 
-
-
 class SideBySide(RuleBasedStateMachine):
     """The model is the memory broker; the subject is the class attribute ``kind``."""
 

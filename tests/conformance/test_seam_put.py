@@ -29,8 +29,16 @@ def test_what_was_put_first_is_taken_first(broker: Broker, worker: Hand) -> None
 def test_an_envelope_comes_back_as_it_was_put(broker: Broker, worker: Hand) -> None:
     # case Q6 (types of bodies: unit/test_codec.py)
     given = job(
-        "images", body=bytes(range(256)), timeout=2.5, key="k", tags=("a", "b"),
-        headers={"trace": "1"}, text="find me", created=1.5, result_ttl=9.0, signature=b"s",
+        "images",
+        body=bytes(range(256)),
+        timeout=2.5,
+        key="k",
+        tags=("a", "b"),
+        headers={"trace": "1"},
+        text="find me",
+        created=1.5,
+        result_ttl=9.0,
+        signature=b"s",
     )
     broker.put([given])
     record = broker.get(given.id)
@@ -123,7 +131,9 @@ def test_the_sixth_of_five_is_refused_until_there_is_space(broker: Broker, worke
     broker.put([job() for _ in range(10)])
 
 
-def test_in_a_full_queue_a_taken_id_is_named_first_and_replacing_needs_no_space(broker: Broker) -> None:
+def test_in_a_full_queue_a_taken_id_is_named_first_and_replacing_needs_no_space(
+    broker: Broker,
+) -> None:
     broker.set_queue("default", max_size=2)
     broker.put([job(id="a", key="k"), job(id="b")])
     with pytest.raises(DuplicateJob):
@@ -220,7 +230,9 @@ def test_a_job_not_started_in_time_expires(broker: Broker, worker: Hand, clock: 
     assert sum(row.expired for row in broker.stats()) == 2
 
 
-def test_a_job_given_back_after_its_time_expires(broker: Broker, worker: Hand, clock: Clock) -> None:
+def test_a_job_given_back_after_its_time_expires(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
     # case T14
     given = job(expires=10)
     broker.put([given])

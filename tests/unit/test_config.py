@@ -22,13 +22,14 @@ NAN, INF = float("nan"), float("inf")
     ("name", "why"),
     [
         ("", "empty"), ("x" * 201, "201 bytes"), ("é" * 101, "202 bytes"), ("a\nb", "control"),
-        ("\0", "control"), ("a\x7f", "control"), ("\u200b", "control"), ("\ud800", "not valid text"),
+        ("\0", "control"), ("a\x7f", "control"), ("\u200b", "control"),
+        ("\ud800", "not valid text"),
         (17, "must be a string, not int"), (None, "must be a string"), (b"x", "must be a string"),
     ],
 )  # fmt: skip
 def test_bad_names_are_refused_naming_the_field(field: str, name: Any, why: str) -> None:
     # case Q13
-    with pytest.raises(InvalidOption, match=f"^{field} .*{why}"):
+    with pytest.raises(InvalidOption, match=rf"^{field} .*{why}"):
         config.check_name(field, name)
 
 
@@ -41,13 +42,13 @@ def test_good_names_are_kept(name: str) -> None:
 @pytest.mark.parametrize("field", ["delay", "ttr", "timeout", "expires"])
 @pytest.mark.parametrize(
     "value",
-    [-1, -0.001, NAN, INF, -INF, 1e300, 10**400, 10**5000, "5", None, True, [], 1j, dt.timedelta(-1),
-     dt.timedelta.max],
+    [-1, -0.001, NAN, INF, -INF, 1e300, 10**400, 10**5000, "5", None, True, [], 1j,
+     dt.timedelta(-1), dt.timedelta.max],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_bad_durations_are_refused_by_name_never_0(field: str, value: Any) -> None:
     # case Q17
-    with pytest.raises(InvalidOption, match=f"^{field} "):
+    with pytest.raises(InvalidOption, match=rf"^{field} "):
         config.check_seconds(field, value)
 
 
@@ -58,10 +59,12 @@ def test_good_durations_are_seconds() -> None:
     assert isinstance(config.check_seconds("delay", 3), float)
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -5, 0, 1e300, 10**400, "now", None, True, dt.date.today()])
+@pytest.mark.parametrize(
+    "value", [NAN, INF, -5, 0, 1e300, 10**400, "now", None, True, dt.date.today()]
+)
 def test_bad_moments_are_refused(value: Any) -> None:
     # case Q17
-    with pytest.raises(InvalidOption, match="^at "):
+    with pytest.raises(InvalidOption, match=r"^at "):
         config.check_moment("at", value)
 
 
@@ -69,21 +72,21 @@ def test_moments_need_a_zone() -> None:
     aware = dt.datetime(2030, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=2)))
     assert config.check_moment("at", aware) == aware.timestamp()
     assert config.check_moment("at", 1.5e9) == 1.5e9
-    with pytest.raises(InvalidOption, match="without a time zone"):
+    with pytest.raises(InvalidOption, match=r"without a time zone"):
         config.check_moment("at", dt.datetime(2030, 1, 1))
 
 
 @pytest.mark.parametrize("value", [NAN, INF, 101, -101, 10**400, "high", None, True])
 def test_bad_priorities_are_refused(value: Any) -> None:
     # case Q17
-    with pytest.raises(InvalidOption, match="^priority "):
+    with pytest.raises(InvalidOption, match=r"^priority "):
         config.check_priority(value)
 
 
 def test_a_number_too_long_to_print_is_refused_all_the_same() -> None:
     # case Q17
     for check in (config.check_priority, config.check_retries, config.check_conflict):
-        with pytest.raises(InvalidOption, match="a int"):
+        with pytest.raises(InvalidOption, match=r"a int"):
             check(10**5000)
 
 
@@ -96,13 +99,13 @@ def test_priorities_are_ranks_higher_first() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [-1, 1.5, "3", None, True, 10**9, 10**5000, Retries(limit=-1), Retries(delay=NAN), Retries(cap=-1),
-     Retries(factor=0.5), Retries(factor=NAN), Retries(factor="x")],  # type: ignore[arg-type]
+    [-1, 1.5, "3", None, True, 10**9, 10**5000, Retries(limit=-1), Retries(delay=NAN),
+     Retries(cap=-1), Retries(factor=0.5), Retries(factor=NAN), Retries(factor="x")],  # type: ignore[arg-type]
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_bad_retries_are_refused(value: Any) -> None:
     # case Q17
-    with pytest.raises(InvalidOption, match="retries"):
+    with pytest.raises(InvalidOption, match=r"retries"):
         config.check_retries(value)
 
 
@@ -114,21 +117,21 @@ def test_good_retries() -> None:
 def test_conflicts_are_four() -> None:
     assert [config.check_conflict(c) for c in ("keep", "reject", "replace", "merge")]
     for wrong in ("Keep", "", None, 3):
-        with pytest.raises(InvalidOption, match="keep, reject, replace, merge"):
+        with pytest.raises(InvalidOption, match=r"keep, reject, replace, merge"):
             config.check_conflict(wrong)
 
 
 def test_a_misspelt_option_is_told_the_nearest() -> None:
     config.check_known("a task", ["queue"], {"queue", "retries"})
-    with pytest.raises(InvalidOption, match="'retrys' of a task; did you mean 'retries'"):
+    with pytest.raises(InvalidOption, match=r"'retrys' of a task; did you mean 'retries'"):
         config.check_known("a task", ["retrys"], {"queue", "retries"})
-    with pytest.raises(InvalidOption, match="known are queue, retries"):
+    with pytest.raises(InvalidOption, match=r"known are queue, retries"):
         config.check_known("a task", ["zzz"], {"queue", "retries"})
 
 
 def test_a_body_has_a_limit() -> None:
     config.check_body(b"x" * config.MAX_BODY)
-    with pytest.raises(InvalidOption, match="1,048,577 bytes; 1,048,576 is the most"):
+    with pytest.raises(InvalidOption, match=r"1,048,577 bytes; 1,048,576 is the most"):
         config.check_body(b"x" * (config.MAX_BODY + 1))
 
 
@@ -137,14 +140,14 @@ def test_urls_are_taken_apart() -> None:
     assert (url.scheme, url.path, url.options) == ("lmdb", "./a b", {"keep": "5", "x": ""})
     assert parse_url("lmdb:///abs/dir").path == "/abs/dir"
     for wrong in ("", "jobs", "/tmp/jobs", "lmdb:jobs", None, 5):
-        with pytest.raises(InvalidOption, match="is not a broker URL"):
+        with pytest.raises(InvalidOption, match=r"is not a broker URL"):
             parse_url(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=r"after \?"):
         parse_url("lmdb://x?keep")
 
 
 def test_unknown_schemes_and_missing_drivers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidOption, match="no broker for sqs://.*lmdb://"):
+    with pytest.raises(InvalidOption, match=r"no broker for sqs://.*lmdb://"):
         open_broker("sqs://x")
 
     def missing(name: str) -> Any:
@@ -155,7 +158,9 @@ def test_unknown_schemes_and_missing_drivers_are_named(monkeypatch: pytest.Monke
         open_broker("memory://")
 
 
-def test_the_default_url_is_beside_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_url_is_beside_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TIDEMILL_URL", raising=False)
     project = tmp_path / "my 100% project?"
     deep = project / "a" / "b"

@@ -1,4 +1,4 @@
-"""The LMDB store among processes: forks, wake-ups, deaths, a full disk. Real processes throughout."""
+"""The LMDB store among processes: forks, wake-ups, deaths, a full disk. All are real."""
 
 from __future__ import annotations
 
@@ -344,8 +344,9 @@ def test_what_was_accepted_survives_a_kill(url: str, broker: LmdbBroker) -> None
     with Process(url, code) as process:
         process.expect("accepted")
         process.popen.wait(10)
-    assert [r.envelope.id for r in broker.find(Filter())
-            .records] == [f"j{n:02}" for n in reversed(range(50))]
+    assert [r.envelope.id for r in broker.find(Filter()).records] == [
+        f"j{n:02}" for n in reversed(range(50))
+    ]
 
 
 def test_killed_in_the_middle_of_anything_the_store_goes_on(url: str, broker: LmdbBroker) -> None:
@@ -433,10 +434,15 @@ def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None
     broker = open_broker(f"lmdb://{small_disk}/store?keep=0&keep_failed=0")
     broker.attach(Owner(id="o", name="w"))
     accepted = 0
-    with pytest.raises(StoreFull, match="disk"):
+
+    def fill() -> None:
+        nonlocal accepted
         while True:
             broker.put([job(body=b"x" * 500) for _ in range(100)])
             accepted += 100
+
+    with pytest.raises(StoreFull, match="disk"):
+        fill()
     assert broker.stats()[0].ready == accepted > 1000
     # somebody else fills the rest
     with contextlib.suppress(OSError), open(small_disk / "other", "wb", buffering=0) as file:

@@ -4,9 +4,10 @@ Small, synchronous, thread-safe. Every call is one atomic step: killed in the mi
 wholly or not at all. Batches everywhere. A broker keeps the laws it claims in ``features``; what it
 lacks is refused by name where the option is used.
 
-The conversation of an owner is ``attach``, then ``exchange`` and ``wait`` in turn: an exchange hands
-in verdicts and takes leases and never sleeps; a wait sleeps until the next due time, a hint, or a
-descriptor of the caller's. Hints may lie, the store is the truth: whoever wakes exchanges again.
+The conversation of an owner is ``attach``, then ``exchange`` and ``wait`` in turn: an exchange
+hands in verdicts and takes leases and never sleeps; a wait sleeps until the next due time, a hint,
+or a descriptor of the caller's. Hints may lie, the store is the truth: whoever wakes exchanges
+again.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Want(msgspec.Struct, frozen=True):
     """How many jobs an owner can take, of which queues. No queues means all.
 
     ``tasks`` and ``messages`` say which kinds: a worker never takes raw messages, nor a consumer
-    tasks, unless it asks for them. Without ``sleep`` the owner does not mean to wait when nothing is
-    there, and is not hinted.
+    tasks, unless it asks for them. Without ``sleep`` the owner does not mean to wait when nothing
+    is there, and is not hinted.
     """
 
     count: int
@@ -250,7 +251,7 @@ class Broker(Protocol):
         ...
 
     def was_here(self, job_id: str) -> bool:
-        """True when an id the store does not have could be one it has pruned: an own id, made since."""
+        """True when an id the store does not have could be one it pruned: an own id, made since."""
         ...
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
@@ -314,7 +315,9 @@ def need(broker: Broker, feature: Feature, option: str) -> None:
     """
     if feature not in broker.features:
         scheme = broker.url.split("://", 1)[0]
-        raise FeatureMissing(f"{option} needs the feature {feature!s}, which {scheme}:// does not have")
+        raise FeatureMissing(
+            f"{option} needs the feature {feature!s}, which {scheme}:// does not have"
+        )
 
 
 _SCHEMES: dict[str, str | Callable[[Url], Broker]] = {
@@ -352,7 +355,7 @@ def open_broker(text: str) -> Broker:
             if extra is None:
                 raise
             raise FeatureMissing(
-                f"{url.scheme}:// needs {error.name}; install it with: pip install 'tidemill[{extra}]'"
+                f"{url.scheme}:// needs {error.name}; install it: pip install 'tidemill[{extra}]'"
             ) from error
     assert callable(opener)
     return opener(url)

@@ -134,7 +134,9 @@ class MemoryBroker:
 
     def put(self, jobs: Sequence[Envelope], *, txn: Any = None) -> list[Put]:
         if txn is not None:
-            raise FeatureMissing("txn= needs the feature transactions, which memory:// does not have")
+            raise FeatureMissing(
+                "txn= needs the feature transactions, which memory:// does not have"
+            )
         with self._lock:
             self._come_due()
             self._refuse_any(jobs)
@@ -143,7 +145,7 @@ class MemoryBroker:
             return puts
 
     def _refuse_any(self, jobs: Sequence[Envelope]) -> None:
-        """All or none: the puts are played through for what could refuse one, before any is stored."""
+        """All or none: play the puts through for what could refuse one, before any is stored."""
         ids: set[str] = set()
         holders: dict[str, list[tuple[str, bool]]] = {}  # key -> (queue, runs) of job and successor
         added: collections.Counter[str] = collections.Counter()
@@ -181,7 +183,9 @@ class MemoryBroker:
             return Put(current.record.envelope.id, Placed.MERGED)
         if job.on_conflict != Conflict.REPLACE:
             return Put(current.record.envelope.id, Placed.KEPT)
-        for old in reversed(holders[1:] if running else holders[:]):  # a successor first: no promotion
+        for old in reversed(
+            holders[1:] if running else holders[:]
+        ):  # a successor first: no promotion
             self._finish(self._items[old], State.CANCELLED, f"replaced by {job.id}")
         if not running:
             self._insert(job, State.READY)
@@ -191,7 +195,7 @@ class MemoryBroker:
         return Put(job.id, Placed.SUCCESSOR)
 
     def _follow(self, job: Envelope) -> None:
-        """A put that must not fail, because settling must not: no limit holds, a taken id is kept."""
+        """A put that must not fail, since settling must not: no limit holds, a taken id is kept."""
         rejected = job.on_conflict == Conflict.REJECT and job.key and self._keys.get(job.key)
         if job.id not in self._items and not rejected:
             self._put(job)
@@ -257,7 +261,7 @@ class MemoryBroker:
         self._count(item, +1)
 
     def _unplace(self, item: _Item) -> None:
-        """Out of whatever holds it now. Due entries are left; they are checked when they come up."""
+        """Out of whatever holds it now. Due entries stay; they are checked when they come up."""
         self._count(item, -1)
         if item.ready:
             self._ready[_line(item.record.envelope)].remove(item.ready)
@@ -392,7 +396,9 @@ class MemoryBroker:
             if outcome is Outcome.RETRY:
                 self._queue(record.envelope.queue).retried += 1
             delay = verdict.delay
-            due, machine = (wall_time() + delay, machine_time() + delay) if delay > 0 else (0.0, 0.0)
+            due, machine = (
+                (wall_time() + delay, machine_time() + delay) if delay > 0 else (0.0, 0.0)
+            )
             self._move(item, due, machine)
 
     def _touch(self, owner: str, token: int, seconds: float) -> bool:
@@ -499,7 +505,9 @@ class MemoryBroker:
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         with self._lock:
-            held = [(token, item) for (owner, token), item in self._leases.items() if owner == owner_id]
+            held = [
+                (token, item) for (owner, token), item in self._leases.items() if owner == owner_id
+            ]
             for token, item in held:
                 if causes is None:
                     self._lose(item)
@@ -623,7 +631,9 @@ class MemoryBroker:
                 if (not cursor or seq < int(cursor)) and matches(self._items[i].record, what)
             ]
             more = str(found[limit - 1].seq) if len(found) > limit else ""
-            return Page([r for r in map(self.get, (f.envelope.id for f in found[:limit])) if r], more)
+            return Page(
+                [r for r in map(self.get, (f.envelope.id for f in found[:limit])) if r], more
+            )
 
     def stats(self) -> list[QueueStats]:
         with self._lock:

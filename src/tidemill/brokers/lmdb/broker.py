@@ -1,7 +1,7 @@
 """``lmdb://``: the broker of one directory on disk. Durable, many processes, no server.
 
-This file is the conversation: it turns each call of the seam into one commit of :mod:`.moves`, keeps
-the owners of this process, and sleeps. What moves a job is in :mod:`.moves`, who is alive in
+This file is the conversation: it turns each call of the seam into one commit of :mod:`.moves`,
+keeps the owners of this process, and sleeps. What moves a job is in :mod:`.moves`, who is alive in
 :mod:`.owners`, who is woken in :mod:`.wake`, what is shown in :mod:`.inspect`.
 """
 
@@ -50,7 +50,9 @@ def open_url(url: Url) -> LmdbBroker:
     """The broker of an ``lmdb://`` URL: ``lmdb:///absolute`` or ``lmdb://./relative``."""
     check_known("an lmdb:// url", url.options, _OPTIONS)
     if not url.path:
-        raise InvalidOption(f"url {url.text!r} names no directory; write lmdb://./jobs or lmdb:///var/jobs")
+        raise InvalidOption(
+            f"url {url.text!r} names no directory; write lmdb://./jobs or lmdb:///var/jobs"
+        )
     durability = url.options.get("durability", "full")
     if durability not in ("full", "relaxed"):
         raise InvalidOption(f"durability in the url must be full or relaxed, not {durability!r}")
@@ -76,9 +78,9 @@ class _Member:
         self.sleeper = sleeper
         self.epoch: object = None  # as of which it watches others
         self.last_queue = 0  # that a fair want was served from
-        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(
-            os, "pipe2"
-        ) else os.pipe()
+        self.wake_read, self.wake_write = (
+            os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        )
 
     def descriptors(self) -> list[int]:
         """All that it has open."""
@@ -169,7 +171,7 @@ class LmdbBroker:
             self._attach_store(self._store)
 
     def after_fork_child(self) -> None:
-        """In a forked child: owners and sleepers are the parent's; close our copies of them at once.
+        """In a forked child: owners and sleepers are the parent's; close our copies at once.
 
         Else the parent would seem alive for as long as any child of it is.
         """
@@ -444,7 +446,9 @@ class LmdbBroker:
     def owners(self) -> list[Owner]:
         self._check_open()
         with self._store.env.begin() as txn:
-            return [owner for number, owner in self._owner_rows(txn) if self._liveness.alive(number)]
+            return [
+                owner for number, owner in self._owner_rows(txn) if self._liveness.alive(number)
+            ]
 
     def info(self) -> dict[str, Any]:
         self._check_open()
@@ -556,7 +560,9 @@ class _Exchange:
         if want.sleep and want.count and not reply.leases:
             kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
             bits = bloom(want.queues) if want.queues else ALL
-            until = ALL if reply.next_due == float("inf") else moves.now + int(reply.next_due * MICRO)
+            until = (
+                ALL if reply.next_due == float("inf") else moves.now + int(reply.next_due * MICRO)
+            )
             self.store.bells.mark(self.member.sleeper, kinds, bits, until)
         else:
             self.store.bells.mark(self.member.sleeper, 0, 0)

@@ -64,7 +64,9 @@ class Inspection:
             leases = _Leases(self._store, txn)
             return [self._record(txn, job_id.encode(), leases) for job_id in ids]
 
-    def _record(self, txn: lmdb.Transaction[bytes], job_id: bytes, leases: _Leases) -> Record | None:
+    def _record(
+        self, txn: lmdb.Transaction[bytes], job_id: bytes, leases: _Leases
+    ) -> Record | None:
         data = txn.get(job_id, db=self._store.tables.job) if 0 < len(job_id) < 500 else None
         return self._shown(txn, Stored(job_id, data), leases) if data else None
 
@@ -113,9 +115,7 @@ class Inspection:
         while len(found) < limit:
             with self._store.env.begin() as txn:
                 leases = _Leases(self._store, txn)
-                looked = 0
-                for job_id, data in self._backwards(txn, start):
-                    looked += 1
+                for looked, (job_id, data) in enumerate(self._backwards(txn, start), 1):
                     start = job_id
                     record = self._shown(txn, Stored(job_id, data), leases)
                     if matches(record, what):
@@ -126,7 +126,9 @@ class Inspection:
                     return Page(found)
         return Page(found, start.decode())
 
-    def _backwards(self, txn: lmdb.Transaction[bytes], below: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _backwards(
+        self, txn: lmdb.Transaction[bytes], below: bytes
+    ) -> Iterator[tuple[bytes, bytes]]:
         """(id, data) of jobs below an id, or from the last."""
         cursor = txn.cursor(self._store.tables.job)
         more = cursor.set_range(below) if below else False
@@ -233,7 +235,9 @@ class Inspection:
 
     def kick(self, moves: Moves, ids: Sequence[str]) -> list[bool]:
         """Make jobs ready again."""
-        return [self._kick(moves, moves.load(job_id.encode()) if job_id else None) for job_id in ids]
+        return [
+            self._kick(moves, moves.load(job_id.encode()) if job_id else None) for job_id in ids
+        ]
 
     @staticmethod
     def _kick(moves: Moves, stored: Stored | None) -> bool:
@@ -264,7 +268,9 @@ class Inspection:
 
     def delete(self, moves: Moves, ids: Sequence[str]) -> list[bool]:
         """Forget jobs in any state."""
-        return [self._delete(moves, moves.load(job_id.encode()) if job_id else None) for job_id in ids]
+        return [
+            self._delete(moves, moves.load(job_id.encode()) if job_id else None) for job_id in ids
+        ]
 
     def _delete(self, moves: Moves, stored: Stored | None) -> bool:
         if stored is None:

@@ -1,8 +1,8 @@
 """The moves of a job, inside one write transaction. Every change of state is in this file.
 
-A :class:`Moves` is the context of one commit: it reads each queue's row once, counts, and writes the
-rows, the sequence and the hints when it finishes. Its methods raise only before they have written
-anything, or leave the transaction to be abandoned.
+A :class:`Moves` is the context of one commit: it reads each queue's row once, counts, and writes
+the rows, the sequence and the hints when it finishes. Its methods raise only before they have
+written anything, or leave the transaction to be abandoned.
 """
 
 from __future__ import annotations
@@ -62,7 +62,16 @@ _END = {
 }
 _SUCCESS, _RETRY = int(Outcome.SUCCESS), int(Outcome.RETRY)
 _BACK = (int(Outcome.RELEASE), int(Outcome.SNOOZE))
-_COUNTED = ("waiting", "scheduled", "ready", "running", "succeeded", "failed", "cancelled", "expired")
+_COUNTED = (
+    "waiting",
+    "scheduled",
+    "ready",
+    "running",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "expired",
+)
 _PROMOTE_MOST = 5000
 _OVERHEAD = 400  # bytes a job takes up besides its body, about
 _NEVER = float("inf")
@@ -134,7 +143,7 @@ class Moves:
                 count_key = self.store.key("queues")
                 number = self._read_number(count_key) + 1
                 self.txn.put(count_key, NUMBER.pack(number))
-                self.txn.put(self.store.key("n/%d" % number), name.encode())
+                self.txn.put(self.store.key(f"n/{number}"), name.encode())
             row = self.rows[name] = Row(name, number, data)
             self.lines[row.number] = row
         return row
@@ -143,7 +152,7 @@ class Moves:
         """The row of the queue a line belongs to."""
         row = self.lines.get(line >> 1)
         if row is None:
-            name = self.txn.get(self.store.key("n/%d" % (line >> 1)))
+            name = self.txn.get(self.store.key(f"n/{line >> 1}"))
             assert name is not None
             row = self.row(name.decode())
         return row
@@ -169,10 +178,12 @@ class Moves:
         return [self._put_one(job) for job in jobs]
 
     def follow(self, jobs: Sequence[Envelope]) -> None:
-        """Puts that must not fail, because settling must not: no limit holds, a taken id is kept."""
+        """Puts that must not fail, since settling must not: no limit holds, a taken id is kept."""
         for job in jobs:
             if self.txn.get(job.id.encode(), db=self.t.job) is None:
-                with contextlib.suppress(DuplicateJob):  # the key rejects it; nothing was written yet
+                with contextlib.suppress(
+                    DuplicateJob
+                ):  # the key rejects it; nothing was written yet
                     self._put_one(job, limited=False)
 
     def _put_one(self, job: Envelope, *, limited: bool = True) -> Put:
@@ -337,7 +348,9 @@ class Moves:
         head.flags = head.flags & ~Flag.WALL | wall
         if self._left(due, wall) > 0:
             head.state = _SCHEDULED
-            self.txn.put(DUE.pack(1 if wall else 0, due, DUE_JOB, head.seq), stored.id, db=self.t.due)
+            self.txn.put(
+                DUE.pack(1 if wall else 0, due, DUE_JOB, head.seq), stored.id, db=self.t.due
+            )
         else:
             head.state = _READY
             self.txn.put(READY.pack(head.line, head.rank, head.seq), stored.id, db=self.t.ready)
@@ -349,7 +362,7 @@ class Moves:
     def end(
         self, stored: Stored, state: int, tail: Tail, error: str = "", *, promote: bool = True
     ) -> None:
-        """Finish a job that is nowhere: kept for a while, or forgotten if it is an acked message."""
+        """Finish a job that is nowhere: kept for a while, or forgotten when an acked message."""
         head = stored.head
         row = self.row_of(head.line)
         if head.expires:
@@ -422,7 +435,7 @@ class Moves:
     # -- leasing --------------------------------------------------------------------------------
 
     def lease(self, owner: int, want: Want, last: int, *, deadlines: bool) -> list[Lease]:
-        """Hand out up to ``want.count`` jobs; a fair want begins after the queue numbered ``last``."""
+        """Hand out up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
         leases: list[Lease] = []
         queues = self._wanted_lines(want)
         if want.mode is Mode.MERGED:
@@ -432,7 +445,9 @@ class Moves:
             self._lease_fairly(owner, want.count, queues, leases, deadlines=deadlines)
         else:
             for lines in queues:
-                self._lease_lines(owner, lines, want.count - len(leases), leases, deadlines=deadlines)
+                self._lease_lines(
+                    owner, lines, want.count - len(leases), leases, deadlines=deadlines
+                )
         return leases
 
     def _lease_fairly(
@@ -697,7 +712,9 @@ class Moves:
             if causes is None:
                 self._lose(owner, worker, token)
             elif token in causes:
-                verdict = Verdict(token, Outcome.RETRY, error=causes[token], ended=self.wall / MICRO)
+                verdict = Verdict(
+                    token, Outcome.RETRY, error=causes[token], ended=self.wall / MICRO
+                )
                 self.settle(owner, worker, verdict)
             else:
                 self.settle(owner, worker, Verdict(token, Outcome.RELEASE))

@@ -1,8 +1,8 @@
 """Who is alive: one locked file per owner, and threads that wait for a lock to come free.
 
-The kernel frees a ``flock`` when its process dies, however it dies, and wakes who waits for it; so a
-death is known at once, in every container that shares the directory, without a poll. Children forked
-by a user's code would keep the lock alive: they close their copy at once
+The kernel frees a ``flock`` when its process dies, however it dies, and wakes who waits for it; so
+a death is known at once, in every container that shares the directory, without a poll. Children
+forked by a user's code would keep the lock alive: they close their copy at once
 (:func:`Liveness.after_fork_child`).
 
 An owner holds its lock alone; who asks or watches takes it shared, so that the curious do not take
@@ -72,7 +72,7 @@ class Liveness:
         return False
 
     def watch(self, mine: int, owners: list[int], died: Callable[[], None]) -> None:
-        """Have ``died`` called, from another thread, when one of the next owners dies or lets go."""
+        """Have ``died`` called, from another thread, when one of the next owners dies or leaves."""
         others = sorted(n for n in owners if n not in self._held)
         ring = [n for n in others if n > mine] + [n for n in others if n < mine]
         for number in ring[:WATCHED]:
@@ -81,7 +81,10 @@ class Liveness:
                     continue
                 self._watching.add(number)
             threading.Thread(
-                target=self._await_end, args=(number, died), name=f"tidemill-watch-{number}", daemon=True
+                target=self._await_end,
+                args=(number, died),
+                name=f"tidemill-watch-{number}",
+                daemon=True,
             ).start()
 
     def _await_end(self, number: int, died: Callable[[], None]) -> None:

@@ -5,8 +5,8 @@ waits there for other processes), takes all requests that have arrived meanwhile
 commits once, and wakes the others. When one request fails, the transaction is abandoned and each is
 replayed by itself, so that only the culprit sees its error.
 
-A caller that is interrupted while it waits takes its request back, or passes on the lead if that was
-just handed to it; a request is never left with a thread that has gone.
+A caller that is interrupted while it waits takes its request back, or passes on the lead if that
+was just handed to it; a request is never left with a thread that has gone.
 
 Each LMDB call gives up the interpreter lock. With threads that compute, getting it back takes a
 whole switch interval (5 ms) a call, with every other process locked out of the store meanwhile: one
@@ -45,10 +45,22 @@ MAP_SIZE = 1 << 38
 
 MAX_READERS = 4096
 _BUSY_INTERVAL = 1e-5
-_PATIENCE = 30.0  # seconds a thread waits for a leader that may be waiting for this thread's own txn
+_PATIENCE = (
+    30.0  # seconds a thread waits for a leader that may be waiting for this thread's own txn
+)
 _BALLAST_MOST = 4 << 20
 _MOUNTS = "/proc/self/mounts"
-_NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "glusterfs"}
+_NETWORK_FILESYSTEMS = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "fuse.sshfs",
+    "9p",
+    "ceph",
+    "glusterfs",
+}
 
 
 class _Forked(Protocol):
@@ -168,7 +180,9 @@ class Store:
         except OSError:
             return
         place = os.path.realpath(folder) + "/"
-        inside = [(p, kind) for p, kind in mounts if place.startswith(_unescaped(p).rstrip("/") + "/")]
+        inside = [
+            (p, kind) for p, kind in mounts if place.startswith(_unescaped(p).rstrip("/") + "/")
+        ]
         path, kind = max(inside, key=lambda mount: len(mount[0]), default=("", ""))
         if kind in _NETWORK_FILESYSTEMS:
             raise BrokerUnavailable(
@@ -295,7 +309,7 @@ class Store:
             if not self._pending or not self._lead.acquire(blocking=False):
                 return
             if self._pending:
-                self._pending.popleft().turn.release()  # it wakes as the leader: not done, lead held
+                self._pending.popleft().turn.release()  # it wakes as the leader, not done
                 return
 
     @contextlib.contextmanager
@@ -343,8 +357,8 @@ class Store:
             )
         elif isinstance(error, lmdb.Error) and "same thread" in str(error):
             ours = TidemillError(
-                "this thread has a write transaction of its own open in the store; pass it as txn=, "
-                "or end it first"
+                "this thread has a write transaction of its own open in the store; "
+                "pass it as txn=, or end it first"
             )
         elif isinstance(error, lmdb.Error):
             ours = BrokerUnavailable(f"the LMDB store in {self.folder}: {error}")
@@ -392,8 +406,9 @@ class Store:
             used = self.used_bytes()
         if used > limit:
             return (
-                f"the map of {self.folder} has {info['map_size'] >> 10} KiB, {used >> 10} KiB of them "
-                "used; a quarter is kept to finish work. Use a larger map_size, or finish or delete jobs"
+                f"the map of {self.folder} has {info['map_size'] >> 10} KiB, {used >> 10} KiB of "
+                "them used; a quarter is kept to finish work. Use a larger map_size, or finish or "
+                "delete jobs"
             ), 0
         return "", min(free - reserve, limit - used) // 8
 

@@ -5,8 +5,9 @@ nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its tr
 sleepers its jobs are for, clears their marks and writes one byte to each FIFO: a sleeper that is up
 before the commit waits for the write lock, so the wake-up overlaps with the disk.
 
-One sleeper at least sleeps no longer than to the next due time of the store (:func:`Bells.keep_time`),
-so that what comes due is seen to whoever made it due, and without waking all.
+One sleeper at least sleeps no longer than to the next due time of the store
+(:func:`Bells.keep_time`), so that what comes due is seen to, whoever put it there, without waking
+all.
 
 Nothing here is trusted: a hint may be late, doubled or for nothing. Losing one to a process that
 dies is made good by its death being noticed (:mod:`.owners`).
@@ -146,7 +147,7 @@ class Bells:
         return bool(_HEAD.unpack_from(self._map)[1])
 
     def ring(self, kind: int, bits: int = ALL, most: int = _SLOTS) -> int:
-        """Hint up to ``most`` sleepers that wait for this kind and these bits; how many that were."""
+        """Hint up to ``most`` sleepers that wait for this kind and these bits; how many."""
         high, sleepers = _HEAD.unpack_from(self._map)
         if not sleepers:
             return 0
