@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.job import Outcome, Record, State, priority_of
+from tidemill.brokers.base import Broker
+from tidemill.job import Outcome, Owner, Record, State, priority_of
 
-__all__ = ["Event", "explain", "trail_of"]
+__all__ = ["Event", "explain", "explain_in", "serving", "trail_of"]
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -77,3 +78,19 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
         asked = ", and was asked to cancel" if record.cancelling else ""
         return f"It was leased by {record.worker}{asked}"
     return f"It {record.state}" + (f": {record.error}" if record.error else "")
+
+
+def serving(broker: Broker, queue: str) -> list[Owner]:
+    """The workers alive that take jobs of a queue."""
+    return [
+        owner
+        for owner in broker.owners()
+        if owner.kind == "worker" and (not owner.queues or queue in owner.queues)
+    ]
+
+
+def explain_in(broker: Broker, record: Record) -> str:
+    """As ``explain``, with what the broker itself knows of the queue and its workers."""
+    queue = record.envelope.queue
+    paused = any(row.paused for row in broker.stats() if row.name == queue)
+    return explain(record, paused=paused, workers=len(serving(broker, queue)))

@@ -5,49 +5,101 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Any
 
 import click
 
 from tidemill.brokers.base import Mode
-from tidemill.worker.supervisor import Settings, Supervisor, install
 
 __all__ = ["worker"]
 
 
 @click.command()
 @click.argument("app")
-@click.option("-p", "--processes", type=click.IntRange(1, 512), default=max(1, (os.cpu_count() or 1)), show_default="one per core", help="Worker processes.")
-@click.option("-c", "--concurrency", type=click.IntRange(1, 10_000), default=8, show_default=True, help="Jobs at a time in each; 1 runs them in the main thread.")
-@click.option("-Q", "--queues", default="", help="Only these queues, comma-separated; the first is emptied before the second.")
-@click.option("--order", type=click.Choice([str(m) for m in Mode]), default=None, help="How several queues are served: strict (default with -Q), fair (default without), merged.")
+@click.option(
+    "-p",
+    "--processes",
+    type=click.IntRange(1, 512),
+    default=max(1, (os.cpu_count() or 1)),
+    show_default="one per core",
+    help="Worker processes.",
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    default=8,
+    show_default=True,
+    help="Jobs at a time in each; 1 runs them in the main thread.",
+)
+@click.option(
+    "-Q",
+    "--queues",
+    default="",
+    help="Only these queues, comma-separated; the first is emptied before the second.",
+)
+@click.option(
+    "--order",
+    type=click.Choice([str(m) for m in Mode]),
+    default=None,
+    help="How several queues are served: strict (default with -Q), fair (default without), merged.",
+)
 @click.option("--burst", is_flag=True, help="End when there is nothing left to do now.")
-@click.option("--drain", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds the neighbours of a stuck job have to finish.")
-@click.option("--shutdown-timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds running jobs have after the first TERM or INT.")
-@click.option("--max-jobs", type=click.IntRange(0), default=0, help="Replace a process after so many jobs.")
-@click.option("--max-memory", type=click.IntRange(0), default=0, metavar="MB", help="Replace a process beyond so many megabytes.")
-@click.option("--name", default="", help="How the trail calls this worker; host:pid when not given.")
-@click.option("-v", "--verbose", count=True, help="-v for more, -vv for much more.")
+@click.option(
+    "--drain",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Seconds the neighbours of a stuck job have to finish.",
+)
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds running jobs have after the first TERM or INT.",
+)
+@click.option(
+    "--max-jobs", type=click.IntRange(0), default=0, help="Replace a process after so many jobs."
+)
+@click.option(
+    "--max-memory",
+    type=click.IntRange(0),
+    default=0,
+    metavar="MB",
+    help="Replace a process beyond so many megabytes.",
+)
+@click.option(
+    "--name", default="", help="How the trail calls this worker; host:pid when not given."
+)
+@click.option(
+    "--reload", is_flag=True, help="For development: reload when a .py file below here changes."
+)
+@click.option("-v", "--verbose", count=True, help="Log what the worker does in detail.")
 def worker(
-    app: str, processes: int, concurrency: int, queues: str, order: str | None, burst: bool,
-    drain: float, shutdown_timeout: float, max_jobs: int, max_memory: int, name: str, verbose: int,
+    queues: str, order: str | None, max_memory: int, reload: bool, verbose: int, **settings: Any
 ) -> None:
     """Run the jobs of APP, named as module:variable.
 
-    Signals: TERM or INT finish what runs, a second one stops now; HUP reloads the app; QUIT stops at
-    once; USR1 prints all stacks. Exit codes: 0 clean, 1 jobs were interrupted, 2 usage or import,
-    3 broker unreachable.
+    Signals: TERM or INT finish what runs, a second one stops now; HUP reloads the app; QUIT stops
+    at once; USR1 prints all stacks. Exit codes: 0 clean, 1 jobs were interrupted, 2 usage or
+    import, 3 broker unreachable.
     """
+    from tidemill.worker.supervisor import Settings, Supervisor, install
+
     level = "DEBUG" if verbose else "INFO"
     os.environ.setdefault("TIDEMILL_LOG", level)
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+    )
     names = tuple(part.strip() for part in queues.split(",") if part.strip())
     mode = Mode(order) if order else Mode.STRICT if names else Mode.FAIR
     supervisor = Supervisor(
-        Settings(
-            app=app, processes=processes, concurrency=concurrency, queues=names, mode=mode,
-            burst=burst, drain=drain, shutdown_timeout=shutdown_timeout, max_jobs=max_jobs,
-            max_memory=max_memory << 20, name=name,
-        )
+        Settings(queues=names, mode=mode, max_memory=max_memory << 20, **settings)
     )
     install(supervisor)
+    if reload:
+        from tidemill.cli.reload import watch
+
+        watch(os.getcwd())
     sys.exit(supervisor.run())

@@ -1,0 +1,140 @@
+"""``tidemill retry`` and ``cancel``: acting on jobs, by id or by filter."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+
+import click
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Filter
+from tidemill.cli.choose import every, filter_options
+from tidemill.cli.connect import json_option, store_options
+from tidemill.job import State
+
+__all__ = ["cancel", "retry"]
+
+_BATCH = 500
+_RETRIED = frozenset({State.FAILED})
+_CANCELLED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
+
+_all_option = click.option(
+    "--all", "everything", is_flag=True, help="All that match the filters, without asking."
+)
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@filter_options
+@_all_option
+@json_option
+@store_options
+def retry(
+    mill: Tidemill, ids: tuple[str, ...], what: Filter, everything: bool, as_json: bool
+) -> None:
+    """Make jobs ready again, with all their attempts anew.
+
+    By id, or by filters, which then mean failed jobs unless --state says cancelled, expired or
+    scheduled.
+    """
+    chosen = _chosen(mill, ids, what, _RETRIED, "retry", everything)
+    _act("retried", chosen, mill.broker.kick, mill, as_json)
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@filter_options
+@click.option("--terminate", is_flag=True, help="Stop running jobs within a second.")
+@_all_option
+@json_option
+@store_options
+def cancel(
+    mill: Tidemill,
+    ids: tuple[str, ...],
+    what: Filter,
+    terminate: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Cancel jobs that have not finished.
+
+    By id, or by filters. One that does not run yet never will; a running one is asked to stop, or
+    made to with --terminate.
+    """
+    chosen = _chosen(mill, ids, what, _CANCELLED, "cancel", everything)
+
+    def do(part: Sequence[str]) -> list[bool]:
+        return mill.broker.cancel(part, terminate=terminate)
+
+    _act("cancelled", chosen, do, mill, as_json)
+
+
+def _chosen(
+    mill: Tidemill,
+    ids: tuple[str, ...],
+    what: Filter,
+    states: frozenset[State],
+    verb: str,
+    everything: bool,
+) -> list[str]:
+    """The ids meant, once the person has agreed where a filter chose them."""
+    filtered = what != Filter()
+    if ids and (filtered or everything):
+        raise click.UsageError("give either ids or filters, not both")
+    if ids:
+        return list(dict.fromkeys(ids))
+    if not filtered and not everything:
+        raise click.UsageError(f"say which jobs to {verb}: ids, filters such as --queue, or --all")
+    if not what.states:
+        what = msgspec.structs.replace(what, states=states)
+    found = [record.envelope.id for record in every(mill, what)]
+    if found and not everything:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{len(found):,} jobs match; to {verb} them all add --all")
+        if not click.confirm(f"{verb} {len(found):,} jobs?", err=True):
+            raise click.Abort
+    return found
+
+
+def _act(
+    done_word: str,
+    ids: Sequence[str],
+    do: Callable[[Sequence[str]], list[bool]],
+    mill: Tidemill,
+    as_json: bool,
+) -> None:
+    """Do it in batches, and say for each that was refused why. Exit code 1 when any was."""
+    done: list[str] = []
+    refused: list[dict[str, str]] = []
+    for start in range(0, len(ids), _BATCH):
+        part = ids[start : start + _BATCH]
+        for job_id, answer in zip(part, do(part), strict=True):
+            if answer:
+                done.append(job_id)
+            else:
+                refused.append({"id": job_id, "reason": _why_not(mill, job_id)})
+    if as_json:
+        from tidemill.cli.show import print_json
+
+        print_json({done_word: done, "refused": refused})
+    else:
+        click.echo(f"{done_word} {len(done):,} job{'' if len(done) == 1 else 's'}")
+        for row in itertools.islice(refused, 20):
+            click.echo(f"not {row['id']}: {row['reason']}", err=True)
+        if len(refused) > 20:
+            click.echo(f"nor {len(refused) - 20:,} more", err=True)
+    if refused:
+        sys.exit(1)
+
+
+def _why_not(mill: Tidemill, job_id: str) -> str:
+    record = mill.broker.get(job_id)
+    if record is None:
+        return "no job has this id here; find it with: tidemill jobs --search TEXT"
+    if record.envelope.key and record.state.finished:
+        key = record.envelope.key
+        return f"it {record.state}; another job with its key {key!r} may be unfinished"
+    return f"it is {record.state}"

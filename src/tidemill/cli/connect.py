@@ -1,0 +1,79 @@
+"""Which app or store a verb speaks to: the options for it, and opening it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Feature, need
+from tidemill.config import parse_url
+from tidemill.errors import BrokerUnavailable, InvalidOption
+from tidemill.loader import load_app
+
+__all__ = ["json_option", "load_users_app", "open_mill", "store_options"]
+
+Verb = Callable[..., Any]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+
+
+def store_options(function: Verb) -> Verb:
+    """Give a verb ``--url`` and ``--app``; it is called with ``mill``, closed afterwards."""
+
+    @click.option("--url", default=None, metavar="URL", help="Where the jobs live.")
+    @click.option(
+        "--app",
+        default=None,
+        envvar="TIDEMILL_APP",
+        metavar="MODULE:VAR",
+        help="The app whose jobs they are.",
+    )
+    @functools.wraps(function)
+    def verb(*args: Any, url: str | None, app: str | None, **options: Any) -> Any:
+        with open_mill(url, app) as mill:
+            return function(*args, mill=mill, **options)
+
+    return verb
+
+
+def open_mill(url: str | None, app: str | None = None) -> Tidemill:
+    """An app on an existing store: the user's own, or a bare one on a URL. A URL beats an app.
+
+    Raises:
+        BrokerUnavailable: there is no store; looking at one must not make one.
+        FeatureMissing: the store lives inside one process, which is not this one.
+    """
+    mill = Tidemill(url) if url or not app else load_users_app(app)
+    parsed = parse_url(mill.url)
+    if parsed.scheme == "lmdb":
+        folder = os.path.abspath(os.path.expanduser(parsed.path))
+        if not os.path.exists(os.path.join(folder, "data.mdb")):
+            raise BrokerUnavailable(
+                f"there is no store in {folder} yet; name another with --url or --app, "
+                "or start with: tidemill demo"
+            )
+    need(mill.broker, Feature.PROCESSES, "the command line")
+    return mill
+
+
+def load_users_app(spec: str) -> Tidemill:
+    """The app in the user's own module.
+
+    Raises:
+        InvalidOption: it cannot be imported; the sentence says where it went wrong.
+    """
+    try:
+        return load_app(spec)
+    except InvalidOption:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+        text = f"the app {spec} cannot be imported: {where}{type(error).__name__}: {error}"
+        raise InvalidOption(text) from error

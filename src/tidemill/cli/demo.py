@@ -1,0 +1,41 @@
+"""``tidemill demo``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+__all__ = ["demo"]
+
+
+@click.command()
+@click.argument(
+    "folder",
+    metavar="[DIR]",
+    default=".",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@click.option(
+    "--store",
+    default=".tidemill/demo",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the demo keeps its jobs, its ledger and its report.",
+)
+@click.option("--fresh", is_flag=True, help="Forget earlier runs and start over.")
+@click.option("-p", "--processes", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("-c", "--concurrency", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
+def demo(
+    folder: Path, store: Path, fresh: bool, processes: int, concurrency: int, as_json: bool
+) -> None:
+    """Measure every file of DIR, one job a file, in a store and a worker of the demo's own.
+
+    Kill it in the middle, with kill -9 of everything, and start it again: it finishes the rest and
+    shows that nothing that had finished was done twice.
+    """
+    from tidemill.demo.run import Demo
+
+    sys.exit(Demo(folder, store, processes, concurrency, quiet=as_json).run(fresh=fresh))

@@ -1,0 +1,229 @@
+"""``tidemill doctor``: is everything in order, and what to do where it is not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Broker, Filter
+from tidemill.cli.connect import json_option, open_mill
+from tidemill.errors import StoreFull, TidemillError
+from tidemill.job import Record, State
+from tidemill.trail import serving
+
+__all__ = ["Finding", "doctor", "examine"]
+
+OLD = 300.0
+"""Seconds after which a ready job is said to be old."""
+
+LATE = 60.0
+"""Seconds past its timeout after which a running job is said to be stuck."""
+
+_SAMPLE = 50
+_RUNNING_MOST = 1000
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the doctor's: ``status`` is ok, warn or fail; ``advice`` says what to do."""
+
+    check: str
+    status: str
+    message: str
+    advice: str = ""
+
+
+@click.command()
+@click.option("--url", default=None, metavar="URL", help="Where the jobs live.")
+@click.option("--app", default=None, envvar="TIDEMILL_APP", metavar="MODULE:VAR")
+@json_option
+def doctor(url: str | None, app: str | None, as_json: bool) -> None:
+    """Check the store, its disk, its clocks and its workers. Exit code 1 when something fails."""
+    from tidemill.cli import show
+
+    findings = [_versions()]
+    try:
+        with open_mill(url, app) as mill:
+            findings.append(Finding("broker", "ok", f"{mill.url} opens, its format is known"))
+            findings += examine(mill)
+    except TidemillError as error:
+        findings.append(Finding("broker", "fail", str(error), "check the url and its server"))
+    failed = any(finding.status == "fail" for finding in findings)
+    if as_json:
+        checks = [msgspec.to_builtins(finding) for finding in findings]
+        show.print_json({"ok": not failed, "checks": checks})
+    else:
+        out = show.console()
+        for f in findings:
+            line = show.styled(f.status)
+            line.pad_right(6 - len(f.status))
+            line.append(show.clean(f"{f.check:<11}{f.message}", one_line=True))
+            out.print(line)
+            if f.advice and f.status != "ok":
+                out.print(show.clean(f"{'':17}→ {f.advice}", one_line=True))
+    sys.exit(1 if failed else 0)
+
+
+def examine(mill: Tidemill) -> list[Finding]:
+    """Every check on an open store, in order. One that breaks down is itself a finding."""
+    findings: list[Finding] = []
+    for check in (_writable, _durable, _space, _clocks, _workers, _backlog, _leases):
+        try:
+            findings += check(mill.broker)
+        except TidemillError as error:
+            name = check.__name__.strip("_")
+            findings.append(Finding(name, "fail", str(error), "see the sentence above"))
+    return findings
+
+
+def _versions() -> Finding:
+    """Python and the drivers, as installed."""
+    from importlib.metadata import version
+
+    names = ("tidemill", "lmdb", "msgspec")
+    found = ", ".join(f"{name} {version(name)}" for name in names)
+    system = f"Python {platform.python_version()} on {platform.system()}"
+    if int(version("lmdb").split(".")[0]) < 3:
+        return Finding("versions", "fail", f"{system}, {found}", "pip install 'lmdb>=3,<4'")
+    return Finding("versions", "ok", f"{system}, {found}")
+
+
+def _writable(broker: Broker) -> Iterator[Finding]:
+    """A real commit: the housekeeping that falls due anyway."""
+    broker.tick()  # the first one may have much to clear away
+    before = time.monotonic()
+    try:
+        broker.tick()
+    except StoreFull as error:
+        yield Finding("writable", "fail", str(error), "make room on the disk, or raise map_size")
+        return
+    took = (time.monotonic() - before) * 1000
+    slow = took > 100
+    advice = "the disk is slow to sync: put the store on a local SSD" if slow else ""
+    yield Finding("writable", "warn" if slow else "ok", f"a commit took {took:.1f} ms", advice)
+
+
+def _durable(broker: Broker) -> Iterator[Finding]:
+    durable = broker.info().get("durable")
+    if durable:
+        yield Finding(
+            "durability", "ok", "accepted jobs survive power loss: every commit is synced"
+        )
+    elif durable is not None:
+        text = "commits are not synced: jobs survive kill -9, not power loss"
+        yield Finding("durability", "warn", text, "remove durability=relaxed from the url")
+    else:
+        yield Finding("durability", "warn", "this broker does not say how durable it is")
+
+
+def _space(broker: Broker) -> Iterator[Finding]:
+    info = broker.info()
+    folder, reserve = info.get("folder"), int(info.get("reserve_bytes") or 0)
+    if not folder or not os.path.isdir(folder):
+        return
+    from tidemill.cli.show import size
+
+    disk = shutil.disk_usage(folder)
+    text = f"{size(disk.free)} free of {size(disk.total)}, reserve {size(reserve)}"
+    if disk.free < reserve:
+        yield Finding("disk", "fail", text, "puts are refused: make room, or purge or finish jobs")
+    elif disk.free < 4 * reserve or disk.free < disk.total // 50:
+        yield Finding("disk", "warn", text, "make room before puts are refused")
+    else:
+        yield Finding("disk", "ok", text)
+    used, most = int(info.get("used_bytes") or 0), int(info.get("map_bytes") or 0)
+    if most:
+        text = f"{size(used)} used of a map of {size(most)}"
+        full = used > 0.8 * most
+        advice = "raise map_size in the url; it is address space, not disk" if full else ""
+        yield Finding("map", "warn" if full else "ok", text, advice)
+
+
+def _clocks(broker: Broker) -> Iterator[Finding]:
+    now = time.time()
+    if now < 1_700_000_000:
+        text = f"the clock says {time.strftime('%Y-%m-%d', time.localtime(now))}"
+        yield Finding("clock", "fail", text, "set the clock: at= and schedules go by it")
+        return
+    newest = broker.find(Filter(), 1).records
+    ahead = newest[0].envelope.created - now if newest else 0.0
+    if ahead > 5:
+        text = f"the newest job was created {ahead:.0f} s in the future"
+        advice = "the clock was set back, or a producer's is wrong: use NTP"
+        yield Finding("clock", "warn", text, advice)
+    else:
+        yield Finding("clock", "ok", "wall time agrees with the newest job")
+
+
+def _workers(broker: Broker) -> Iterator[Finding]:
+    owners = broker.owners()
+    workers = [owner for owner in owners if owner.kind == "worker"]
+    slots = sum(owner.concurrency for owner in workers)
+    text = f"{len(workers)} alive with {slots} slots, {len(owners) - len(workers)} consumers"
+    if workers or not any(row.size for row in broker.stats()):
+        yield Finding("workers", "ok", text)
+    else:
+        yield Finding("workers", "warn", text, "start one: tidemill worker MODULE:VAR")
+
+
+def _backlog(broker: Broker) -> Iterator[Finding]:
+    """Jobs that nobody will take, and jobs that have been ready for long."""
+    from tidemill.cli.show import span
+
+    worst, where = 0.0, ""
+    for row in broker.stats():
+        if row.paused and row.ready:
+            text = f"queue {row.name} is paused with {row.ready:,} ready jobs"
+            yield Finding("queues", "warn", text, f"tidemill resume {row.name}")
+        elif row.ready and not serving(broker, row.name) and _has_tasks(broker, row.name):
+            text = f"queue {row.name} has {row.ready:,} ready jobs and no worker"
+            yield Finding("queues", "warn", text, f"start a worker, or one with -Q {row.name}")
+        age = time.time() - row.oldest if row.oldest else 0.0
+        if age > worst and not row.paused:
+            worst, where = age, row.name
+    text = f"the next job in line of {where} is {span(worst)} old" if where else "no job is ready"
+    old = worst > OLD
+    advice = f"add workers or slots; tidemill jobs --queue {where} --state ready" if old else ""
+    yield Finding("backlog", "warn" if old else "ok", text, advice)
+
+
+def _has_tasks(broker: Broker, queue: str) -> bool:
+    """True when jobs for workers are ready there, as far as a sample shows, not messages alone."""
+    ready = Filter(states=frozenset({State.READY}), queue=queue)
+    return any(not r.envelope.is_message for r in broker.find(ready, _SAMPLE).records)
+
+
+def _leases(broker: Broker) -> Iterator[Finding]:
+    """Running jobs that should no longer be."""
+    running: list[Record] = []
+    count = sum(row.running for row in broker.stats())
+    if count:
+        most = min(count, _RUNNING_MOST)
+        running = broker.find(Filter(states=frozenset({State.RUNNING})), most).records
+    alive = {owner.name for owner in broker.owners()}
+    tests: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+        ("held by a worker that is gone", lambda r: r.worker not in alive, "start a worker"),
+        ("past the timeout and still held", _is_late, "send the worker USR1 for its stacks"),
+    )
+    # Somebody may have finished since the list was made: only what is so still counts.
+    for what, is_bad, advice in tests:
+        bad = [record.envelope.id for record in running if is_bad(record)]
+        bad = [i for i in bad if (r := broker.get(i)) and r.state is State.RUNNING and is_bad(r)]
+        if bad:
+            text = f"{len(bad):,} running jobs {what}, for example {bad[0]}"
+            yield Finding("leases", "fail", text, f"{advice}; tidemill job {bad[0]}")
+            return
+    yield Finding("leases", "ok", f"{count:,} running, held by live owners, within their time")
+
+
+def _is_late(record: Record) -> bool:
+    timeout = record.envelope.timeout
+    return bool(timeout) and time.time() - record.leased > timeout + LATE

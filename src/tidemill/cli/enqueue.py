@@ -1,0 +1,113 @@
+"""``tidemill enqueue``: a call from the shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from tidemill.cli.connect import json_option, load_users_app
+from tidemill.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
+from tidemill.handle import Job
+from tidemill.job import State
+
+__all__ = ["enqueue"]
+
+
+@click.command()
+@click.argument("task")
+@click.argument("args", nargs=-1)
+@click.option(
+    "--app",
+    required=True,
+    envvar="TIDEMILL_APP",
+    metavar="MODULE:VAR",
+    help="The app that has the task, or allows its import.",
+)
+@click.option("--kw", "pairs", multiple=True, metavar="NAME=VALUE", help="A keyword argument.")
+@click.option("--delay", type=float, metavar="SECONDS", help="Not before so many seconds.")
+@click.option("--priority", type=float, help="From -100 to 100, higher first.")
+@click.option("--queue", help="The queue, instead of the task's own.")
+@click.option("--key", help="At most one unfinished job per key.")
+@click.option("--id", help="An id of your own.")
+@click.option("--wait", type=float, metavar="SECONDS", help="Wait for the result and print it.")
+@json_option
+def enqueue(
+    task: str,
+    args: tuple[str, ...],
+    app: str,
+    pairs: tuple[str, ...],
+    wait: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Enqueue a call of TASK: a task's name, or a dotted path that the app allows.
+
+    ARGS and values of --kw are JSON where they parse as such, else strings: 3, true, '[1, 2]',
+    '{"a": 1}', a.png, '"3"'. Put -- before an argument that begins with a minus.
+    """
+    mill = load_users_app(app)
+    given = {name: value for name, value in options.items() if value is not None}
+    kwargs = dict(_pair(text) for text in pairs)
+    with mill:
+        try:
+            call = mill._call_of(task, tuple(map(_value, args)), kwargs)
+        except TypeError as error:
+            raise InvalidOption(f"{task} cannot be called so: {error}") from None
+        job = mill.enqueue(call.using(**given))
+        document = {"id": job.id, "placed": str(job.placed) or None, "state": None, "result": None}
+        if wait is None:
+            _print(document, as_json)
+            return
+        sys.exit(_await(job, wait, document, as_json))
+
+
+def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: bool) -> int:
+    """Wait, print what became of it, and return the exit code."""
+    from tidemill.cli.show import clean, plain
+
+    try:
+        result = job.result(seconds)
+    except (JobFailed, JobCancelled, JobExpired, ResultTimeout) as error:
+        document["state"] = str(job.state)
+        text = error.error if isinstance(error, JobFailed) else str(error)
+        document["error"] = text
+        if as_json:
+            _print(document, as_json)
+        else:
+            said = f"job {job.id} {document['state']}: {clean(text)}"
+            click.echo(f"tidemill: {said}; its trail: tidemill job {job.id}", err=True)
+        return 1
+    document["state"], document["result"] = str(State.SUCCEEDED), plain(result)
+    if as_json:
+        _print(document, as_json)
+    else:
+        click.echo(clean(result if isinstance(result, str) else repr(result)))
+    return 0
+
+
+def _print(document: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        from tidemill.cli.show import print_json
+
+        print_json(document)
+    else:
+        job_id, placed = document["id"], document["placed"]
+        click.echo(job_id if placed in (None, "created") else f"{job_id} ({placed})")
+
+
+def _value(text: str) -> Any:
+    """JSON where it parses, else the string itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InvalidOption(f"--kw {text!r} is not name=value")
+    return name, _value(value)

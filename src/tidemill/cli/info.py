@@ -1,0 +1,84 @@
+"""``tidemill info`` and ``backup``: the store as a whole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Feature, need
+from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.queues import public, queues_table
+from tidemill.errors import TidemillError
+from tidemill.job import Owner
+
+__all__ = ["backup", "info"]
+
+_TOTALS = (
+    *("waiting", "scheduled", "ready", "running"),
+    *("accepted", "succeeded", "failed", "retried", "cancelled", "expired"),
+)
+
+
+@click.command()
+@json_option
+@store_options
+def info(mill: Tidemill, as_json: bool) -> None:
+    """Show the store, its queues and who works on them."""
+    from tidemill.cli import show
+
+    facts, rows, owners = mill.broker.info(), mill.queues(), mill.broker.owners()
+    totals = {name: sum(getattr(row, name) for row in rows) for name in _TOTALS}
+    if as_json:
+        workers = [_public(owner) for owner in owners]
+        queues = [public(row) for row in rows]
+        show.print_json({"store": facts, "totals": totals, "queues": queues, "workers": workers})
+        return
+    out = show.console()
+    for name, value in facts.items():
+        shown = show.size(value) if name.endswith("_bytes") else str(value)
+        out.print(f"{name.removesuffix('_bytes'):<9} {show.clean(shown, one_line=True)}")
+    counts = ", ".join(f"{totals[name]:,} {name}" for name in _TOTALS if totals[name])
+    out.print(f"totals    {counts or 'nothing yet'}")
+    if rows:
+        out.print()
+        out.print(queues_table(rows))
+    out.print()
+    if not owners:
+        out.print("no workers: start one with tidemill worker MODULE:VAR")
+        return
+    cells = [
+        (o.name, o.kind, ", ".join(o.queues) or "all", o.concurrency or "-", show.ago(o.started))
+        for o in owners
+    ]
+    out.print(show.table(("worker", "kind", "queues…", "slots#", "up#"), cells))
+
+
+def _public(owner: Owner) -> dict[str, Any]:
+    names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency")
+    return {name: getattr(owner, name) for name in names}
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
+@json_option
+@store_options
+def backup(mill: Tidemill, folder: str, as_json: bool) -> None:
+    """Copy the whole store to DIR while it is in use; the copy is a store itself."""
+    need(mill.broker, Feature.BACKUP, "backup")
+    target = os.path.abspath(folder)
+    try:
+        mill.broker.backup(target)
+        count = sum(entry.stat().st_size for entry in os.scandir(target) if entry.is_file())
+    except OSError as error:
+        raise TidemillError(f"cannot back up to {target}: {error.strerror or error}") from error
+    from tidemill.cli import show
+
+    if as_json:
+        show.print_json({"folder": target, "bytes": count})
+    else:
+        click.echo(
+            f"copied to {target}, {show.size(count)}; it opens as a store: --url lmdb://{target}"
+        )

@@ -1,0 +1,167 @@
+"""``tidemill jobs``, ``job`` and ``explain``: looking at jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Filter
+from tidemill.cli.choose import filter_options
+from tidemill.cli.connect import json_option, store_options
+from tidemill.codec import unpack
+from tidemill.config import check_name
+from tidemill.errors import CodecError
+from tidemill.job import Record, State, priority_of
+from tidemill.trail import Event, explain_in, serving, trail_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["explain", "job", "jobs"]
+
+_RESULT_MOST = 2000
+
+
+@click.command()
+@filter_options
+@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True)
+@click.option("--cursor", default="", help="Go on where an earlier list ended.")
+@json_option
+@store_options
+def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -> None:
+    """List jobs, newest first."""
+    page = mill.find(what, limit=limit, cursor=cursor)
+    from tidemill.cli import show
+
+    if as_json:
+        records = [record.public() for record in page.records]
+        show.print_json({"jobs": records, "cursor": page.cursor or None})
+        return
+    out = show.console()
+    rows = [
+        (
+            r.envelope.id,
+            show.styled(str(r.state)),
+            r.envelope.queue,
+            r.envelope.task or "(message)",
+            show.ago(r.envelope.created),
+            f"{r.attempt}/{r.envelope.retries.max_attempts or '∞'}",
+            r.error or _last_error(r) or r.envelope.text,
+        )
+        for r in page.records
+    ]
+    if not rows:
+        out.print("no jobs" + (" match" if what != Filter() else f" in {mill.url}"))
+        return
+    columns = ("id", "state", "queue", "task…", "age", "runs", "error or arguments…")
+    out.print(show.table(columns, rows))
+    if page.cursor:
+        click.echo(f"more: the same with --cursor {page.cursor}", err=True)
+
+
+def _last_error(record: Record) -> str:
+    return record.attempts[-1].error if record.attempts else ""
+
+
+@click.command()
+@click.argument("id")
+@json_option
+@store_options
+def job(mill: Tidemill, id: str, as_json: bool) -> None:
+    """Show one job: all that happened to it, in order, and its result."""
+    from tidemill.cli import show
+
+    record = mill.job(id).refresh()
+    result, readable = _result(record)
+    if as_json:
+        trail = [
+            {"time": e.time or None, "what": e.what, "detail": e.detail, "traceback": e.traceback}
+            for e in trail_of(record)
+        ]
+        answer = {"result": show.plain(result), "result_readable": readable, "trail": trail}
+        show.print_json(record.public() | answer)
+        return
+    out = show.console()
+    for name, value in _facts(record):
+        out.print(f"{name:<9} {show.clean(value, one_line=True)}")
+    out.print()
+    last = 0.0
+    for event in trail_of(record):
+        _print_event(out, event, last)
+        last = event.time or last
+    if record.state is State.SUCCEEDED:
+        text = show.clean(repr(result)) if readable else "(cannot be decoded here)"
+        cut = len(text) - _RESULT_MOST
+        rest = f"… ({cut:,} more characters; --json shows all)" if cut > 0 else ""
+        out.print(f"\nresult    {text[:_RESULT_MOST]}{rest}")
+    elif not record.state.finished:
+        out.print(f"\n{explain_in(mill.broker, record)}")
+
+
+def _facts(record: Record) -> list[tuple[str, str]]:
+    """What the head of the page says, in order; only what there is."""
+    e = record.envelope
+    most = e.retries.max_attempts
+    facts = [
+        ("job", e.id),
+        ("task", f"{e.task}({e.text})" if e.task else "(message)"),
+        ("state", f"{record.state}{', asked to cancel' if record.cancelling else ''}"),
+        ("queue", f"{e.queue}, priority {priority_of(record.rank):g}"),
+        ("runs", f"{record.attempt} of at most {most}" if most else f"{record.attempt}"),
+        ("losses", f"{record.losses} (its worker vanished)" if record.losses else ""),
+        ("timeout", f"{e.timeout:g} s" if e.timeout else ""),
+        ("key", e.key),
+        ("tags", ", ".join(e.tags)),
+        ("headers", ", ".join(f"{name}={value}" for name, value in e.headers.items())),
+    ]
+    if record.progress:
+        done, total = record.progress
+        share = f" of {total:g} ({done / total:.0%})" if total else ""
+        facts.append(("progress", f"{done:g}{share}"))
+    return [(name, value) for name, value in facts if value]
+
+
+def _print_event(out: Console, event: Event, last: float) -> None:
+    from rich.text import Text
+
+    from tidemill.cli import show
+
+    gap = f"+{show.span(max(0.0, event.time - last))}" if last and event.time else ""
+    line = Text()
+    line.append(f"{show.clock(event.time):<23} {gap:>10}  ", style="dim")
+    line.append(show.clean(event.what), style=show.style_of(event.what.split(",")[0]))
+    if event.detail:
+        line.append("  " + show.clean(event.detail))
+    out.print(line)
+    for part in show.clean(event.traceback).rstrip().splitlines():
+        out.print(Text(f"    {part}", style="dim"))
+
+
+def _result(record: Record) -> tuple[Any, bool]:
+    """(result, True), or (None, False) when there is none or it cannot be decoded."""
+    if record.state is not State.SUCCEEDED:
+        return None, False
+    try:
+        return (unpack(record.result) if record.result else None), True
+    except CodecError:
+        return None, False
+
+
+@click.command()
+@click.argument("id")
+@json_option
+@store_options
+def explain(mill: Tidemill, id: str, as_json: bool) -> None:
+    """Say in one sentence why a job is where it is."""
+    from tidemill.cli import show
+
+    record = mill.job(check_name("id", id)).refresh()
+    sentence = explain_in(mill.broker, record)
+    if as_json:
+        workers = [owner.name for owner in serving(mill.broker, record.envelope.queue)]
+        state = str(record.state)
+        show.print_json({"id": id, "state": state, "explanation": sentence, "workers": workers})
+    else:
+        show.console().print(show.clean(sentence))

@@ -1,0 +1,119 @@
+"""``tidemill queues``, ``pause``, ``resume`` and ``purge``: whole queues."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Feature, QueueStats, need
+from tidemill.cli.connect import json_option, store_options
+from tidemill.config import check_name
+from tidemill.errors import TidemillError
+
+__all__ = ["pause", "public", "purge", "queues", "queues_table", "resume"]
+
+
+def public(stats: QueueStats) -> dict[str, Any]:
+    """A queue in numbers, for programs."""
+    values: dict[str, Any] = msgspec.to_builtins(stats)
+    return values | {"size": stats.size, "oldest": stats.oldest or None}
+
+
+def queues_table(rows: list[QueueStats]) -> Any:
+    """Queues in numbers, for people. ``oldest`` is the age of the job next in line."""
+    from tidemill.cli import show
+
+    columns = (
+        *("queue", "ready#", "running#", "scheduled#", "waiting#", "oldest#"),
+        *("succeeded#", "failed#", "retried#", "note"),
+    )
+    cells = [
+        (
+            *(q.name, f"{q.ready:,}", f"{q.running:,}", f"{q.scheduled:,}", f"{q.waiting:,}"),
+            *(show.ago(q.oldest), f"{q.succeeded:,}", f"{q.failed:,}", f"{q.retried:,}"),
+            show.styled("paused") if q.paused else f"at most {q.max_size:,}" if q.max_size else "",
+        )
+        for q in rows
+    ]
+    return show.table(columns, cells)
+
+
+@click.command()
+@json_option
+@store_options
+def queues(mill: Tidemill, as_json: bool) -> None:
+    """List queues with their numbers; totals count since the store was made."""
+    from tidemill.cli import show
+
+    rows = mill.queues()
+    if as_json:
+        show.print_json({"queues": [public(row) for row in rows]})
+    elif not rows:
+        show.console().print(f"no queues in {mill.url}")
+    else:
+        show.console().print(queues_table(rows))
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
+@store_options
+def pause(mill: Tidemill, names: tuple[str, ...]) -> None:
+    """Start no more jobs of a queue. What runs goes on; jobs are still accepted."""
+    _set_paused(mill, names, True)
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
+@store_options
+def resume(mill: Tidemill, names: tuple[str, ...]) -> None:
+    """Start jobs of a paused queue again."""
+    _set_paused(mill, names, False)
+
+
+def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool) -> None:
+    need(mill.broker, Feature.PAUSE, "pause")
+    known = {row.name: row for row in mill.queues()}
+    for name in names:
+        check_name("queue", name)
+        if not paused and name not in known:
+            raise _unknown(name, list(known))
+    for name in names:
+        mill.broker.set_queue(name, paused=paused)
+        note = "" if name in known else "; it has had no jobs yet"
+        click.echo(f"{name} {'is paused' if paused else 'goes on'}{note}")
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Do not ask for the queue's name.")
+@json_option
+@store_options
+def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
+    """Delete every job of a queue that is neither running nor finished."""
+    rows = {row.name: row for row in mill.queues()}
+    if queue not in rows:
+        raise _unknown(queue, list(rows))
+    count = rows[queue].size - rows[queue].running
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this deletes {count:,} jobs; to go on add --yes")
+        question = f"this deletes {count:,} jobs for good; type the queue's name to go on"
+        if click.prompt(question, default="", show_default=False, err=True) != queue:
+            click.echo("tidemill: that is not its name; nothing was deleted", err=True)
+            sys.exit(1)
+    deleted = mill.broker.purge(queue)
+    if as_json:
+        from tidemill.cli.show import print_json
+
+        print_json({"queue": queue, "deleted": deleted})
+    else:
+        click.echo(f"deleted {deleted:,} job{'' if deleted == 1 else 's'} of {queue}")
+
+
+def _unknown(name: str, known: list[str]) -> TidemillError:
+    names = ", ".join(known) or "none"
+    return TidemillError(f"no queue has the name {name!r} here; known are: {names}")

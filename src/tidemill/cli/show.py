@@ -1,0 +1,159 @@
+"""How things look: tables and colours for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "ago",
+    "clean",
+    "clock",
+    "console",
+    "plain",
+    "print_json",
+    "size",
+    "span",
+    "style_of",
+    "styled",
+    "table",
+]
+
+_STYLES = {
+    "ready": "cyan",
+    "running": "blue",
+    "scheduled": "magenta",
+    "waiting": "magenta",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "expired": "yellow",
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "bold red",
+    "paused": "yellow",
+}
+_PIPE_WIDTH = 1000  # nothing is cut or folded for a program that reads lines
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that colours only a terminal, honours NO_COLOR, and takes no text as markup."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return Console(
+        file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table without a box. A name ending in ``#`` means numbers, in ``…`` gives way."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in columns:
+        made.add_column(
+            name.rstrip("#…"),
+            justify="right" if name.endswith("#") else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if name.endswith("…") else min(8, len(name.rstrip("#"))),
+            ratio=None,
+        )
+    for row in rows:
+        made.add_row(*(cell if _is_text(cell) else clean(str(cell), one_line=True) for cell in row))
+    return made
+
+
+def _is_text(cell: object) -> bool:
+    from rich.text import Text
+
+    return isinstance(cell, Text)
+
+
+def styled(word: str) -> Any:
+    """A state, or ok, warn, fail, in its colour. The word says it too, without colour."""
+    from rich.text import Text
+
+    return Text.assemble((word, style_of(word)))
+
+
+def style_of(word: str) -> str:
+    """The colour of a state, or of ok, warn and fail."""
+    return _STYLES.get(word, "")
+
+
+def clean(text: str, *, one_line: bool = False) -> str:
+    """Text that others wrote, without what could steer a terminal."""
+    keep = "" if one_line else "\n\t"
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def clock(moment: float) -> str:
+    """A wall time for people, in their own zone, to the millisecond."""
+    if not moment:
+        return "-"
+    local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return f"{local}.{int(moment % 1 * 1000):03d}"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two greatest units: ``85 ms``, ``4.2 s``, ``3 m 20 s``, ``2 d 4 h``."""
+    if seconds < 0:
+        return f"-{span(-seconds)}"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, name, least, part in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "m"),
+        (60, "m", 1, "s"),
+    ):
+        if whole >= unit:
+            rest = whole % unit // least
+            return f"{whole // unit} {name} {rest} {part}" if rest else f"{whole // unit} {name}"
+    return f"{whole} s"
+
+
+def ago(moment: float) -> str:
+    """How long ago, or how far ahead, a wall time is."""
+    if not moment:
+        return "-"
+    seconds = time.time() - moment
+    return f"in {span(-seconds)}" if seconds < 0 else span(seconds)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it; what JSON cannot say is shown as Python would write it."""
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return repr(value)
+    return value
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
