@@ -96,6 +96,10 @@ class Tidemill:
             "tidemill_batch", default=None
         )
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        if env is not None:
+            # At once, not at first use: that may be inside the caller's own transaction, and opening
+            # takes one of ours.
+            self._broker = self._open()
 
     # -- the broker -----------------------------------------------------------------------------
 

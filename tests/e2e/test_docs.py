@@ -1,0 +1,104 @@
+"""README and docs say what is true: their snippets run, their commands and links exist."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from tidemill.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced code blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_snippets_are_python(page: Path) -> None:
+    for snippet in blocks(page, "python"):
+        ast.parse(snippet) if "await" not in snippet else compile(
+            snippet, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        )
+
+
+def test_the_readmes_first_example_does_what_it_says(tmp_path: Path) -> None:
+    # given the two files of the README's first minute
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "shop.py").write_text(blocks(ROOT / "README.md", "python")[0])
+    session = blocks(ROOT / "README.md", "console")[0]
+    expected = session.strip().splitlines()[-1]
+    environment = {name: value for name, value in os.environ.items() if name != "TIDEMILL_URL"}
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "tidemill", "worker", "shop:mill", "-p", "1"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    # when the script is run beside a worker
+    try:
+        script = subprocess.run(
+            [sys.executable, "shop.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    # then it prints what the README prints
+    assert script.stdout.strip() == expected
+    assert (tmp_path / ".tidemill" / "data.mdb").exists()
+
+
+def test_the_guides_snippets_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEMILL_URL", f"lmdb://{tmp_path / 'guide'}")
+    names: dict[str, object] = {}
+    for snippet in blocks(ROOT / "docs" / "guide.md", "python"):
+        exec(compile(snippet, "guide.md", "exec"), names)
+    for value in list(names.values()):
+        if type(value).__name__ == "Tidemill":
+            value.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_options_exist(page: Path) -> None:
+    text = page.read_text()
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    lines += re.findall(r"`(tidemill [^`]+)`", text)
+    for line in lines:
+        found = re.match(r"\$?\s*tidemill ([a-z]+)(.*)", line.split("#")[0])
+        if not found:
+            continue
+        verb, rest = found.groups()
+        command = main.get_command(click.Context(main), verb)
+        assert command is not None, f"{page.name} names {verb!r}, which is no command"
+        options = {option for p in command.params for option in p.opts}
+        for option in re.findall(r"(?<=\s)--?[a-zA-Z][a-z-]*", rest):
+            assert option in options, f"{page.name}: {verb} has no option {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_make_targets_named_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"`make ([a-z]+)", page.read_text()):
+            assert target in targets, f"{page.name} names make {target}"
