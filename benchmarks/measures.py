@@ -169,7 +169,7 @@ def _wait(marks: Marks, count: int, seconds: float, workers: list[Any]) -> int:
     while (done := marks.count()) < count and time.perf_counter() < end:
         if all(worker.poll() is not None for worker in workers):
             raise Stalled(f"the workers ended by themselves after {done} of {count} jobs")
-        time.sleep(0.05)
+        time.sleep(0.02)
     return done
 
 
@@ -197,12 +197,28 @@ def drain(system: Any, options: Options) -> dict[str, float]:
     marks = _here()
     filled = _fill(system, options.jobs, options.budget)
     with _workers(system.start_workers) as workers:
-        _wait(marks, filled, options.budget, workers)
+        ran = _wait(marks, filled, options.budget, workers)
+        settled = _wait_settled(system, options.budget) if ran >= filled else None
     starts = [start for _, start in marks.read()]
     if len(starts) < 2:
         raise Stalled(f"{len(starts)} of {filled} jobs ran within {options.budget} s")
     span = starts[-1] - starts[0]
-    return {"rate": (len(starts) - 1) / span, "ran": len(starts), "of": options.jobs}
+    found = {"rate": (len(starts) - 1) / span, "ran": len(starts), "of": options.jobs}
+    if settled:
+        found["settled"] = len(starts) / (settled - starts[0])
+    return found
+
+
+def _wait_settled(system: Any, seconds: float) -> float | None:
+    """When the store had the outcome of every job: later than the last start by what is batched."""
+    if not hasattr(system, "unsettled"):
+        return None
+    end = time.time() + seconds
+    while system.unsettled():
+        if time.time() > end:
+            raise Stalled(f"all jobs ran, but not all were settled within {seconds} s")
+        time.sleep(0.002)
+    return time.time()
 
 
 def _percentile(values: list[float], share: float) -> float:
@@ -300,10 +316,10 @@ def idle(system: Any, options: Options) -> dict[str, float]:
         time.sleep(options.idle)
         used = _cpu_seconds(tree(roots)) - before
         percent = 100 * used / (time.perf_counter() - start)
-        sizes = [
-            process.memory_full_info().uss for process in tree(worker.pid for worker in workers)
-        ]
-    return {
+        memory = [each.memory_full_info() for each in tree(worker.pid for worker in workers)]
+    sizes = [each.uss for each in memory]
+    shares = {"pss": sum(each.pss for each in memory) / 1e6} if hasattr(memory[0], "pss") else {}
+    return shares | {
         "cpu": percent,
         "uss": sum(sizes) / 1e6,
         "largest": max(sizes) / 1e6,

@@ -101,9 +101,12 @@ def peers_python() -> str:
 
 
 def has_tidemill() -> bool:
-    """Whether this interpreter can import it."""
+    """Whether this interpreter can import it; says why if not."""
     check = [sys.executable, "-c", "from tidemill import Tidemill"]
-    return subprocess.run(check, capture_output=True, timeout=60).returncode == 0
+    tried = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    if tried.returncode:
+        say(f"measuring the peers alone: {tried.stderr.strip().splitlines()[-1]}")
+    return tried.returncode == 0
 
 
 def measure(
@@ -184,7 +187,9 @@ def run(chosen: argparse.Namespace, systems: list[str], pythons: dict[str, str])
     """Do all turns; an interrupt ends with what there is."""
     results = Results()
     with contextlib.ExitStack() as stack:
-        tmp = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=chosen.tmp)))
+        tmp = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=chosen.tmp))
+        )
         redis = None
         if any(SYSTEMS[name].redis for name in systems):
             redis = stack.enter_context(private_redis(tmp))
@@ -216,8 +221,6 @@ def main() -> None:
     systems = list(chosen.peers)
     if has_tidemill():
         systems.insert(0, "tidemill")
-    else:
-        say(f"tidemill cannot be imported by {sys.executable}: measuring the peers alone")
     before = machine()
     results = run(chosen, systems, pythons)
     drains = [chosen.options.jobs, *chosen.backlog]

@@ -29,6 +29,7 @@ LINES = (
     Line("due alone: p99 late ms", "alone", "p99", ",.1f", True),
     Line("idle CPU, % of a core", "idle", "cpu", ",.2f", True),
     Line("memory of all workers, USS MB", "idle", "uss", ",.0f", True),
+    Line("memory of all workers, PSS MB", "idle", "pss", ",.0f", True),
     Line("memory of the largest, USS MB", "idle", "largest", ",.0f", True),
 )
 
@@ -53,13 +54,22 @@ class Results:
     def median(self, measure: str, system: str, value: str) -> float | None:
         """The median over the runs, None where there is nothing."""
         runs = self.values.get((measure, system), {})
-        return statistics.median(run[value] for run in runs.values()) if runs else None
+        found = [run[value] for run in runs.values() if value in run]
+        return statistics.median(found) if found else None
 
     def ratio(self, line: Line, ours: str, peer: str) -> float | None:
         """How many times better ``ours`` is: the median of the ratios within each run."""
         left = self.values.get((line.measure, ours), {})
         right = self.values.get((line.measure, peer), {})
-        pairs = [(left[run][line.value], right[run][line.value]) for run in left.keys() & right]
+        pairs = [
+            (left[run][line.value], right[run][line.value])
+            for run in left.keys() & right
+            if line.value in left[run]
+            and line.value in right[run]
+            # Who starts too early is not late: there is nothing to compare.
+            and not left[run].get("early")
+            and not right[run].get("early")
+        ]
         if line.less_is_better:
             pairs = [(theirs, mine) for mine, theirs in pairs]
         if not pairs or any(each <= 0 for pair in pairs for each in pair):
@@ -84,7 +94,14 @@ class Results:
 
 def lines_for(drains: Iterable[int], burst: int) -> list[Line]:
     """All lines, with one for each size of backlog."""
-    sized = [Line(f"drain {jobs:,} jobs /s", f"drain {jobs}", "rate") for jobs in drains]
+    sized = [
+        line
+        for jobs in drains
+        for line in (
+            Line(f"drain {jobs:,} jobs /s", f"drain {jobs}", "rate"),
+            Line("  until all are settled /s", f"drain {jobs}", "settled"),
+        )
+    ]
     fixed = [line._replace(title=line.title.format(burst=burst)) for line in LINES]
     return [*fixed[:4], *sized, *fixed[4:]]
 
@@ -94,7 +111,7 @@ def render(results: Results, systems: list[str], lines: list[Line]) -> str:
     ours = "tidemill"
     rows = [["", *systems]]
     for line in lines:
-        if any((line.measure, system) in results.values for system in systems):
+        if any(results.median(line.measure, each, line.value) is not None for each in systems):
             rows.append([line.title, *(_cell(results, line, ours, each) for each in systems)])
         if line.measure == "single" and ("single", "lmdb") in results.values:
             row = [""] * len(rows[0])
@@ -131,6 +148,8 @@ def _remarks(results: Results) -> list[str]:
     if any(_partial(results, *key) for key in results.values if key[0].startswith("drain")):
         remarks.append("* the time budget ended first; the rate is that of the jobs that ran")
     for (measure, system), runs in results.values.items():
+        if (more := max(run.get("ran", 0) - run.get("of", 0) for run in runs.values())) > 0:
+            remarks.append(f"twice: {system} ran {more:.0f} jobs too many ({measure})")
         if early := max(run.get("early", 0) for run in runs.values()):
             remarks.append(
                 f"early: {system} started {early:.0f} delayed jobs too early ({measure})"

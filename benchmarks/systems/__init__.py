@@ -10,6 +10,7 @@ its folder in ``$BENCH_TMP`` and its Redis in ``$BENCH_REDIS_URL``, and defines:
 - ``enqueue_at(due)``: one job for this epoch time, if delays are supported
 - ``start_workers()``: a list of Popen
 - ``start_workers_for_delays()``: the same, if another set-up is much better at delayed jobs
+- ``unsettled()``: jobs without an outcome in the store yet, where outcomes are batched
 - ``stop()``: close the producer's connections
 
 What a system does not offer it leaves out, and the table shows a dash.

@@ -39,5 +39,9 @@ def start_workers():
     return [spawn_python("tidemill", "worker", "systems.tidemill:mill", "-p", "2", "-c", "8")]
 
 
+def unsettled():
+    return sum(queue.ready + queue.running for queue in mill.broker.stats())
+
+
 def stop():
     mill.close()
