@@ -1,0 +1,209 @@
+"""Running the demo: put what is missing, start a worker, watch, stop it, report.
+
+Everything it knows is in its home: the store, the ledger, the report and the worker's log. It may
+be killed at any moment, with all it started; the next run finds its way by the ids of the jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.demo.display import Counts, Display
+from tidemill.demo.files import find_files
+from tidemill.demo.report import Report, make_report, print_report
+from tidemill.errors import TidemillError
+
+__all__ = ["Demo"]
+
+DELAY = 2.0
+"""Seconds that the delayed job is put off."""
+
+_BATCH = 500
+_LOOK_EVERY = 0.2
+_OWN = ("store", "ledger", "report.json", "worker.log")
+
+
+class Demo:
+    """One run on one folder. The app is bound to its home once a process: one demo per process."""
+
+    def __init__(
+        self,
+        folder: Path,
+        home: Path,
+        processes: int = 2,
+        concurrency: int = 4,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self.folder = folder.absolute()
+        self.home = home.absolute()
+        self.processes = processes
+        self.concurrency = concurrency
+        self.quiet = quiet
+        self.report_path = self.home / "report.json"
+
+    def run(self, *, fresh: bool = False) -> int:
+        """The whole demo; the exit code: 0 all well, 1 something is not, 130 stopped by Ctrl-C.
+
+        Raises:
+            TidemillError: another demo runs here, or the worker ended by itself.
+        """
+        began = time.monotonic()
+        os.environ["TIDEMILL_DEMO"] = str(self.home)  # for the tasks, here and in the worker
+        with self._alone():
+            if fresh:
+                self._forget()
+            from tidemill.demo.tasks import ledger, mill
+
+            files, left_out = find_files(self.folder, self.home)
+            if not files:
+                raise TidemillError(f"{self.folder} has no files to measure; name another folder")
+            with mill:
+                done_before = self._finished(mill, files)
+                # Noted before anything can run: whatever runs of these from here on is a mistake.
+                ledger.finished(sorted(done_before - ledger.read().finished))
+                try:
+                    self._work(mill, files, len(done_before))
+                except KeyboardInterrupt:
+                    self._say("stopped; the same command goes on where it was")
+                    return 130
+                ledger.finished(sorted(self._finished(mill, files) - done_before))
+                account = ledger.read()
+                others = [mill.broker.get(i) for i in {*account.runs, *_SPECIAL} if i not in files]
+                report = make_report(
+                    str(self.folder),
+                    {job_id: mill.broker.get(job_id) for job_id in files},
+                    [record for record in others if record is not None],
+                    account,
+                    left_out=left_out,
+                    done_before=len(done_before),
+                    seconds=round(time.monotonic() - began, 2),
+                )
+        return self._publish(report)
+
+    # -- the home -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the home for this run. The kernel frees the lock however we end."""
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            file = open(self.home / "lock", "w")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise TidemillError(f"cannot use {self.home}: {error.strerror}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = f"a demo is running in {self.home} already; name another home with --store"
+                raise TidemillError(text) from None
+            yield
+
+    def _forget(self) -> None:
+        """Delete what earlier runs left; nothing else that may be in the folder."""
+        for name in _OWN:
+            path = self.home / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    # -- the work -------------------------------------------------------------------------------
+
+    @staticmethod
+    def _finished(mill: Tidemill, files: dict[str, str]) -> set[str]:
+        """Ids of the jobs that the store says are done."""
+        found = ((job_id, mill.broker.get(job_id)) for job_id in [*files, *_SPECIAL])
+        return {job_id for job_id, record in found if record and record.state.finished}
+
+    def _work(self, mill: Tidemill, files: dict[str, str], done: int) -> None:
+        """Put what is missing and have a worker do what is not done."""
+        total = len(files) + len(_SPECIAL)
+        if done == total:
+            self._say(f"all {total:,} jobs had been done before; --fresh starts over")
+            return
+        went = f", {done:,} of them done before" if done else ""
+        self._say(f"{total:,} jobs for {self.folder}{went}; state in {self.home}")
+        before = Counts.of(mill.queues())
+        with self._worker() as worker, Display(total, before, quiet=self.quiet).shown() as display:
+            self._put(mill, files)
+            while True:
+                now = Counts.of(mill.queues())
+                display.tell(now)
+                if not now.left:
+                    return
+                if worker.poll() is not None:
+                    text = f"the worker ended with code {worker.returncode}"
+                    raise TidemillError(f"{text}; its log is {self.home / 'worker.log'}")
+                time.sleep(_LOOK_EVERY)  # for the eyes only: nothing waits for it but the display
+
+    @staticmethod
+    def _put(mill: Tidemill, files: dict[str, str]) -> None:
+        """Enqueue every job that is not there yet, a batch to a commit."""
+        from tidemill.demo.tasks import measure, never_ends, on_time
+
+        if mill.broker.get("times-out") is None:
+            never_ends.using(id="times-out").enqueue()
+        if mill.broker.get("delayed") is None:
+            on_time.using(id="delayed", delay=DELAY).enqueue(time.time() + DELAY)
+        missing = [job_id for job_id in files if mill.broker.get(job_id) is None]
+        for start in range(0, len(missing), _BATCH):
+            part = missing[start : start + _BATCH]
+            mill.enqueue_many(measure.using(id=job_id).call(files[job_id]) for job_id in part)
+
+    @contextlib.contextmanager
+    def _worker(self) -> Iterator[subprocess.Popen[bytes]]:
+        """A worker of our own, ended cleanly. Its stdin ties it to us: when we die, so does it."""
+        arguments = [str(self.processes), str(self.concurrency)]
+        with open(self.home / "worker.log", "ab") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "tidemill.demo.worker", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=self.home,  # python -m imports from where it starts: not the user's files
+            )
+        try:
+            yield worker
+        finally:
+            assert worker.stdin is not None
+            worker.stdin.close()
+            try:
+                worker.wait(15)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+    # -- telling --------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            sys.stderr.write(text + "\n")
+
+    def _publish(self, report: Report) -> int:
+        """Write the report beside the store, and print it."""
+        data = msgspec.json.format(msgspec.json.encode(report), indent=2)
+        fresh = self.report_path.with_suffix(".new")
+        fresh.write_bytes(data + b"\n")
+        fresh.replace(self.report_path)
+        if self.quiet:
+            sys.stdout.write(data.decode() + "\n")
+        else:
+            print_report(report)
+            self._say(f"\nreport: {self.report_path}; took {report.seconds:g} s")
+            self._say(f"look around: tidemill jobs --url lmdb://{self.home}/store")
+        return 0 if report.good else 1
+
+
+_SPECIAL = ("times-out", "delayed")

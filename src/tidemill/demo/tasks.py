@@ -1,0 +1,78 @@
+"""The app of ``tidemill demo``: three tasks and a middleware, as in a user's own module."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import urllib.parse
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tidemill import Fail, JobContext, Retries, Tidemill, current_job
+from tidemill.demo.images import image_size
+from tidemill.demo.ledger import Ledger
+
+HOME = Path(os.environ.get("TIDEMILL_DEMO", ".tidemill/demo")).absolute()
+STORE = f"lmdb://{urllib.parse.quote(str(HOME))}/store"
+
+ledger = Ledger(HOME / "ledger")
+
+
+def in_the_ledger(call_next: Callable[[], Any], job: JobContext) -> Any:
+    """A middleware: one line for every execution, before it begins."""
+    ledger.ran(job.id, job.attempt)
+    return call_next()
+
+
+# Results are kept for 30 days, so that a later run still knows what is done.
+mill = Tidemill(f"{STORE}?keep=2592000&keep_count=10000000", middleware=[in_the_ledger])
+
+
+@mill.task(timeout=60, retries=Retries(3, delay=0.3, cap=2.0))
+def measure(path: str) -> dict[str, Any]:
+    """Digest, bytes, lines and words of a file; width and height where it is an image."""
+    flaky_step(path)
+    digest, lines, words = hashlib.sha256(), 0, 0
+    try:
+        with open(path, "rb") as file:
+            head = file.read(1 << 16)
+            file.seek(0)
+            while part := file.readline(1 << 16):
+                digest.update(part)
+                lines += part.endswith(b"\n")
+                words += len(part.split())
+            size = file.tell()
+    except OSError as error:
+        raise Fail(f"cannot read the file: {error.strerror}") from error
+    return {
+        "path": path,
+        "sha256": digest.hexdigest(),
+        "bytes": size,
+        "lines": lines,
+        "words": words,
+        "image": image_size(head),
+    }
+
+
+def flaky_step(path: str) -> None:
+    """Stands for a network: at about every tenth file the first attempt fails. It is retried."""
+    job = current_job()
+    if job and job.attempt == 1 and zlib.crc32(os.path.basename(path).encode()) % 10 == 0:
+        job.log("the network is down")
+        raise ConnectionError("the network is down; the next attempt will do")
+
+
+@mill.task
+async def on_time(due: float) -> float:
+    """Put with a delay: how many milliseconds after its time it started."""
+    return (time.time() - due) * 1000
+
+
+@mill.task(timeout=1, retries=0)
+def never_ends() -> None:
+    """Is stopped by its timeout and ends as failed, with the place where it was."""
+    while True:
+        time.sleep(0.05)

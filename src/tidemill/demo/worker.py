@@ -1,0 +1,37 @@
+"""The demo's worker: ``tidemill worker tidemill.demo.tasks:mill`` that ends with its parent."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+
+from tidemill.worker.supervisor import Settings, Supervisor, install
+
+__all__ = ["main"]
+
+
+def main(processes: int, concurrency: int) -> int:
+    """Work until stdin ends, which it does when the parent closes it, or dies in whatever way."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(process)d %(message)s")
+    supervisor = Supervisor(
+        Settings(
+            app="tidemill.demo.tasks:mill",
+            processes=processes,
+            concurrency=concurrency,
+            shutdown_timeout=5.0,
+            name="demo",
+        )
+    )
+    install(supervisor)
+
+    def follow_parent() -> None:
+        sys.stdin.buffer.read()
+        supervisor.stop()
+
+    threading.Thread(target=follow_parent, name="demo-parent", daemon=True).start()
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:3])))
