@@ -100,7 +100,7 @@ class SideBySide(RuleBasedStateMachine):
             retries=data.draw(st.sampled_from([0, 1, 3])),
             delay=data.draw(seconds),
             expires=data.draw(st.sampled_from([0.0, 0.0, 0.0, 7.0, 20.0])),
-            key=data.draw(st.sampled_from(["", "", "k", "l"])),
+            key=data.draw(st.sampled_from(["", "k", "k", "l"])),
             result_ttl=data.draw(st.sampled_from([-1.0, -1.0, -1.0, 15.0])),
             on_conflict=conflict,
             **fields,
@@ -193,28 +193,30 @@ class SideBySide(RuleBasedStateMachine):
             ids = data.draw(st.lists(st.sampled_from(self.put_ids[-12:]), min_size=1, max_size=3))
             self.agree(lambda b, _: getattr(b, act)(ids))
 
-    @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
-    def pause(self, queue: str, paused: bool) -> None:
-        self.agree(lambda b, _: b.set_queue(queue, paused=paused))
-
-    @rule(queue=st.sampled_from(QUEUES), size=st.sampled_from([0, 0, 2, 5]))
-    def limit(self, queue: str, size: int) -> None:
-        self.agree(lambda b, _: b.set_queue(queue, max_size=size))
-
-    @rule(queue=st.sampled_from(QUEUES))
-    def purge(self, queue: str) -> None:
-        self.agree(lambda b, _: b.purge(queue))
-
-    @rule(owner=st.sampled_from(OWNERS))
-    def come_and_go(self, owner: str) -> None:
-        self.agree(lambda b, _: b.detach(owner))
-        self.attach(owner)
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        how=st.sampled_from(["pause", "resume", "resume", "limit", "free", "free", "purge"]),
+    )
+    def meddle(self, queue: str, how: str) -> None:
+        if how == "purge":
+            self.agree(lambda b, _: b.purge(queue))
+        elif how in ("pause", "resume"):
+            self.agree(lambda b, _: b.set_queue(queue, paused=how == "pause"))
+        else:
+            self.agree(lambda b, _: b.set_queue(queue, max_size=3 if how == "limit" else 0))
 
     def attach(self, owner: str) -> None:
         self.agree(lambda b, _: b.attach(Owner(id=owner, kind=owner.split("-")[0], name=owner)))
 
-    @rule(owner=st.sampled_from(OWNERS), witness=st.sampled_from(["some", "none", "absent"]))
+    @rule(
+        owner=st.sampled_from(OWNERS),
+        witness=st.sampled_from(["some", "none", "absent", "not dead"]),
+    )
     def die(self, owner: str, witness: str) -> None:
+        if witness == "not dead":
+            self.agree(lambda b, _: b.detach(owner))
+            self.attach(owner)
+            return
         mine = [t for t in self.tokens if t[0] == owner][-2:]
 
         def release(broker: Broker, which: int) -> int:
@@ -255,8 +257,8 @@ def plain(record: Record) -> dict[str, Any]:
 
 
 SideBySide.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TIDEMILL_EXAMPLES", "25")),
-    stateful_step_count=int(os.environ.get("TIDEMILL_STEPS", "40")),
+    max_examples=int(os.environ.get("TIDEMILL_EXAMPLES", "50")),
+    stateful_step_count=int(os.environ.get("TIDEMILL_STEPS", "50")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
