@@ -26,6 +26,8 @@ from systems import OURS, PEERS, SYSTEMS
 from table import Results, lines_for, render
 
 HERE = Path(__file__).resolve().parent
+IMPORTS = f"{HERE}{os.pathsep}{HERE.parent / 'src'}"
+"""The code measured is that of this checkout, whatever is installed."""
 
 GROUPS = {"enqueue": ["single", "bulk", "async", "threads"], "delayed": ["burst", "alone"]}
 QUICK = Options(jobs=4_000, seconds=0.7, budget=20, latency_jobs=100, burst=500, alone=40, idle=10)
@@ -103,7 +105,8 @@ def peers_python() -> str:
 def has_tidemill() -> bool:
     """Whether this interpreter can import it; says why if not."""
     check = [sys.executable, "-c", "from tidemill import Tidemill"]
-    tried = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    environment = os.environ | {"PYTHONPATH": IMPORTS}
+    tried = subprocess.run(check, capture_output=True, text=True, timeout=60, env=environment)
     if tried.returncode:
         say(f"measuring the peers alone: {tried.stderr.strip().splitlines()[-1]}")
     return tried.returncode == 0
@@ -117,7 +120,7 @@ def measure(
         environment = os.environ | {
             "BENCH_TMP": folder,
             "BENCH_CAPACITY": str(options.jobs + options.burst + 50_000),
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": IMPORTS,
             # FlexiQ starts its children by the name "python".
             "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
         }
