@@ -1,11 +1,11 @@
-"""The trail of a job: its record told as events in order. gmq's wish, tracing a message by its id."""
+"""The trail of a job: its record told as events in order; gmq's wish to trace a message by id."""
 
 from __future__ import annotations
 
 import msgspec
 
 from tidemill.brokers.base import Broker
-from tidemill.job import Outcome, Owner, Record, State, priority_of
+from tidemill.job import Attempt, Outcome, Owner, Record, State, priority_of
 
 __all__ = ["Event", "explain", "explain_in", "serving", "trail_of"]
 
@@ -43,7 +43,7 @@ def trail_of(record: Record) -> list[Event]:
         events.append(
             Event(
                 attempt.ended or attempt.leased,
-                _OUTCOMES[Outcome(attempt.outcome)],
+                _ended(record, attempt),
                 ": ".join(part for part in (took, attempt.error) if part),
                 attempt.traceback,
             )
@@ -53,11 +53,24 @@ def trail_of(record: Record) -> list[Event]:
     if record.state is State.RUNNING:
         events.append(Event(record.leased, "leased", f"by {record.worker}"))
     elif record.state is State.SCHEDULED:
-        events.append(Event(record.due, "due", "ready again then" if record.attempt else "ready then"))
-    elif record.finished and record.state is not State.SUCCEEDED:
-        if not record.attempts or record.error != record.attempts[-1].error:
-            events.append(Event(record.finished, str(record.state), record.error))
+        then = "ready again then" if record.attempt else "ready then"
+        events.append(Event(record.due, "due", then))
+    elif record.finished and record.state is not State.SUCCEEDED and not _told(record):
+        events.append(Event(record.finished, str(record.state), record.error))
     return events
+
+
+def _ended(record: Record, attempt: Attempt) -> str:
+    """How an attempt ended; the last of a failed job was to be retried and could not."""
+    outcome = Outcome(attempt.outcome)
+    if outcome is Outcome.RETRY and record.state is State.FAILED and attempt is record.attempts[-1]:
+        return "failed, no attempts are left"
+    return _OUTCOMES[outcome]
+
+
+def _told(record: Record) -> bool:
+    """True when the last attempt says already how the job ended."""
+    return bool(record.attempts) and record.error == record.attempts[-1].error
 
 
 def explain(record: Record, *, paused: bool, workers: int) -> str:
@@ -70,8 +83,10 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
             return f"It is ready, but no worker serves queue {queue!r}: start one"
         return f"It is ready and waits for a free slot among {workers} worker(s) of queue {queue!r}"
     if record.state is State.SCHEDULED:
-        why = f"attempt {record.attempt} failed ({record.attempts[-1].error})" if record.attempts else ""
-        return f"It waits for its time{': ' + why if why else ', as it was put with a delay'}"
+        why = ", as it was put with a delay"
+        if record.attempts:
+            why = f": attempt {record.attempt} failed ({record.attempts[-1].error})"
+        return f"It waits for its time{why}"
     if record.state is State.WAITING:
         return f"It waits for the running job with the same key {record.envelope.key!r}"
     if record.state is State.RUNNING:

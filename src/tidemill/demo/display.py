@@ -21,7 +21,11 @@ _LINE_EVERY = 2.0
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """A moment of the demo in numbers. ``left`` are jobs that have not finished."""
+    """A moment of the demo in numbers.
+
+    ``running`` are leased jobs, those that a worker holds in advance too; ``left`` are all that
+    have not finished.
+    """
 
     done: int = 0
     failed: int = 0
@@ -74,7 +78,7 @@ class Display:
         seconds = time.monotonic() - self._began
         done = now.done - self._before.done
         text = (
-            f"{done / max(seconds, 0.1):,.0f}/s, {now.running} running, "
+            f"{done / max(seconds, 0.1):,.0f}/s, {now.running:,} leased, "
             f"{now.retried - self._before.retried} retried, "
             f"{now.failed - self._before.failed} failed"
         )

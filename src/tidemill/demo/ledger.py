@@ -39,18 +39,18 @@ class Ledger:
 
     def ran(self, job_id: str, attempt: int) -> None:
         """Note that an execution begins."""
-        self._append(f"ran\t{time.time():.3f}\t{os.getpid()}\t{attempt}\t{job_id}")
+        self._append(f"\nran\t{time.time():.3f}\t{os.getpid()}\t{attempt}\t{job_id}")
 
     def finished(self, job_ids: Iterable[str]) -> None:
         """Note that these jobs are done, as the store says."""
-        for job_id in job_ids:
-            self._append(f"finished\t{time.time():.3f}\t{os.getpid()}\t-\t{job_id}")
+        lead = f"\nfinished\t{time.time():.3f}\t{os.getpid()}\t-\t"
+        self._append("".join(lead + job_id for job_id in job_ids))
 
-    def _append(self, line: str) -> None:
-        # The line break leads: a line torn by a kill cannot run into the next one.
+    def _append(self, lines: str) -> None:
+        # Line breaks lead, so that a line torn by a kill cannot run into the next one.
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, f"\n{line}".encode())
+            os.write(fd, lines.encode())
         finally:
             os.close(fd)
 

@@ -132,7 +132,7 @@ def print_report(report: Report) -> None:
         ("doubles", f"{dup:,} files have the same content as another"),
         *(("slowest", f"{span(row['seconds'])}  {row['path']}") for row in report.slowest[:3]),
         ("delayed", late),
-        ("timed out", f"as it should: {report.timed_out}" if report.timed_out else ""),
+        ("timed out", report.timed_out),
         *(("failed", f"{row['job']}: {row['error']}") for row in report.failed[:5]),
         (
             "left out",

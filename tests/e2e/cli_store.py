@@ -1,0 +1,81 @@
+"""What the tests of the command line share: a store with jobs in it, and a way to call a verb."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from tidemill import Retries, Tidemill, current_job
+from tidemill.cli import main
+from tidemill.worker.supervisor import Settings, Supervisor
+
+
+class Desk:
+    """A store in a fresh directory, an app on it, and the command line pointed at it."""
+
+    def __init__(self, folder: Path, query: str = "") -> None:
+        self.folder = folder
+        self.url = f"lmdb://{folder}/store{query}"
+        self.mill = Tidemill(self.url)
+        mill = self.mill
+
+        @mill.task(name="add", queue="sums", tags=["maths"])
+        def add(a: int, b: int = 1) -> int:
+            return a + b
+
+        @mill.task(name="bad", retries=Retries(1, delay=0))
+        def bad(what: str) -> None:
+            job = current_job()
+            assert job is not None
+            job.log(f"trying {what}")
+            job.progress(1, 4)
+            raise ValueError(f"cannot do {what}")
+
+        self.add, self.bad = add, bad
+
+    def work(self) -> None:
+        """Run all that is ready, in this process."""
+        supervisor = Supervisor(Settings(burst=True, concurrency=2, name="w1"), self.mill)
+        with warnings.catch_warnings():
+            # A worker inside this process leaves its end of a socket to the garbage collector.
+            warnings.simplefilter("ignore", ResourceWarning)
+            assert supervisor.run() == 0
+            for thread in threading.enumerate():
+                if thread.name == "tidemill-local":
+                    thread.join(10)
+            gc.collect()
+
+    def run(self, *words: str, url: bool = True, **options: Any) -> Result:
+        """Call a verb."""
+        target = ["--url", self.url] if url else []
+        return CliRunner().invoke(main, [*words, *target], **options)
+
+    def json(self, *words: str) -> Any:
+        """Call a verb and read its document."""
+        result = self.run(*words, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    def write_app(self) -> str:
+        """A module of its own with an app on the store; returns how --app names it."""
+        name = f"app_{uuid.uuid4().hex}"
+        path = self.folder / f"{name}.py"
+        path.write_text(
+            "from tidemill import Tidemill\n"
+            f"mill = Tidemill({self.url!r}, allow_imports=['math.*'])\n"
+            "@mill.task(name='add', queue='sums')\n"
+            "def add(a, b=1):\n"
+            "    return a + b\n"
+        )
+        return f"{path}:mill"
+
+    def close(self) -> None:
+        """Give the store back."""
+        self.mill.close()

@@ -1,0 +1,220 @@
+"""The verbs that change something: enqueue, retry, cancel, pause, resume, purge, backup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_store import Desk
+
+import tidemill.cli.act
+import tidemill.cli.queues
+from tidemill import State, Tidemill
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.syspath_prepend(str(tmp_path))  # restores what --app adds to sys.path
+    desk = Desk(tmp_path)
+    yield desk
+    desk.close()
+
+
+class _Terminal:
+    """Says that stdin is a terminal, and otherwise is what it stands for."""
+
+    def __init__(self, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+        import sys
+
+        class Sys:
+            stdin = self
+            exit = staticmethod(sys.exit)
+
+        monkeypatch.setattr(module, "sys", Sys)
+
+    def isatty(self) -> bool:
+        return True
+
+
+# -- enqueue --------------------------------------------------------------------------------------
+
+
+def test_arguments_are_json_where_they_parse(desk: Desk) -> None:
+    # given
+    app = desk.write_app()
+    words = ["enqueue", "add", '[1, "x"]', "--kw", "b=a=b", "--app", app]
+    # when
+    result = desk.run(*words, url=False)
+    # then
+    assert result.exit_code == 0, result.output
+    record = desk.mill.job(result.stdout.strip()).refresh()
+    assert record.envelope.text == "[1, 'x'], b='a=b'"
+    assert record.envelope.queue == "sums"
+
+
+def test_options_reach_the_job(desk: Desk) -> None:
+    options = ["--delay", "60", "--priority", "7", "--queue", "q2", "--key", "k", "--id", "mine"]
+    words = ["enqueue", "add", "1", *options, "--app", desk.write_app(), "--json"]
+    document = json.loads(desk.run(*words, url=False).stdout)
+    assert document == {"id": "mine", "placed": "created", "state": None, "result": None}
+    public = desk.mill.job("mine").refresh().public()
+    assert (public["state"], public["queue"], public["key"]) == ("scheduled", "q2", "k")
+    assert public["priority"] == 7
+
+
+def test_a_dotted_path_is_enqueued_when_the_app_allows_it(desk: Desk) -> None:
+    app = desk.write_app()
+    good = desk.run("enqueue", "math.copysign", "2", "--app", app, "--", "-3", url=False)
+    assert good.exit_code == 0, good.output
+    assert desk.mill.job(good.stdout.strip()).refresh().envelope.text == "2, -3"
+    bad = desk.run("enqueue", "os.system", "ls", "--app", app, url=False)
+    assert bad.exit_code == 2
+    assert "allow_imports" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["add"], "missing"),
+        (["add", "1", "2", "3"], "too many positional arguments"),
+        (["add", "1", "--kw", "b"], "is not name=value"),
+        (["add", "1", "--priority", "1000"], "priority must be"),
+        (["add", "1", "--delay", "-1"], "delay must be"),
+    ],
+)
+def test_a_wrong_call_is_refused_at_once(desk: Desk, words: list[str], said: str) -> None:
+    result = desk.run("enqueue", *words, "--app", desk.write_app(), url=False)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert desk.mill.find().records == []
+
+
+def test_a_taken_id_is_refused(desk: Desk) -> None:
+    # case Q13
+    words = ["enqueue", "add", "1", "--id", "mine", "--app", desk.write_app()]
+    assert desk.run(*words, url=False).exit_code == 0
+    words[2] = "2"
+    result = desk.run(*words, url=False)
+    assert result.exit_code == 1
+    assert "mine" in result.stderr
+
+
+def test_waiting_in_vain_says_so(desk: Desk) -> None:
+    words = ["enqueue", "add", "1", "--wait", "0.1", "--app", desk.write_app()]
+    result = desk.run(*words, url=False)
+    assert result.exit_code == 1
+    assert "is ready still after 0.1 s" in result.stderr
+
+
+# -- retry and cancel -----------------------------------------------------------------------------
+
+
+def test_retry_by_id_and_by_filter(desk: Desk) -> None:
+    # given three failures
+    failed = [desk.bad.enqueue(str(n)) for n in range(3)]
+    desk.work()
+    # when one is retried by id
+    assert desk.json("retry", failed[0].id) == {"retried": [failed[0].id], "refused": []}
+    # then it alone is ready
+    states = [desk.mill.job(job.id).state for job in failed]
+    assert states == [State.READY, State.FAILED, State.FAILED]
+    # and the rest by filter
+    result = desk.run("retry", "--task", "bad", "--all")
+    assert result.stdout == "retried 2 jobs\n"
+    assert {desk.mill.job(job.id).state for job in failed} == {State.READY}
+
+
+def test_a_refused_retry_says_why(desk: Desk) -> None:
+    job = desk.add.enqueue(1)
+    result = desk.run("retry", job.id, "nothing")
+    assert result.exit_code == 1
+    assert f"not {job.id}: it is ready" in result.stderr
+    assert "not nothing: no job has this id here" in result.stderr
+
+
+def test_bulk_asks_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = desk.add.enqueue(1)
+    # when nobody can be asked
+    result = desk.run("cancel", "--queue", "sums")
+    assert result.exit_code == 2
+    assert "1 jobs match; to cancel them all add --all" in result.stderr
+    # when somebody says no, then yes
+    _Terminal(tidemill.cli.act, monkeypatch)
+    assert desk.run("cancel", "--queue", "sums", input="n\n").exit_code == 1
+    assert desk.mill.job(job.id).state is State.READY
+    assert desk.run("cancel", "--queue", "sums", input="y\n").exit_code == 0
+    assert desk.mill.job(job.id).state is State.CANCELLED
+
+
+@pytest.mark.parametrize("words", [["retry"], ["cancel"], ["cancel", "x", "--all"]])
+def test_it_must_be_clear_which_jobs_are_meant(desk: Desk, words: list[str]) -> None:
+    desk.add.enqueue(1)
+    assert desk.run(*words).exit_code == 2
+
+
+def test_cancel_before_the_start(desk: Desk) -> None:
+    # case T14
+    jobs = [desk.add.enqueue(n) for n in range(1200)]
+    assert desk.run("cancel", "--all").stdout == "cancelled 1,200 jobs\n"
+    desk.work()
+    assert {job.state for job in jobs} == {State.CANCELLED}
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+def test_pause_and_resume(desk: Desk) -> None:
+    job = desk.add.enqueue(1)
+    assert desk.run("pause", "sums").stdout == "sums is paused\n"
+    desk.work()
+    assert job.state is State.READY
+    assert "paused" in desk.run("queues").stdout
+    assert desk.run("resume", "sums").stdout == "sums goes on\n"
+    desk.work()
+    assert job.state is State.SUCCEEDED
+
+
+def test_a_queue_that_is_not_there(desk: Desk) -> None:
+    desk.add.enqueue(1)
+    for verb in ("resume", "purge"):
+        result = desk.run(verb, "smus")
+        assert result.exit_code == 1
+        assert "no queue has the name 'smus' here; known are: sums" in result.stderr
+
+
+def test_purge_wants_the_name_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = desk.add.enqueue(0)
+    desk.work()
+    desk.add.enqueue(1)
+    desk.add.using(delay=60).enqueue(2)
+    # when nobody can be asked
+    assert desk.run("purge", "sums").exit_code == 2
+    # when the name is typed wrong, then right
+    _Terminal(tidemill.cli.queues, monkeypatch)
+    assert desk.run("purge", "sums", input="sum\n").exit_code == 1
+    assert len(desk.mill.find().records) == 3
+    assert "deleted 2 jobs of sums" in desk.run("purge", "sums", input="sums\n").stdout
+    # then what had finished is still there
+    assert [record.envelope.id for record in desk.mill.find().records] == [done.id]
+
+
+def test_purge_without_asking(desk: Desk) -> None:
+    desk.add.enqueue(1)
+    assert desk.json("purge", "sums", "--yes") == {"queue": "sums", "deleted": 1}
+
+
+# -- backup ---------------------------------------------------------------------------------------
+
+
+def test_a_backup_opens_as_a_store(desk: Desk, tmp_path: Path) -> None:
+    job = desk.add.enqueue(1)
+    target = tmp_path / "copy"
+    assert desk.run("backup", str(target)).exit_code == 0
+    with Tidemill(f"lmdb://{target}") as copy:
+        assert copy.job(job.id).state is State.READY
+    again = desk.run("backup", str(target))
+    assert again.exit_code == 2
+    assert "holds a store already" in again.stderr

@@ -1,0 +1,197 @@
+"""The verbs that look: jobs, job, explain, queues, info."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_store import Desk
+
+from tidemill import State
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.close()
+
+
+def test_jobs_are_found_by_every_filter(desk: Desk) -> None:
+    # given
+    sums = [desk.add.using(key=f"k{n}").enqueue(n) for n in range(3)]
+    broken = desk.bad.enqueue("a thing")
+    desk.work()
+
+    def ids(*words: str) -> list[str]:
+        return [row["id"] for row in desk.json("jobs", *words)["jobs"]]
+
+    # then
+    newest_first = [broken.id, *(job.id for job in reversed(sums))]
+    assert ids() == newest_first
+    assert ids("--state", "failed") == [broken.id]
+    assert ids("--state", "failed", "--state", "succeeded") == newest_first
+    assert ids("--queue", "sums") == newest_first[1:]
+    assert ids("--task", "bad") == [broken.id]
+    assert ids("--key", "k1") == [sums[1].id]
+    assert ids("--tag", "maths") == newest_first[1:]
+    assert ids("--search", "THING") == [broken.id]
+    assert ids("--queue", "sums", "--state", "failed") == []
+
+
+def test_jobs_come_in_pages(desk: Desk) -> None:
+    made = [desk.add.enqueue(n).id for n in range(5)]
+    first = desk.json("jobs", "--limit", "3")
+    second = desk.json("jobs", "--limit", "3", "--cursor", first["cursor"])
+    found = [row["id"] for page in (first, second) for row in page["jobs"]]
+    assert found == made[::-1]
+    assert second["cursor"] is None
+    assert f"--cursor {first['cursor']}" in desk.run("jobs", "--limit", "3").stderr
+
+
+def test_a_pipe_gets_whole_lines_and_no_colour(desk: Desk) -> None:
+    desk.bad.enqueue("a thing " * 10)
+    desk.work()
+    out = desk.run("jobs").stdout
+    assert "cannot do " + "a thing " * 9 in out
+    assert "\x1b" not in out
+
+
+def test_a_narrow_terminal_gets_short_lines(desk: Desk) -> None:
+    desk.add.enqueue(1)
+    out = desk.run("jobs", env={"COLUMNS": "60"}).stdout
+    assert max(map(len, out.splitlines())) <= 60
+    assert "ready" in out
+
+
+def test_job_shows_the_whole_trail(desk: Desk) -> None:
+    # given a job that failed twice
+    job = desk.bad.enqueue("a thing")
+    desk.work()
+    # when
+    out = desk.run("job", job.id).stdout
+    # then everything is there, in order
+    parts = [
+        *("created", "leased", "by w1", "attempt 1", "trying a thing", "failed, to be retried"),
+        *("ValueError: cannot do a thing", "Traceback"),
+        *("attempt 2", "failed, no attempts are left"),
+    ]
+    place = 0
+    for part in parts:
+        place = out.index(part, place)
+    assert "1 of 4 (25%)" in out
+    # and for programs
+    document = desk.json("job", job.id)
+    assert document["state"] == "failed"
+    assert [a["number"] for a in document["attempts"]] == [1, 2]
+    assert "cannot do" in document["attempts"][1]["traceback"]
+    assert document["trail"][0]["what"] == "created"
+    assert document["result"] is None
+
+
+def test_job_shows_the_result(desk: Desk) -> None:
+    job = desk.add.enqueue(41)
+    desk.work()
+    assert desk.run("job", job.id).stdout.rstrip().endswith("42")
+    assert desk.json("job", job.id)["result"] == 42
+
+
+def test_what_others_wrote_cannot_steer_the_terminal(desk: Desk) -> None:
+    job = desk.bad.enqueue("\x1b[31mred")
+    desk.work()
+    for words in (["job", job.id], ["jobs"]):
+        out = desk.run(*words).stdout
+        assert "\x1b" not in out
+        assert r"\x1b[31mred" in out
+
+
+@pytest.mark.parametrize("verb", ["job", "explain"])
+def test_an_unknown_id_is_one_sentence(desk: Desk, verb: str) -> None:
+    desk.add.enqueue(1)
+    result = desk.run(verb, "nothing")
+    assert result.exit_code == 1
+    assert "no job has the id 'nothing'" in result.stderr
+    assert "tidemill jobs --search" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_explain_says_why_it_waits(desk: Desk) -> None:
+    job = desk.add.enqueue(1)
+    later = desk.add.using(delay=3600).enqueue(1)
+    assert "no worker serves queue 'sums'" in desk.run("explain", job.id).stdout
+    assert "waits for its time" in desk.run("explain", later.id).stdout
+    desk.run("pause", "sums")
+    document = desk.json("explain", job.id)
+    assert "paused" in document["explanation"]
+    assert document["workers"] == []
+
+
+def test_the_numbers_agree_everywhere(desk: Desk) -> None:
+    # case W5
+    for n in range(3):
+        desk.add.enqueue(n)
+    desk.bad.enqueue("x")
+    desk.work()
+    desk.add.using(delay=3600).enqueue(1)
+    desk.add.enqueue(1)
+    # when
+    totals = desk.json("info")["totals"]
+    queues = desk.json("queues")["queues"]
+    # then
+    for name, value in totals.items():
+        assert value == sum(row[name] for row in queues)
+    for state in State:
+        listed = len(desk.json("jobs", "--state", str(state), "--limit", "100")["jobs"])
+        assert totals[state] == listed, state
+    assert totals["accepted"] == 6
+    shown = desk.run("info").stdout
+    assert "1 scheduled, 1 ready, 6 accepted, 3 succeeded, 1 failed, 1 retried" in shown
+
+
+def test_looking_makes_no_store(desk: Desk, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    for verb in (["jobs"], ["queues"], ["info"], ["job", "x"]):
+        result = desk.run(*verb, "--url", f"lmdb://{nowhere}", url=False)
+        assert result.exit_code == 3
+        assert "there is no store in" in result.stderr
+    assert not nowhere.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["jobs", "--url", "nonsense"], 2, "is not a broker URL"),
+        (["jobs", "--url", "warp://x"], 2, "no broker for warp://"),
+        (["jobs", "--url", "memory://"], 1, "needs the feature processes"),
+        (["jobs", "--app", "no_such_module:mill"], 2, "no module 'no_such_module'"),
+        (["jbos"], 2, "did you mean 'jobs'?"),
+        (["jobs", "--state", "sleeping"], 2, "sleeping"),
+    ],
+)
+def test_mistakes_are_sentences(desk: Desk, words: list[str], code: int, said: str) -> None:
+    result = desk.run(*words, url=False)
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_app_that_cannot_be_imported_is_named_with_its_line(desk: Desk, tmp_path: Path) -> None:
+    path = tmp_path / "app_broken.py"
+    path.write_text("x = 1\ny = x / 0\n")
+    result = desk.run("jobs", "--app", f"{path}:mill", url=False)
+    assert result.exit_code == 2
+    assert "app_broken.py:2: ZeroDivisionError" in result.stderr
+
+
+def test_help_loads_neither_broker_nor_tables() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from tidemill.cli import main\n"
+        "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
+        "heavy = {'lmdb', 'rich.console', 'tidemill.worker.supervisor', 'tidemill.demo.run'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
