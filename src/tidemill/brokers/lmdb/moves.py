@@ -173,7 +173,8 @@ class Moves:
     def put(self, jobs: Sequence[Envelope]) -> list[Put]:
         """Accept jobs, all or none."""
         self.store.check_space(sum([_OVERHEAD + len(job.body) for job in jobs]))
-        if self.next_due() <= 0:
+        # Only a key or a bound can refuse for the sake of a job whose time has passed.
+        if any([job.key or self.row(job.queue).max_size for job in jobs]) and self.next_due() <= 0:
             self.come_due()
         return [self._put_one(job) for job in jobs]
 

@@ -120,6 +120,7 @@ class Store:
         self._lead = threading.Lock()
         self._pending: collections.deque[_Request] = collections.deque()
         self._leader = 0  # thread that has the transaction open
+        self._keys: dict[str, bytes] = {}  # made once for each queue, not for each step
         self._space_checked = -1.0
         self._space_left = 0
         self._space = ""
@@ -192,7 +193,10 @@ class Store:
 
     def key(self, name: str) -> bytes:
         """A key of the main database, under the caller's prefix."""
-        return self._prefix + b"=" + name.encode()
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = self._prefix + b"=" + name.encode()
+        return key
 
     # -- group commit ---------------------------------------------------------------------------
 
@@ -312,19 +316,9 @@ class Store:
                 self._pending.popleft().turn.release()  # it wakes as the leader, not done
                 return
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """A write transaction with the short switch interval around it."""
-        _pace.hurry()
-        try:
-            with self.env.begin(write=True) as txn:
-                self._leader = threading.get_ident()
-                try:
-                    yield txn
-                finally:
-                    self._leader = 0
-        finally:
-            _pace.relax()
+    def writing(self) -> _Writing:
+        """A write transaction, as a context manager, with the short switch interval around it."""
+        return _Writing(self)
 
     @contextlib.contextmanager
     def nested(self, txn: Any) -> Iterator[lmdb.Transaction[bytes]]:
@@ -488,6 +482,37 @@ class Store:
         self.bells.close()
         if self._own_env:
             self.env.close()
+
+
+class _Writing:
+    """A write transaction of a store while this thread leads it."""
+
+    __slots__ = ("store", "txn")
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __enter__(self) -> lmdb.Transaction[bytes]:
+        _pace.hurry()
+        try:
+            self.txn = self.store.env.begin(write=True)
+        except BaseException:
+            _pace.relax()
+            raise
+        self.store._leader = threading.get_ident()
+        return self.txn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self.store._leader = 0
+        try:
+            if kind is None:
+                self.txn.commit()
+            else:
+                self.txn.abort()
+        finally:
+            _pace.relax()
 
 
 class _Pace:
