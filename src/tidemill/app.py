@@ -1,31 +1,41 @@
-"""The app: where tasks are declared, calls become jobs, and the broker is opened when first needed."""
+"""The app: where tasks are declared, calls become jobs, and the broker is opened at first use."""
 
 from __future__ import annotations
 
-import asyncio
-import collections
-import concurrent.futures
-import contextlib
 import contextvars
+import copy
 import fnmatch
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-import msgspec
-
-from tidemill.brokers.base import Broker, Feature, Filter, Page, QueueStats, need, open_broker
+from tidemill.arguments import TEXT_OF_BODY, summary
+from tidemill.batch import Batch
+from tidemill.brokers.base import (
+    Broker,
+    Feature,
+    Filter,
+    Page,
+    QueueStats,
+    need,
+    open_broker,
+)
 from tidemill.clock import new_id, wall_time
-from tidemill.codec import pack, pack_pickle, sign
-from tidemill.config import check_body, check_name, default_url
-from tidemill.errors import InvalidOption, TidemillError
+from tidemill.codec import pack_call, pack_pickle_call, sign
+from tidemill.config import Seconds, check_body, check_known, check_name, default_url, parse_url
+from tidemill.errors import InvalidOption
+from tidemill.gathered import GatheredPuts
 from tidemill.handle import Job
 from tidemill.inline import run_inline
-from tidemill.job import Envelope, Put
+from tidemill.job import Envelope
 from tidemill.middleware import Middleware
+from tidemill.options import TASK_OPTIONS, Options
 from tidemill.queue import Consumers, Message, Queue
-from tidemill.task import TASK_OPTIONS, Call, Options, Task, task_name
+from tidemill.task import AsyncTask, Call, Declare, Task, make_task, task_name
+from tidemill.threads import Threads
 
 __all__ = ["Tidemill"]
 
@@ -34,18 +44,22 @@ R = TypeVar("R")
 T = TypeVar("T")
 log = logging.getLogger("tidemill")
 
-TEXT_MOST = 120
+
+_OWN_OPTIONS = (
+    *("url", "env", "prefix", "secret_keys", "serializer", "allow_imports", "middleware", "sync"),
+)
 
 
 class Tidemill:
     """One app on one broker.
 
     Args:
-        url: where the jobs live; ``$TIDEMILL_URL`` when not given, else LMDB in ``.tidemill`` beside
-            the nearest ``pyproject.toml`` or ``.git`` upward, else here.
-        env: the caller's own ``lmdb.Environment`` to live in, instead of a URL; ``prefix`` leads the
-            names of our databases in it. It needs ``max_dbs`` of at least 16 more than it uses.
-        secret_keys: keys to sign jobs with; the first signs, all verify. Without keys nothing is signed.
+        url: where the jobs live; ``$TIDEMILL_URL`` when not given, else LMDB in ``.tidemill``
+            beside the nearest ``pyproject.toml`` or ``.git`` upward, else here.
+        env: the caller's own ``lmdb.Environment`` to live in, instead of a URL; ``prefix`` leads
+            the names of our databases in it. It needs ``max_dbs`` of at least 16 more than it uses.
+        secret_keys: keys to sign jobs with; the first signs, all verify. Without keys nothing is
+            signed.
         serializer: ``"msgpack"``, or ``"pickle"``, which needs ``secret_keys``.
         allow_imports: patterns of dotted paths that jobs may name without a declared task.
         middleware: layers around every job, outermost first.
@@ -73,33 +87,40 @@ class Tidemill:
             raise InvalidOption(f"serializer must be msgpack or pickle, not {serializer!r}")
         if isinstance(secret_keys, (str, bytes)):
             raise InvalidOption("secret_keys must be a list of keys, newest first")
+        if not all(isinstance(key, (str, bytes)) and key for key in secret_keys):
+            raise InvalidOption("secret_keys must be non-empty strings or bytes")
         if serializer == "pickle" and not secret_keys:
-            raise InvalidOption("serializer='pickle' runs what is in the data; it needs secret_keys")
+            raise InvalidOption("serializer='pickle' runs what the data say; it needs secret_keys")
         if isinstance(allow_imports, str):
             raise InvalidOption("allow_imports must be a list of patterns, as ['math.*']")
         if url is not None and env is not None:
             raise InvalidOption("give either url or env, not both")
+        if url is not None:
+            parse_url(url)
+        check_known("Tidemill", defaults, (*TASK_OPTIONS, *_OWN_OPTIONS))
+        self.defaults = Options().changed("Tidemill", defaults, TASK_OPTIONS)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.keys = [k.encode() if isinstance(k, str) else bytes(k) for k in secret_keys]
         self.pickles = serializer == "pickle"
         self.allow_imports = tuple(allow_imports)
         self.middleware = tuple(middleware)
         self.sync = sync
-        self._defaults = Options().changed("Tidemill", defaults, TASK_OPTIONS)
+        self.threads = Threads()
         self._url = url
         self._env = env, prefix
         self._broker: Broker | None = None
         self._lock = threading.Lock()
         self._consumers = Consumers(self)
-        self._async_puts = _AsyncPuts(self)
-        self._batch: contextvars.ContextVar[list[Envelope] | None] = contextvars.ContextVar(
+        self._gathered = GatheredPuts(self)
+        self._batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
             "tidemill_batch", default=None
         )
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
-        if env is not None:
-            # At once, not at first use: that may be inside the caller's own transaction, and opening
-            # takes one of ours.
-            self._broker = self._open()
+        _apps.add(self)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: no lock is held and nobody is at work there."""
+        self._lock = threading.Lock()
+        self._gathered.after_fork()
 
     # -- the broker -----------------------------------------------------------------------------
 
@@ -110,7 +131,7 @@ class Tidemill:
             return self._broker.url
         if self._url is None and self._env[0] is None:
             self._url = default_url()
-        return self._url or f"lmdb://{self._env[0].path()}"
+        return self._url or self.broker.url
 
     @property
     def broker(self) -> Broker:
@@ -136,12 +157,12 @@ class Tidemill:
     def close(self) -> None:
         """Give up the broker; it is opened again when next needed."""
         self._consumers.close()
-        broker, self._broker = self._broker, None
+        with self._lock:
+            broker, self._broker = self._broker, None
+            threads, self.threads = self.threads, Threads()
         if broker is not None:
             broker.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-            self._threads = None
+        threads.close()
 
     def __enter__(self) -> Tidemill:
         return self
@@ -152,14 +173,12 @@ class Tidemill:
     # -- declaring ------------------------------------------------------------------------------
 
     @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(
-        self, *, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
-    def task(
-        self, function: Callable[P, R] | None = None, /, *, name: str | None = None, **options: Any
-    ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
+    def task(self, /, *, name: str | None = None, **options: Any) -> Declare: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a function, sync or async, as a task: ``@mill.task`` or ``@mill.task(queue=…)``.
 
         Options: ``name queue priority retries timeout expires key on_conflict result_ttl tags``.
@@ -167,16 +186,22 @@ class Tidemill:
         Raises:
             InvalidOption: an option is wrong, the name is taken, or the function is a lambda.
         """
-        checked = self._defaults.changed("a task", options, TASK_OPTIONS)
+        check_known("a task", options, (*TASK_OPTIONS, "name"))
+        name = options.pop("name", None)
+        checked = self.defaults.changed("a task", options, TASK_OPTIONS)
+        if name is not None:
+            check_name("task name", name)
 
-        def declare(function: Callable[P, R]) -> Task[P, R]:
+        def declare(function: Callable[..., Any]) -> Task[..., Any]:
             return self._declare(function, name, checked)
 
         return declare(function) if function is not None else declare
 
-    def _declare(self, function: Callable[P, R], name: str | None, options: Options) -> Task[P, R]:
+    def _declare(
+        self, function: Callable[..., Any], name: str | None, options: Options
+    ) -> Task[..., Any]:
         own = task_name(function)
-        name = check_name("task name", name) if name is not None else own
+        name = name or own
         before = self.tasks.get(name)
         if before is not None and (
             before.function.__module__ != function.__module__
@@ -186,8 +211,7 @@ class Tidemill:
                 f"task {name!r} is declared twice: by {before.function.__module__}."
                 f"{before.function.__qualname__} and by {own}; give one another name="
             )
-        task = Task(self, function, name, options)
-        self.tasks[name] = task
+        task = self.tasks[name] = make_task(self, function, name, options)
         return task
 
     def may_import(self, path: str) -> bool:
@@ -210,62 +234,73 @@ class Tidemill:
         call = self._call_of(call, args, kwargs)
         if self.sync:
             return run_inline(self, call)
-        envelope = self.envelope(call)
-        batch = self._batch.get()
-        if batch is not None:
-            batch.append(envelope)
-            return Job(self, envelope.id)
-        (put,) = self.broker.put([envelope], txn=self._txn(call.options))
-        return Job(self, put.id, put.placed)
+        return self.put([self.envelope(call)], call.options.txn)[0]
 
-    async def aenqueue(self, call: Call[R] | str, /, *args: Any, **kwargs: Any) -> Job[R]:
+    @overload
+    async def aenqueue(self, call: Call[R], /) -> Job[R]: ...
+    @overload
+    async def aenqueue(self, call: str, /, *args: Any, **kwargs: Any) -> Job[Any]: ...
+    async def aenqueue(self, call: Call[Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
         call = self._call_of(call, args, kwargs)
-        if self.sync or self._batch.get() is not None or call.options.txn is not None:
+        if self.sync or self.in_batch() or call.options.txn is not None:
             return self.enqueue(call)
-        put = await self._async_puts.put(self.envelope(call))
+        put = await self._gathered.put(self.envelope(call))
         return Job(self, put.id, put.placed)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Enqueue many calls in one durable commit, all or none, in order."""
-        calls = list(calls)
         if self.sync:
             return [run_inline(self, call) for call in calls]
-        envelopes = [self.envelope(call) for call in calls]
-        batch = self._batch.get()
-        if batch is not None:
-            batch.extend(envelopes)
-            return [Job(self, envelope.id) for envelope in envelopes]
-        txn = self._txn(calls[0].options) if calls else None
-        return [Job(self, put.id, put.placed) for put in self.broker.put(envelopes, txn=txn)]
+        envelopes, txns = [], set()
+        for call in calls:
+            envelopes.append(self.envelope(call))
+            txns.add(call.options.txn)
+        if len(txns) > 1:
+            raise InvalidOption("txn must be the same for all calls of one enqueue_many")
+        return self.put(envelopes, txns.pop()) if envelopes else []
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """As ``enqueue_many``, without blocking the event loop."""
-        jobs: list[Job[R]] = await self.threaded(self.enqueue_many, list(calls))
-        return jobs
+        calls = list(calls)
+        if self.sync or self.in_batch() or any(call.options.txn is not None for call in calls):
+            return self.enqueue_many(calls)
+        return await self.threaded(lambda: self.enqueue_many(calls))
 
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> Batch:
         """Everything enqueued inside, by this thread or task, becomes one commit at the end.
 
         Handles are given at once; an exception inside stores nothing; waiting inside is an error.
         """
-        if self._batch.get() is not None:
-            raise TidemillError("a batch inside a batch: the outer one commits both, leave the inner out")
-        collected: list[Envelope] = []
-        token = self._batch.set(collected)
-        try:
-            yield
-        finally:
-            self._batch.reset(token)
-        if collected:
-            self.broker.put(collected)
+        return Batch(self, self._batch)
+
+    @property
+    def current_batch(self) -> Batch | None:
+        """The batch this code runs in."""
+        batch = self._batch.get()
+        return batch if batch is not None and batch.is_open else None
 
     def in_batch(self) -> bool:
         """True inside ``with mill.batch()``."""
-        return self._batch.get() is not None
+        return self.current_batch is not None
 
-    def _call_of(self, call: Call[Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call[Any]:
+    def put(self, envelopes: Sequence[Envelope], txn: Any = None) -> list[Job[Any]]:
+        """Store jobs, now or with the batch: the one way in."""
+        batch = self._batch.get()
+        if batch is not None:
+            if txn is not None and batch.is_open:
+                raise InvalidOption("txn inside a batch: both say what commits; leave one out")
+            jobs = batch.add(envelopes)
+            if jobs is not None:
+                return jobs
+        broker = self.broker
+        if txn is not None:
+            need(broker, Feature.TRANSACTIONS, "txn=")
+        return [Job(self, put.id, put.placed) for put in broker.put(envelopes, txn=txn)]
+
+    def _call_of(
+        self, call: Call[Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call[Any]:
         if isinstance(call, Call):
             if args or kwargs:
                 raise InvalidOption("a call has its arguments already; make it with task.call(…)")
@@ -274,49 +309,35 @@ class Tidemill:
             raise InvalidOption(f"enqueue takes task.call(…) or a dotted path, not {call!r}")
         task = self.tasks.get(call)
         if task is not None:
-            task.check_arguments(args, kwargs)
-            return Call(call, args, kwargs, task.options)
+            return task.call(*args, **kwargs)
         check_name("task", call)
         if not self.may_import(call):
             raise InvalidOption(
-                f"{call!r} is no task of this app and matches none of allow_imports; declare it with "
-                "@mill.task, or pass allow_imports=[…] to Tidemill"
+                f"{call!r} is no task of this app and matches none of allow_imports; declare it "
+                "with @mill.task, or pass allow_imports=[…] to Tidemill"
             )
-        return Call(call, args, kwargs, self._defaults)
-
-    def _txn(self, options: Options) -> Any:
-        if options.txn is not None:
-            need(self.broker, Feature.TRANSACTIONS, "txn=")
-        return options.txn
+        return Call(call, args, kwargs, self.defaults)
 
     def envelope(self, call: Call[Any]) -> Envelope:
         """The job that stands for a call: encoded, checked, signed."""
-        o = call.options
-        arguments = [list(call.args), dict(call.kwargs)]
-        body = check_body(pack_pickle(arguments) if self.pickles else pack(arguments))
-        key = o.key
-        if callable(key):
-            key = check_name("key", key(*call.args, **call.kwargs))
-        envelope = Envelope(
-            id=o.id or new_id(),
-            queue=o.queue,
-            task=call.task,
-            body=body,
-            created=wall_time(),
-            rank=o.rank,
-            delay=o.delay,
-            at=o.at,
-            expires=o.expires,
-            timeout=o.timeout,
-            retries=o.retries,
-            key=key,
-            on_conflict=o.on_conflict,
-            result_ttl=o.result_ttl,
-            tags=o.tags,
-            headers=dict(o.headers),
-            text=_summary(call) if len(body) < 2000 else "",
-            pickled=self.pickles,
-        )
+        options = call.options
+        args, kwargs = call.args, call.kwargs
+        envelope = copy.copy(options.template)
+        envelope.task = call.task
+        encode = pack_pickle_call if self.pickles else pack_call
+        envelope.body = encode(args, kwargs)
+        if not isinstance(options.key, str):
+            envelope.key = check_name("key", options.key(*args, **kwargs))
+        if len(envelope.body) <= TEXT_OF_BODY:
+            envelope.text = summary(args, kwargs)
+        return self.seal(envelope)
+
+    def seal(self, envelope: Envelope) -> Envelope:
+        """What every job of this app gets at last: an id, its time, a signature."""
+        check_body(envelope.body)
+        envelope.id = envelope.id or new_id()
+        envelope.created = wall_time()
+        envelope.pickled = self.pickles
         if self.keys:
             envelope.signature = sign(envelope, self.keys[0])
         return envelope
@@ -338,22 +359,22 @@ class Tidemill:
     # -- messages -------------------------------------------------------------------------------
 
     def queue(self, name: str, *, max_size: int | None = None) -> Queue:
-        """A queue of raw messages. ``max_size`` bounds its unfinished jobs from now on; 0 is no bound."""
+        """A queue of raw messages.
+
+        ``max_size`` bounds its unfinished jobs from now on; 0 means no bound.
+        """
         return Queue(self, name, max_size=max_size)
 
-    def get(
-        self, queues: Sequence[str], timeout: float | None = None
-    ) -> Message | None:
+    def get(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
         """The next message of several queues: all of the first before any of the second.
 
         Returns None when nothing came within ``timeout`` seconds; without one, waits for ever.
         """
         return self._consumers.get(queues, timeout)
 
-    async def aget(self, queues: Sequence[str], timeout: float | None = None) -> Message | None:
+    async def aget(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
         """As ``get``, without blocking the event loop."""
-        message: Message | None = await self.threaded(self.get, queues, timeout)
-        return message
+        return await self._consumers.aget(queues, timeout)
 
     @property
     def consumers(self) -> Consumers:
@@ -364,80 +385,15 @@ class Tidemill:
 
     async def threaded(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking call in a thread of this app's own: never in the loop's small pool."""
-        if self._threads is None:
-            self._threads = concurrent.futures.ThreadPoolExecutor(256, "tidemill-wait")
-        loop = asyncio.get_running_loop()
-        context = contextvars.copy_context()
-        return await loop.run_in_executor(self._threads, context.run, function, *args)
+        return await self.threads.run(function, *args)
 
 
-def _summary(call: Call[Any]) -> str:
-    """The arguments as a short text to search and show."""
-    parts = [repr(arg) for arg in call.args]
-    parts += [f"{name}={value!r}" for name, value in call.kwargs.items()]
-    text = ", ".join(parts)
-    return text if len(text) <= TEXT_MOST else text[: TEXT_MOST - 1] + "…"
+_apps: weakref.WeakSet[Tidemill] = weakref.WeakSet()
 
 
-class _AsyncPuts:
-    """Puts from event loops, gathered: while one commit is under way the next fills up."""
-
-    def __init__(self, mill: Tidemill) -> None:
-        self._mill = mill
-        self._waiting: collections.deque[
-            tuple[Envelope, asyncio.AbstractEventLoop, asyncio.Future[Put]]
-        ] = collections.deque()
-        self._busy = threading.Lock()
-
-    async def put(self, envelope: Envelope) -> Put:
-        """Store one job."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Put] = loop.create_future()
-        self._waiting.append((envelope, loop, future))
-        if self._busy.acquire(blocking=False):
-            loop.run_in_executor(None, self._work)
-        return await future
-
-    def _work(self) -> None:
-        while True:
-            try:
-                while self._waiting:
-                    self._put_all([self._waiting.popleft() for _ in range(len(self._waiting))])
-            finally:
-                self._busy.release()
-            # Who appended before the release and found it busy relies on this second look.
-            if not self._waiting or not self._busy.acquire(blocking=False):
-                return
-
-    def _put_all(
-        self, batch: list[tuple[Envelope, asyncio.AbstractEventLoop, asyncio.Future[Put]]]
-    ) -> None:
-        try:
-            answers: list[Any] = list(self._mill.broker.put([envelope for envelope, _, _ in batch]))
-        except Exception:
-            answers = [self._put_one(envelope) for envelope, _, _ in batch]
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Put], Any]]] = {}
-        for (_, loop, future), answer in zip(batch, answers, strict=True):
-            by_loop.setdefault(loop, []).append((future, answer))
-        for loop, pairs in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(_answer, pairs)
-
-    def _put_one(self, envelope: Envelope) -> Put | Exception:
-        try:
-            return self._mill.broker.put([envelope])[0]
-        except Exception as error:
-            return error
+def _after_fork_child() -> None:
+    for mill in list(_apps):
+        mill.after_fork_child()
 
 
-def _answer(pairs: list[tuple[asyncio.Future[Put], Any]]) -> None:
-    for future, answer in pairs:
-        if future.cancelled():
-            continue
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-
-_ = msgspec
+os.register_at_fork(after_in_child=_after_fork_child)

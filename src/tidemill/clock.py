@@ -35,7 +35,7 @@ class _Ids:
         self.reset()
 
     def reset(self) -> None:
-        # Counters of neighbouring threads and processes may meet; the process part keeps them apart.
+        # Counters of neighbouring processes may meet; the process part keeps them apart.
         self.tick = itertools.count(1).__next__  # atomic under the GIL, so no lock is needed
         self.process = secrets.token_hex(5)
 

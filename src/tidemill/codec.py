@@ -14,11 +14,12 @@ import datetime as dt
 import decimal
 import enum
 import hmac
+import pathlib
 import pickle
 import struct
 import uuid
 import zoneinfo
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,13 +28,24 @@ from msgspec.msgpack import Ext
 from tidemill.errors import BadSignature, CodecError
 from tidemill.job import Envelope
 
-__all__ = ["pack", "pack_pickle", "sign", "unpack", "unpack_pickle", "verify"]
+__all__ = [
+    "pack",
+    "pack_call",
+    "pack_pickle",
+    "pack_pickle_call",
+    "sign",
+    "unpack",
+    "unpack_pickle",
+    "verify",
+]
 
 _TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 10)
 _BIGINT, _MAPPING = 10, 11
 
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN = frozenset({str, bytes, bool, float, type(None)})
+_SCALARS = _PLAIN | {int}
+_BASES: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set, frozenset)
 # What the constructors called for an extension raise when its data make no sense.
 _UNDECODABLE = (
     msgspec.DecodeError,
@@ -61,6 +73,20 @@ def pack(value: object) -> bytes:
         raise CodecError("the value is nested too deeply, or contains itself") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise CodecError(f"cannot encode the value: {error}") from error
+
+
+def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Encode the arguments of a call, as ``pack([list(args), dict(kwargs)])``, in less time.
+
+    Raises:
+        CodecError: as ``pack`` does.
+    """
+    if _SCALARS.issuperset(map(type, args)) and _SCALARS.issuperset(map(type, kwargs.values())):
+        try:
+            return _encode((args, kwargs))
+        except (OverflowError, ValueError):
+            pass  # an integer beyond 64 bits, or a text that is none
+    return pack([list(args), dict(kwargs)])
 
 
 def unpack(data: bytes) -> Any:
@@ -105,13 +131,14 @@ def _flatten_other(value: Any) -> Any:
         return {f.name: _flatten(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    for base in (str, int, float, bytes, list, dict, tuple, set, frozenset, dt.datetime, dt.date):
+    if isinstance(value, pathlib.PurePath):
+        return str(value)
+    for moment in (dt.datetime, dt.date):
+        if isinstance(value, moment):
+            return _ENCODERS[moment](value)
+    for base in _BASES:
         if isinstance(value, base):
-            return (
-                _flatten(base(value))
-                if base not in (dt.datetime, dt.date)
-                else _ENCODERS[base](value)
-            )
+            return _flatten(base(value))
     raise CodecError(
         f"cannot encode a {type(value).__module__}.{type(value).__qualname__}: pass plain data, "
         "a dataclass or a msgspec.Struct instead"
@@ -206,6 +233,11 @@ def pack_pickle(value: object) -> bytes:
         return pickle.dumps(value, protocol=5)
     except Exception as error:  # pickling runs the value's own code, which may raise anything
         raise CodecError(f"cannot pickle the value: {type(error).__name__}: {error}") from error
+
+
+def pack_pickle_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Encode the arguments of a call with pickle."""
+    return pack_pickle([list(args), dict(kwargs)])
 
 
 def unpack_pickle(data: bytes) -> Any:

@@ -1,21 +1,21 @@
 """Every error tidemill raises, in one tree.
 
     TidemillError
-    ├── InvalidOption       (also ValueError)    an option, name or value that cannot be used
-    ├── FeatureMissing                           the broker cannot do what was asked for
-    ├── BrokerUnavailable                        the store cannot be opened or reached
-    ├── StoreFull                                disk or map nearly full: puts are refused, work goes on
-    ├── QueueFull           (also queue.Full)    the queue holds max_size jobs
-    ├── DuplicateJob                             the id, or the key under on_conflict="reject", is taken
-    ├── LeaseLost                                the job was handed to somebody else meanwhile
-    ├── ResultTimeout       (also TimeoutError)  the job has not finished in the time given
-    ├── JobNotFound         (also LookupError)   no job has this id
-    │   └── JobPruned                            the job finished and is no longer kept
-    ├── JobFailed                                the job ended ``failed``; carries the remote traceback
-    ├── JobCancelled                             the job ended ``cancelled``
-    ├── JobExpired                               the job ended ``expired``: it was not started in time
-    └── CodecError                               data that cannot be encoded or decoded
-        └── BadSignature                         the signature is missing or wrong
+    ├── InvalidOption   (also ValueError)   an option, name or value that cannot be used
+    ├── FeatureMissing                      the broker cannot do what was asked for
+    ├── BrokerUnavailable                   the store cannot be opened or reached
+    ├── StoreFull                           disk or map nearly full: puts are refused, work goes on
+    ├── QueueFull       (also queue.Full)   the queue holds max_size jobs
+    ├── DuplicateJob                        the id, or the key under on_conflict="reject", is taken
+    ├── LeaseLost                           the job was handed to somebody else meanwhile
+    ├── ResultTimeout   (also TimeoutError) the job has not finished in the time given
+    ├── JobNotFound     (also LookupError)  no job has this id
+    │   └── JobPruned                       the job finished and is no longer kept
+    ├── JobFailed                           the job ended ``failed``; carries the remote traceback
+    ├── JobCancelled                        the job ended ``cancelled``
+    ├── JobExpired                          the job ended ``expired``: it was not started in time
+    └── CodecError                          data that cannot be encoded or decoded
+        └── BadSignature                    the signature is missing or wrong
 
 What a task raises to steer its own job (``Retry``, ``Fail``, ``Snooze``) and what is raised inside
 a task to stop it (``JobTimeout``, ``JobTerminated``) are no errors of tidemill and live in
@@ -63,7 +63,7 @@ class BrokerUnavailable(TidemillError):
 
 
 class StoreFull(TidemillError):
-    """The disk or the map is nearly full. Puts are refused while a reserve is left to finish work."""
+    """The disk or the map is nearly full: puts are refused while there is room to finish work."""
 
 
 class QueueFull(TidemillError, queue.Full):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidemill.codec import unpack
 from tidemill.config import Seconds, check_seconds
+from tidemill.context import waiting_for
 from tidemill.errors import (
     JobCancelled,
     JobExpired,
@@ -26,15 +28,22 @@ __all__ = ["Job"]
 R = TypeVar("R")
 FOREVER = 1e9
 
+FIRST_LOOK, LONGEST_LOOK = 1.0, 30.0
+"""Seconds after which a thread that waits for an event loop looks whether anybody still does."""
+
 
 class Job(Generic[R]):
-    """One job, by its id. Attributes are read from the store when asked for, and kept once finished.
+    """One job, by its id. Attributes are read from the store when asked for; a finished job's once.
+
+    ``await job`` waits for its result.
 
     Attributes:
         id: the job's id.
         placed: what the put did: ``created``, ``kept``, ``replaced``, ``merged``, ``successor``;
             empty for a handle made from an id.
     """
+
+    __slots__ = ("_mill", "_record", "id", "placed")
 
     def __init__(self, mill: Tidemill, job_id: str, placed: str = "") -> None:
         self._mill = mill
@@ -50,9 +59,15 @@ class Job(Generic[R]):
         Raises:
             JobNotFound: there is no such job; JobPruned: it finished and is no longer kept.
         """
-        self._not_inside_batch("looking at")
+        batch = self._mill.current_batch
+        if batch is not None and batch.holds(self.id):
+            raise TidemillError(f"job {self.id} is not stored before the batch ends")
         record = self._mill.broker.get(self.id)
         return self._keep(record)
+
+    def remember(self, record: Record) -> None:
+        """Take a record as read."""
+        self._record = record
 
     def _keep(self, record: Record | None) -> Record:
         if record is None:
@@ -102,12 +117,18 @@ class Job(Generic[R]):
 
         Raises:
             ResultTimeout: it has not after ``timeout`` seconds.
+            TidemillError: a task waits for a job that nobody is left to run.
         """
-        self._not_inside_batch("waiting for")
+        if self._mill.in_batch():
+            raise TidemillError("waiting inside a batch would wait for the batch's own end")
         if self._record is not None and self._record.state.finished:
             return self._record.state
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
-        (record,) = self._mill.broker.wait_for([self.id], seconds)
+        if seconds:
+            with waiting_for(self.id):
+                (record,) = self._mill.broker.wait_for([self.id], seconds)
+        else:
+            record = self._mill.broker.get(self.id)
         state = self._keep(record).state
         if not state.finished:
             raise ResultTimeout(f"job {self.id} is {state} still after {seconds:g} s")
@@ -135,10 +156,6 @@ class Job(Generic[R]):
         last = record.attempts[-1].traceback if record.attempts else ""
         raise JobFailed(self.id, record.error, last)
 
-    def _not_inside_batch(self, what: str) -> None:
-        if self._mill.in_batch():
-            raise TidemillError(f"{what} a job inside a batch would wait for the batch's own end")
-
     # -- acting ---------------------------------------------------------------------------------
 
     def cancel(self, terminate: bool = False) -> bool:
@@ -147,7 +164,7 @@ class Job(Generic[R]):
         A job that does not run yet never will. A running one sees ``current_job().cancelled`` and
         stops when it suits; ``terminate`` stops it within a second.
         """
-        return self._mill.broker.cancel([self.id], terminate=terminate)[0]
+        return not self._mill.sync and self._mill.broker.cancel([self.id], terminate=terminate)[0]
 
     def retry(self) -> bool:
         """Make a failed, cancelled, expired or scheduled job ready, with all its attempts anew."""
@@ -165,13 +182,30 @@ class Job(Generic[R]):
         """As ``refresh``."""
         return await self._mill.threaded(self.refresh)
 
-    async def await_(self, timeout: Seconds | None = None) -> State:
-        """As ``wait``."""
-        return await self._mill.threaded(self.wait, timeout)
+    async def await_state(self, timeout: Seconds | None = None) -> State:
+        """As ``wait``, whose name with an a in front the language keeps for itself."""
+        seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        look, waited = FIRST_LOOK, 0.0
+        while seconds - waited > look:
+            # In slices, so that a wait that was cancelled does not keep its thread for ever.
+            try:
+                return await self._mill.threaded(self.wait, look)
+            except ResultTimeout:
+                waited += look
+                look = min(2 * look, LONGEST_LOOK)
+        try:
+            return await self._mill.threaded(self.wait, seconds - waited)
+        except ResultTimeout as error:
+            state = self._record.state if self._record else "unfinished"
+            raise ResultTimeout(f"job {self.id} is {state} still after {seconds:g} s") from error
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """As ``result``."""
-        return await self._mill.threaded(self.result, timeout)
+        await self.await_state(timeout)
+        return self._outcome()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.aresult().__await__()
 
     async def acancel(self, terminate: bool = False) -> bool:
         """As ``cancel``."""

@@ -1,8 +1,8 @@
 """The nouns that cross the broker seam: plain data, no behaviour.
 
 An :class:`Envelope` is what a producer wrote and nobody changes. What changes (state, attempts, due
-time) is the broker's own and is shown as a :class:`Record`. A :class:`Lease` hands an envelope to an
-owner, a :class:`Verdict` says what became of it.
+time) is the broker's own and is shown as a :class:`Record`. A :class:`Lease` hands an envelope to
+an owner, a :class:`Verdict` says what became of it.
 
     put ──► waiting ──► scheduled ──► ready ──► running ──► succeeded
                │            ▲           ▲          │   └──► failed ──(kick)──► ready
@@ -91,14 +91,14 @@ class Outcome(enum.IntEnum):
     EXPIRED = 6
 
 
-# Priorities are 0 to 4,294,967,295 in the store, lower first, as beanstalkd has them; its usual 1024
-# is our 0, so that jobs of both kinds can share a queue.
+# Priorities are 0 to 4,294,967,295 in the store, lower first, as beanstalkd has them; its usual
+# 1024 is our 0, so that jobs of both kinds can share a queue.
 _MIDDLE = 1024
 _STEP = 10
 
 
 def rank_of(priority: float) -> int:
-    """The stored rank (unsigned 32-bit, lower first) of a priority of −100 to 100, higher first."""
+    """The stored rank (unsigned 32-bit, lower first) of a priority of -100 to 100, higher first."""
     return round(_MIDDLE - priority * _STEP)
 
 
@@ -112,8 +112,8 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     """A job as its producer wrote it. Brokers read the named fields and never open ``body``.
 
     Times are seconds; ``delay`` and ``expires`` run from acceptance on the store's own clock,
-    ``at`` and ``created`` are wall time (epoch). 0 means none, except ``ttr``, where 0 means at most
-    once and a negative value means none was given, and ``result_ttl``, likewise.
+    ``at`` and ``created`` are wall time (epoch). 0 means none, except ``ttr``, where 0 means at
+    most once and a negative value means none was given, and ``result_ttl``, likewise.
     """
 
     id: str
@@ -208,7 +208,7 @@ class Note(msgspec.Struct, array_like=True, gc=False):
 
 
 class Command(msgspec.Struct, array_like=True, gc=False):
-    """Something an owner is told: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``."""
+    """What an owner is told: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``."""
 
     verb: str
     token: int = 0

@@ -47,5 +47,7 @@ def load_app(spec: str) -> Tidemill:
     if len(apps) != 1:
         names = [name for name, value in vars(module).items() if isinstance(value, Tidemill)]
         found = f"several: {', '.join(names)}" if names else "none"
-        raise InvalidOption(f"{module_name} should have one Tidemill, it has {found}; write module:variable")
+        raise InvalidOption(
+            f"{module_name} should have one Tidemill, it has {found}; write module:variable"
+        )
     return next(iter(apps.values()))

@@ -1,7 +1,8 @@
 """One onion around every job.
 
-A middleware is a function ``(call_next, context)`` that returns what ``call_next()`` returned. It may
-do something before and after, raise, retry, or not call at all; the first in the list is outermost.
+A middleware is a function ``(call_next, context)`` that returns what ``call_next()`` returned. It
+may do something before and after, raise, retry, or not call at all; the first in the list is
+outermost.
 
     def timed(call_next, context):
         start = time.perf_counter()
@@ -10,13 +11,14 @@ do something before and after, raise, retry, or not call at all; the first in th
         finally:
             log.info("%s took %.3f s", context.task, time.perf_counter() - start)
 
-Around an async task ``call_next()`` returns an awaitable, and the middleware may be an async function
-that awaits it.
+Around an async task ``call_next()`` returns an awaitable, and the middleware may be an async
+function that awaits it.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +30,14 @@ Middleware = Callable[[Callable[[], Any], JobContext], Any]
 
 
 def compose(layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext) -> Any:
-    """Call through all the layers."""
+    """Call through all the layers; what comes back may have to be awaited still."""
     for layer in reversed(layers):
+        if inspect.iscoroutinefunction(layer):
+            call = functools.partial(_awaited, call)
         call = functools.partial(layer, call, context)
     return call()
+
+
+async def _awaited(call: Callable[[], Any]) -> Any:
+    value = call()
+    return await value if inspect.isawaitable(value) else value

@@ -1,32 +1,28 @@
-"""Messages without functions: put, get, acknowledge. What gmq, beanstalkd and the LMDB queue are for."""
+"""Messages without functions: put, get, acknowledge. As gmq, beanstalkd and the LMDB queue do."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill.brokers.base import Feature, Mode, Step, Want, need
+import msgspec
+
+from tidemill.arguments import TEXT_OF_BODY, summary
+from tidemill.brokers.base import Feature, Mode, Reply, Step, Want, need
 from tidemill.clock import new_id, wall_time
-from tidemill.codec import pack, unpack
-from tidemill.config import (
-    Seconds,
-    check_body,
-    check_conflict,
-    check_count,
-    check_known,
-    check_moment,
-    check_name,
-    check_priority,
-    check_retries,
-    check_seconds,
-)
-from tidemill.errors import InvalidOption, LeaseLost, QueueFull
+from tidemill.codec import pack, pack_pickle, unpack, unpack_pickle, verify
+from tidemill.config import Seconds, check_count, check_name, check_seconds
+from tidemill.errors import BadSignature, CodecError, InvalidOption, LeaseLost, QueueFull
 from tidemill.job import Envelope, Lease, Outcome, Owner, Verdict
+from tidemill.options import PUT_OPTIONS, Options
 from tidemill.retry import ENDLESS
 
 if TYPE_CHECKING:
@@ -35,11 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumers", "Message", "Queue"]
 
+log = logging.getLogger("tidemill")
+
 FOREVER = 1e9
-_PUT_OPTIONS = (
-    *("id", "delay", "at", "ttr", "priority", "key", "on_conflict"),
-    *("expires", "retries", "tags", "headers"),
-)
 
 
 class Queue:
@@ -48,6 +42,7 @@ class Queue:
     def __init__(self, mill: Tidemill, name: str, *, max_size: int | None = None) -> None:
         self._mill = mill
         self.name = check_name("queue", name)
+        self._options = Options(queue=name, retries=ENDLESS)
         if max_size is not None:
             check_count("max_size", max_size)
             need(mill.broker, Feature.MAX_SIZE, "max_size=")
@@ -55,70 +50,71 @@ class Queue:
 
     # -- producing ------------------------------------------------------------------------------
 
-    def put(
-        self, body: Any, *, txn: Any = None, timeout: Seconds | None = None, **options: Any
-    ) -> Job[Any]:
+    def put(self, body: Any, *, timeout: Seconds | None = None, **options: Any) -> Job[Any]:
         """Store one message; durable when this returns.
 
         Args:
             body: plain data.
-            txn: store it inside the caller's own transaction.
             timeout: seconds to wait for room in a queue of ``max_size``; at once when not given.
-            options: ``id delay at ttr priority key on_conflict expires retries tags headers``.
+            options: ``id delay at ttr priority key on_conflict expires retries tags headers``, and
+                ``txn`` to store it inside the caller's own transaction.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
         """
-        (job,) = self.put_many([body], txn=txn, timeout=timeout, **options)
+        (job,) = self.put_many([body], timeout=timeout, **options)
         return job
 
     def put_many(
-        self,
-        bodies: Iterable[Any],
-        *,
-        txn: Any = None,
-        timeout: Seconds | None = None,
-        **options: Any,
+        self, bodies: Iterable[Any], *, timeout: Seconds | None = None, **options: Any
     ) -> list[Job[Any]]:
         """Store many messages in one commit, all or none, in order; options as for ``put``."""
-        from tidemill.handle import Job
-
-        bodies = list(bodies)
-        if options.get("id") is not None and len(bodies) > 1:
+        mill = self._mill
+        changed = self._options.changed("put", options, PUT_OPTIONS)
+        envelopes = [self._envelope(body, changed) for body in bodies]
+        if changed.id and len(envelopes) > 1:
             raise InvalidOption("id names one message; leave it out of put_many")
-        fields = _fields(options)
-        envelopes = [self._envelope(body, fields) for body in bodies]
-        if txn is not None:
-            need(self._mill.broker, Feature.TRANSACTIONS, "txn=")
-        deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
+        seconds = None if timeout is None else check_seconds("timeout", timeout)
+        if not envelopes:
+            return []
+        if seconds is None:
+            return mill.put(envelopes, changed.txn)
+        if mill.in_batch() or changed.txn is not None:
+            raise InvalidOption("timeout waits for room, which must not be done before the commit")
+        deadline = time.monotonic() + seconds
         while True:
             try:
-                puts = self._mill.broker.put(envelopes, txn=txn)
-                return [Job(self._mill, put.id, put.placed) for put in puts]
+                return mill.put(envelopes)
             except QueueFull:
-                left = 0.0 if deadline is None else deadline - time.monotonic()
-                if left <= 0 or not self._mill.broker.wait_space(self.name, left):
+                left = deadline - time.monotonic()
+                if left <= 0 or not mill.broker.wait_space(self.name, left):
                     raise
 
-    def _envelope(self, body: Any, fields: Mapping[str, Any]) -> Envelope:
-        data = check_body(pack(body))
-        text = repr(body) if len(data) < 2000 else ""
-        return Envelope(
-            queue=self.name,
-            body=data,
-            created=wall_time(),
-            text=text if len(text) <= 120 else text[:119] + "…",
-            **{"id": new_id(), **fields},
-        )
+    def _envelope(self, body: Any, options: Options) -> Envelope:
+        mill = self._mill
+        envelope = copy.copy(options.template)
+        envelope.body = pack_pickle(body) if mill.pickles else pack(body)
+        if len(envelope.body) <= TEXT_OF_BODY:
+            envelope.text = summary((body,), {})
+        if callable(options.key):
+            envelope.key = check_name("key", options.key(body))
+        return mill.seal(envelope)
 
     async def aput(self, body: Any, **options: Any) -> Job[Any]:
         """As ``put``, without blocking the event loop."""
-        job: Job[Any] = await self._mill.threaded(lambda: self.put(body, **options))
+        (job,) = await self.aput_many([body], **options)
         return job
+
+    async def aput_many(self, bodies: Iterable[Any], **options: Any) -> list[Job[Any]]:
+        """As ``put_many``, without blocking the event loop."""
+        if options.get("txn") is not None:  # a transaction belongs to its thread
+            return self.put_many(bodies, **options)
+        bodies = list(bodies)
+        return await self._mill.threaded(lambda: self.put_many(bodies, **options))
 
     # -- consuming ------------------------------------------------------------------------------
 
-    def get(self, timeout: float | None = None) -> Message | None:
+    def get(self, timeout: Seconds | None = None) -> Message | None:
         """The next message; None when nothing came within ``timeout`` seconds."""
         return self._mill.get([self.name], timeout)
 
@@ -126,7 +122,7 @@ class Queue:
         """The next message if there is one."""
         return self._mill.get([self.name], 0)
 
-    async def aget(self, timeout: float | None = None) -> Message | None:
+    async def aget(self, timeout: Seconds | None = None) -> Message | None:
         """As ``get``, without blocking the event loop."""
         return await self._mill.aget([self.name], timeout)
 
@@ -137,7 +133,7 @@ class Queue:
             if message is not None:
                 yield message
 
-    async def __aiter__(self) -> Any:
+    async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
             message = await self.aget()
             if message is not None:
@@ -148,6 +144,10 @@ class Queue:
     def size(self) -> int:
         """Unfinished jobs: waiting, scheduled, ready and running."""
         return next((s.size for s in self._mill.broker.stats() if s.name == self.name), 0)
+
+    async def asize(self) -> int:
+        """As ``size``, without blocking the event loop."""
+        return await self._mill.threaded(self.size)
 
     def pause(self) -> None:
         """Hand out nothing until ``resume``; puts go on."""
@@ -166,35 +166,8 @@ class Queue:
         return f"<queue {self.name}>"
 
 
-def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked options of a put as fields of an envelope."""
-    check_known("put", options, _PUT_OPTIONS)
-    given = {name: value for name, value in options.items() if value is not None}
-    if "delay" in given and "at" in given:
-        raise InvalidOption("give either delay or at, not both")
-    fields: dict[str, Any] = {"retries": ENDLESS}
-    for name, value in given.items():
-        if name in ("delay", "ttr", "expires"):
-            fields[name] = check_seconds(name, value)
-        elif name == "at":
-            fields["at"] = check_moment("at", value)
-        elif name == "priority":
-            fields["rank"] = check_priority(value)
-        elif name in ("id", "key"):
-            fields[name] = check_name(name, value)
-        elif name == "on_conflict":
-            fields[name] = check_conflict(value)
-        elif name == "retries":
-            fields[name] = check_retries(value)
-        elif name == "tags":
-            fields[name] = tuple(check_name("tag", tag) for tag in value)
-        else:
-            fields[name] = dict(value)
-    return fields
-
-
 class Message:
-    """A leased message. As a context manager it is acknowledged at the end, or released on an error.
+    """A leased message. As a context manager: acknowledged at the end, released on an error.
 
     Attributes:
         id, queue, body, key, tags, headers: as they were put.
@@ -203,8 +176,12 @@ class Message:
             that was gone when taken.
     """
 
-    def __init__(self, consumers: Consumers, owner: str, lease: Lease) -> None:
-        envelope = lease.open()
+    __slots__ = (
+        *("id", "queue", "key", "tags", "headers", "attempt", "ttr"),
+        *("_body", "_consumers", "_garbled", "_leased", "_owner", "_pickled", "_settled", "_token"),
+    )
+
+    def __init__(self, consumers: Consumers, owner: str, lease: Lease, envelope: Envelope) -> None:
         self._consumers = consumers
         self._owner = owner
         self._token = lease.token
@@ -216,16 +193,24 @@ class Message:
         self.attempt = lease.attempt
         self.ttr = lease.deadline
         self._body = envelope.body
+        self._pickled = envelope.pickled
         self._leased = lease.leased
+        self._settled = False
+        self._garbled = False
 
     @property
     def body(self) -> Any:
         """The body.
 
         Raises:
-            CodecError: it is not what a put of ours wrote.
+            CodecError: it is not what a put of ours wrote. ``with message:`` then buries it.
         """
-        return unpack(self._body)
+        try:
+            # Pickled ones were verified before the message was handed out.
+            return unpack_pickle(self._body) if self._pickled else unpack(self._body)
+        except CodecError:
+            self._garbled = True
+            raise
 
     def ack(self) -> bool:
         """It is done: forget it. False when the lease was lost; then nothing changes."""
@@ -243,7 +228,10 @@ class Message:
         """More time: the ttr starts anew, or with another value. False when the lease was lost."""
         seconds = 0.0 if ttr is None else check_seconds("ttr", ttr)
         step = Step(self._owner, touch=[(self._token, seconds)])
-        return self._consumers.exchange(step).touched[0]
+        touched = self._consumers.exchange(step).touched[0]
+        if touched and seconds:
+            self.ttr = seconds
+        return touched
 
     async def aack(self) -> bool:
         """As ``ack``."""
@@ -270,23 +258,31 @@ class Message:
             started=self._leased,
             ended=wall_time(),
         )
-        return self._consumers.exchange(Step(self._owner, verdicts=[verdict])).settled[0]
+        settled = self._consumers.exchange(Step(self._owner, verdicts=[verdict])).settled[0]
+        self._settled = self._settled or settled
+        return settled
 
     def __enter__(self) -> Message:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not self.ttr:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if not self.ttr or self._settled:  # it was gone when taken, or the block said what is to be
             return
         if error is None:
             if not self.ack():
                 raise LeaseLost(
                     f"message {self.id} was not acknowledged within its ttr of {self.ttr:g} s; "
-                    "another consumer may have it. Touch it while working, or put it with a longer ttr"
+                    "another consumer may have it. Touch it while working, or put it with more ttr"
                 )
-        else:
-            # An error counts as an attempt, so that retries= can end a message that never works.
+        elif isinstance(error, CodecError) and self._garbled:
+            self.bury(str(error))
+        elif isinstance(error, Exception):
+            # It counts as an attempt, so that retries= can end a message that never works.
             self._settle(Outcome.RETRY, error=f"{type(error).__name__}: {error}")
+        else:
+            self.release()  # the consumer was stopped; the message is not to blame
 
     async def __aenter__(self) -> Message:
         return self
@@ -305,12 +301,11 @@ class Consumers:
 
     def __init__(self, mill: Tidemill) -> None:
         self.mill = mill
-        self._idle: list[str] = []
-        self._all: list[str] = []
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self.close()
 
-    def get(self, queues: Sequence[str], timeout: float | None) -> Message | None:
+    def get(
+        self, queues: Sequence[str], timeout: Seconds | None, stop: Stop | None = None
+    ) -> Message | None:
         """See :meth:`tidemill.Tidemill.get`."""
         if isinstance(queues, str) or not queues:
             raise InvalidOption("queues must be a list of at least one queue name")
@@ -318,50 +313,118 @@ class Consumers:
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         deadline = time.monotonic() + seconds
         with self._owner() as owner:
-            while True:
+            while stop is None or stop.goes_on(owner):
                 left = deadline - time.monotonic()
                 # The last look does not ask to be hinted: nobody will be there to hear it.
                 want = Want(1, names, Mode.STRICT, tasks=False, messages=True, sleep=left > 0)
                 reply = self.exchange(Step(owner, want=want))
                 if reply.leases:
-                    return Message(self, owner, reply.leases[0])
-                if left <= 0:
+                    message = self._open(owner, reply.leases[0])
+                    if message is not None:
+                        return message
+                elif left <= 0:
                     return None
-                self.mill.broker.wait(owner, max(0.0, min(left, reply.next_due)))
+                else:
+                    self.mill.broker.wait(owner, max(0.0, min(left, reply.next_due)))
+        return None
 
-    def exchange(self, step: Step) -> Any:
+    async def aget(self, queues: Sequence[str], timeout: Seconds | None) -> Message | None:
+        """As ``get``; when cancelled, nothing stays taken."""
+        stop = Stop(self.mill)
+
+        def take() -> Message | None:
+            message = self.get(queues, timeout, stop)
+            if message is not None and not stop.hand_over():
+                message.release()
+                return None
+            return message
+
+        try:
+            return await self.mill.threaded(take)
+        except asyncio.CancelledError:
+            stop.stop()
+            raise
+
+    def _open(self, owner: str, lease: Lease) -> Message | None:
+        """The message of a lease; None when it is not to be trusted, and has failed for that."""
+        try:
+            envelope = lease.open()
+            if self.mill.keys:
+                verify(envelope, self.mill.keys)
+            elif envelope.pickled:
+                raise BadSignature("bad signature: a pickled body is only opened when it is signed")
+        except (CodecError, msgspec.DecodeError) as error:
+            log.error("a message in one of our queues cannot be used: %s", error)
+            now = wall_time()
+            verdict = Verdict(
+                lease.token, Outcome.FAIL, error=str(error), started=lease.leased, ended=now
+            )
+            self.exchange(Step(owner, verdicts=[verdict]))
+            return None
+        return Message(self, owner, lease, envelope)
+
+    def exchange(self, step: Step) -> Reply:
         """One exchange of an owner of this process."""
         return self.mill.broker.exchange(step)
 
     @contextlib.contextmanager
     def _owner(self) -> Iterator[str]:
-        owner = self._take()
+        idle, owner = self._take()
         try:
             yield owner
         finally:
-            with self._lock:
-                self._idle.append(owner)
+            idle.append(owner)  # of the time it was taken from: a close meanwhile forgets it
 
-    def _take(self) -> str:
-        with self._lock:
-            if self._pid != os.getpid():  # a forked child: those were the parent's
-                self._pid, self._idle, self._all = os.getpid(), [], []
-            if self._idle:
-                return self._idle.pop()
+    def _take(self) -> tuple[list[str], str]:
+        if self._pid != os.getpid():  # a forked child: those were the parent's
+            self.close()
+        idle = self._idle
+        try:
+            return idle, idle.pop()
+        except IndexError:
+            pass
+        host, pid = socket.gethostname(), os.getpid()
         owner = Owner(
             id=new_id(),
             kind="consumer",
-            name=f"{socket.gethostname()}:{os.getpid()}",
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            name=f"{host}:{pid}",
+            host=host,
+            pid=pid,
             started=wall_time(),
         )
         self.mill.broker.attach(owner)
-        with self._lock:
-            self._all.append(owner.id)
-        return owner.id
+        return idle, owner.id
 
     def close(self) -> None:
-        """Let all owners go."""
+        """Forget the owners; the broker lets them go when it is closed."""
+        self._idle: list[str] = []
+        self._pid = os.getpid()
+
+
+class Stop:
+    """How an event loop tells a thread that waits for a message that it is not wanted any more."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self._mill = mill
+        self._lock = threading.Lock()
+        self._owner = ""
+        self._over = False
+
+    def goes_on(self, owner: str) -> bool:
+        """In the thread, before each look: may it go on?"""
         with self._lock:
-            self._idle, self._all = [], []
+            self._owner = owner
+            return not self._over
+
+    def hand_over(self) -> bool:
+        """In the thread, with a message in hand: does anybody still want it?"""
+        with self._lock:
+            self._owner = ""
+            return not self._over
+
+    def stop(self) -> None:
+        """In the loop: the call was cancelled."""
+        with self._lock:
+            self._over = True
+            if self._owner:
+                self._mill.broker.wake(self._owner)

@@ -1,7 +1,8 @@
 """When a job runs again, and what a task may raise to say so itself.
 
-Backoff is exponential with full jitter: a delay drawn evenly from nothing to the bound, so that jobs
-that failed together do not come back together (M. Brooker, "Exponential Backoff and Jitter", 2015).
+Backoff is exponential with full jitter: a delay drawn evenly from nothing to the bound, so that
+jobs that failed together do not come back together (M. Brooker, "Exponential Backoff and Jitter",
+2015).
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ import msgspec
 
 from tidemill.errors import InvalidOption
 
-__all__ = ["ENDLESS", "Fail", "JobTerminated", "JobTimeout", "Retries", "Retry", "Snooze", "backoff"]
+__all__ = [
+    "ENDLESS",
+    "Fail",
+    "JobTerminated",
+    "JobTimeout",
+    "Retries",
+    "Retry",
+    "Snooze",
+    "backoff",
+]
 
 
 class Retries(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -1,8 +1,9 @@
 """Stretches of code that must not be interrupted by the end of a job.
 
-A worker stops a job in a thread by raising an exception inside it (:mod:`tidemill.worker.timeouts`).
-Raised in the middle of a store step made from that job, it would leave other threads waiting for a
-leader that is gone. Whoever interrupts asks here first and comes back a little later.
+A worker stops a job in a thread by raising an exception inside it
+(:mod:`tidemill.worker.interrupt`). Raised in the middle of a store step made from that job, it
+would leave other threads waiting for a leader that is gone. Whoever interrupts asks here first and
+comes back a little later.
 """
 
 from __future__ import annotations

@@ -1,0 +1,179 @@
+"""Arguments of a call: do they fit the function, and what do its annotations make of plain data?"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import pathlib
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+__all__ = ["TEXT_OF_BODY", "Arguments", "summary"]
+
+TEXT_MOST = 120
+TEXT_OF_BODY = 2000
+"""Bytes of a body that is told in a text; larger ones would take too long to write out."""
+
+Convert = Callable[[Any], Any]
+
+
+class Arguments:
+    """The parameters of one function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._shapes = _shapes(function)
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse arguments the function does not take, where the mistake is made.
+
+        Raises:
+            TypeError: as the call itself would.
+        """
+        shape = self._shapes.get(len(args))
+        if shape is None or not shape[0] <= kwargs.keys() <= shape[1]:
+            self.signature.bind(*args, **kwargs)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """The function's signature."""
+        try:
+            return inspect.signature(self._function)
+        except (TypeError, ValueError):  # some builtins have none: whatever fits will be seen
+            return _ANYTHING
+
+    def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments as they came from the wire, made what the annotations say.
+
+        Raises:
+            TypeError: one cannot be made that.
+        """
+        by_name, by_place, rest, others = self._converters
+        if by_name or rest or others:
+            places = _places(by_place, rest)
+            args = [convert(arg) for convert, arg in zip(places, args, strict=False)]
+            kwargs = {k: by_name.get(k, others or _same)(arg) for k, arg in kwargs.items()}
+        return args, kwargs
+
+    @functools.cached_property
+    def _converters(
+        self,
+    ) -> tuple[dict[str, Convert], list[Convert], Convert | None, Convert | None]:
+        """By name; by place; of ``*args``; of ``**kwargs``."""
+        try:
+            hints = typing.get_type_hints(self._function)
+        except Exception:  # annotations may name what only a type checker sees
+            hints = {}
+        by_name: dict[str, Convert] = {}
+        by_place: list[Convert] = []
+        rest = others = None
+        for name, parameter in self.signature.parameters.items():
+            hint = hints.get(name)
+            if hint is None and not by_place and name == "self":
+                hint = _class_of(self._function)
+            needed = hint is not None and _travels_as_plain_data(hint)
+            convert = functools.partial(_convert, hint, name) if needed else None
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                rest = convert
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                others = convert
+            else:
+                if convert is not None:
+                    by_name[name] = convert
+                if parameter.kind is not parameter.KEYWORD_ONLY:
+                    by_place.append(convert or _same)
+        return by_name, by_place, rest, others
+
+
+def summary(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Arguments as a short text, to search and show."""
+    try:
+        parts = [repr(arg) for arg in args]
+        if kwargs:
+            parts += [f"{name}={kwargs[name]!r}" for name in kwargs]
+    except Exception as error:  # repr runs the values' own code
+        return f"<cannot be shown: {type(error).__name__}>"
+    text = ", ".join(parts)
+    return text if len(text) <= TEXT_MOST else text[: TEXT_MOST - 1] + "…"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _places(by_place: list[Convert], rest: Convert | None) -> typing.Iterator[Convert]:
+    yield from by_place
+    while True:
+        yield rest or _same
+
+
+_ANYTHING = inspect.Signature(
+    [
+        inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+        inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+    ]
+)
+
+
+def _shapes(function: Callable[..., Any]) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+    """By number of positional arguments: the keywords then needed, and the keywords then allowed.
+
+    What is not in here, as functions with ``*args`` or ``**kwargs`` are not, needs a closer look.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return {}
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return {}
+    places = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    shapes = {}
+    for given in range(len(places) + 1):
+        left = [*places[given:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+        needed = {p.name for p in left if p.default is p.empty}
+        allowed = {p.name for p in left if p.kind is not p.POSITIONAL_ONLY}
+        if needed <= allowed:
+            shapes[given] = frozenset(needed), frozenset(allowed)
+    return shapes
+
+
+def _class_of(function: Callable[..., Any]) -> Any:
+    """The class a method was defined in."""
+    target: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split(".")[:-1]:
+        target = getattr(target, name, None)
+    return target if isinstance(target, type) else None
+
+
+def _travels_as_plain_data(hint: Any) -> bool:
+    """True for a type, or one with a type inside it, whose values lose their type on the wire."""
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        return (
+            dataclasses.is_dataclass(hint)
+            or issubclass(hint, (msgspec.Struct, enum.Enum, pathlib.PurePath))
+            or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
+        )
+    return any(_travels_as_plain_data(part) for part in typing.get_args(hint))
+
+
+def _convert(hint: Any, name: str, value: Any) -> Any:
+    plain = isinstance(hint, type) and not isinstance(hint, types.GenericAlias)
+    if plain and isinstance(value, hint):
+        return value
+    try:
+        return msgspec.convert(value, hint, dec_hook=_from_text)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise TypeError(f"argument {name}: {error}") from error
+
+
+def _from_text(hint: type, value: Any) -> Any:
+    if issubclass(hint, pathlib.PurePath):
+        return hint(value)
+    raise NotImplementedError(f"no way to make a {hint.__name__}")

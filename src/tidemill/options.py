@@ -1,0 +1,133 @@
+"""The options of a task, a call or a message: checked once, applied in layers, never changed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tidemill.config import (
+    check_conflict,
+    check_known,
+    check_moment,
+    check_name,
+    check_priority,
+    check_retries,
+    check_seconds,
+)
+from tidemill.errors import InvalidOption
+from tidemill.job import Envelope, rank_of
+from tidemill.retry import Retries
+
+__all__ = ["CALL_OPTIONS", "PUT_OPTIONS", "TASK_OPTIONS", "Key", "Options"]
+
+Key = str | Callable[..., str]
+
+TASK_OPTIONS = (
+    *("queue", "priority", "retries", "timeout", "expires"),
+    *("key", "on_conflict", "result_ttl", "tags"),
+)
+CALL_OPTIONS = (*TASK_OPTIONS, "delay", "at", "id", "headers", "txn")
+PUT_OPTIONS = (
+    *("id", "delay", "at", "ttr", "priority", "key", "on_conflict"),
+    *("expires", "retries", "tags", "headers", "txn"),
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Checked options; units and meanings as in :class:`tidemill.job.Envelope`."""
+
+    queue: str = "default"
+    rank: int = rank_of(0)
+    retries: Retries = Retries()
+    timeout: float = 0.0
+    expires: float = 0.0
+    key: Key = ""
+    on_conflict: str = "keep"
+    result_ttl: float = -1.0
+    tags: tuple[str, ...] = ()
+    delay: float = 0.0
+    at: float = 0.0
+    ttr: float = -1.0
+    id: str = ""
+    headers: Mapping[str, str] = {}
+    txn: Any = None
+
+    def changed(self, what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> Options:
+        """A copy with the user's options checked and applied.
+
+        Raises:
+            InvalidOption: one is unknown or has a value that cannot be used.
+        """
+        check_known(what, given, known)
+        changes: dict[str, Any] = {}
+        for name, value in given.items():
+            if value is not None or name == "timeout":
+                field, check = _CHECKS[name]
+                changes[field] = check(value)
+        if changes.get("delay") is not None and changes.get("at") is not None:
+            raise InvalidOption("give either delay or at, not both")
+        if "delay" in changes:  # the later layer decides
+            changes["at"] = 0.0
+        elif "at" in changes:
+            changes["delay"] = 0.0
+        return msgspec.structs.replace(self, **changes)
+
+    @functools.cached_property
+    def template(self) -> Envelope:
+        """An envelope with everything but what differs from job to job: made once, copied often."""
+        return Envelope(
+            id=self.id,
+            queue=self.queue,
+            rank=self.rank,
+            delay=self.delay,
+            at=self.at,
+            expires=self.expires,
+            timeout=self.timeout,
+            ttr=self.ttr,
+            retries=self.retries,
+            key=self.key if isinstance(self.key, str) else "",
+            on_conflict=self.on_conflict,
+            result_ttl=self.result_ttl,
+            tags=self.tags,
+            headers=dict(self.headers),
+        )
+
+
+def _check_key(value: Any) -> Any:
+    return value if callable(value) else check_name("key", value)
+
+
+def _check_tags(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
+        raise InvalidOption(f"tags must be a list of names, not {value!r}")
+    return tuple(check_name("tag", tag) for tag in value)
+
+
+def _check_headers(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
+    ):
+        raise InvalidOption(f"headers must map strings to strings, not {value!r}")
+    return dict(value)
+
+
+_CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "queue": ("queue", lambda v: check_name("queue", v)),
+    "priority": ("rank", check_priority),
+    "retries": ("retries", check_retries),
+    "timeout": ("timeout", lambda v: 0.0 if v is None else check_seconds("timeout", v)),
+    "expires": ("expires", lambda v: check_seconds("expires", v)),
+    "key": ("key", _check_key),
+    "on_conflict": ("on_conflict", check_conflict),
+    "result_ttl": ("result_ttl", lambda v: check_seconds("result_ttl", v)),
+    "tags": ("tags", _check_tags),
+    "delay": ("delay", lambda v: check_seconds("delay", v)),
+    "at": ("at", lambda v: check_moment("at", v)),
+    "ttr": ("ttr", lambda v: check_seconds("ttr", v)),
+    "id": ("id", lambda v: check_name("id", v)),
+    "headers": ("headers", _check_headers),
+    "txn": ("txn", lambda v: v),
+}
