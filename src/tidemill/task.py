@@ -83,7 +83,7 @@ class Configured(Generic[P, R, C]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call, not made."""
         given = (*self._bound, *args)
-        self._task.check_arguments(given, kwargs)
+        self._task.arguments.check(given, kwargs)
         return Call(self._task.name, given, kwargs, self._options)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -110,7 +110,7 @@ class Task(Generic[P, R]):
         name: what workers know it by.
         function: the function itself.
         options: its checked options.
-        check_arguments, bind: see :class:`tidemill.arguments.Arguments`.
+        arguments: its parameters.
         is_async: whether it is an async function.
     """
 
@@ -122,9 +122,7 @@ class Task(Generic[P, R]):
         self.function = function
         self.name = name
         self.options = options
-        arguments = Arguments(function)
-        self.check_arguments = arguments.check
-        self.bind = arguments.bind
+        self.arguments = Arguments(function)
         self.is_async = inspect.iscoroutinefunction(function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -148,7 +146,7 @@ class Task(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call, not made: for ``enqueue_many``, chains and groups."""
-        self.check_arguments(args, kwargs)
+        self.arguments.check(args, kwargs)
         return Call(self.name, args, kwargs, self.options)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -158,6 +156,10 @@ class Task(Generic[P, R]):
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``enqueue``, without blocking the event loop."""
         return await self.mill.aenqueue(self.call(*args, **kwargs))
+
+    def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments from the wire as the annotations say: see :class:`Arguments`."""
+        return self.arguments.bind(args, kwargs)
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"

@@ -1,0 +1,114 @@
+"""For users' tests: a worker in threads of this process, on any broker, ``memory://`` included.
+
+    from tidemill.testing import run_all, worker
+
+    def test_by_hand():
+        with worker(mill):
+            assert add.enqueue(1, 2).result(timeout=5) == 3
+
+    def test_all_at_once():
+        job = add.enqueue(1, 2)
+        run_all(mill)
+        assert job.result() == 3
+
+    def test_with_the_fixture(tidemill_worker):     # pytest finds it by itself
+        tidemill_worker(mill)
+        assert add.enqueue(1, 2).result(timeout=5) == 3
+
+Without any worker, ``Tidemill(sync=True)`` makes every call at once, in the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from tidemill.app import Tidemill
+from tidemill.errors import TidemillError
+from tidemill.worker.supervisor import Settings, Supervisor
+
+try:
+    import pytest
+except ModuleNotFoundError:  # worker() and run_all() are for any test runner, and for notebooks
+    pytest = None  # type: ignore[assignment]
+
+__all__ = ["run_all", "tidemill_worker", "worker"]
+
+PATIENCE = 30.0
+"""Seconds that jobs which still run have to finish in when the test is over."""
+
+
+@contextlib.contextmanager
+def worker(
+    mill: Tidemill, concurrency: int = 4, *, queues: Sequence[str] = ()
+) -> Iterator[Supervisor]:
+    """Run a worker while the block lasts; at its end the jobs that run may finish.
+
+    Raises:
+        TidemillError: the worker could not serve, or a job would not end.
+    """
+    settings = Settings(
+        concurrency=concurrency, queues=tuple(queues), shutdown_timeout=PATIENCE, name="testing"
+    )
+    supervisor = Supervisor(settings, mill)
+    outcome: list[int | BaseException] = []
+
+    def serve() -> None:
+        try:
+            outcome.append(supervisor.run())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=serve, name="tidemill-worker", daemon=True)
+    thread.start()
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+        thread.join(2 * PATIENCE)
+    _judge(outcome)
+
+
+def run_all(mill: Tidemill, concurrency: int = 4, *, queues: Sequence[str] = ()) -> None:
+    """Run jobs until none is ready, those included that the jobs enqueue; then return.
+
+    Jobs that are scheduled for later stay where they are, a retry with backoff among them.
+
+    Raises:
+        TidemillError: the worker could not serve, or a job would not end.
+    """
+    settings = Settings(
+        concurrency=concurrency,
+        queues=tuple(queues),
+        burst=True,
+        shutdown_timeout=PATIENCE,
+        name="testing",
+    )
+    _judge([Supervisor(settings, mill).run()])
+
+
+def _judge(outcome: Sequence[int | BaseException]) -> None:
+    if not outcome:
+        raise TidemillError("the worker did not end: a job of it still runs")
+    (how,) = outcome
+    if isinstance(how, BaseException):
+        raise how
+    if how == 1:
+        raise TidemillError(f"jobs still ran {PATIENCE:g} s after the end, and were given up")
+    if how:
+        raise TidemillError("the worker could not serve; the log says why")
+
+
+def tidemill_worker() -> Iterator[Callable[..., Supervisor]]:
+    """Start workers for the length of the test: ``tidemill_worker(mill, concurrency=4)``."""
+    with contextlib.ExitStack() as stack:
+
+        def start(mill: Tidemill, concurrency: int = 4, **options: Sequence[str]) -> Supervisor:
+            return stack.enter_context(worker(mill, concurrency, **options))
+
+        yield start
+
+
+if pytest is not None:
+    tidemill_worker = pytest.fixture(tidemill_worker)

@@ -1,0 +1,116 @@
+"""What type checkers must see of the API. Read by mypy strict and pyright, never run.
+
+A line that ends in ``type: ignore[…]`` is an error that must be found: both checkers complain of an
+ignore that was not needed.
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from tidemill import Call, Job, Message, Retries, State, Tidemill
+
+mill = Tidemill("memory://", retries=3)
+
+
+@mill.task
+def plain(path: str, width: int = 640) -> str:
+    return path * width
+
+
+@mill.task(queue="images", retries=Retries(5), timeout=30)
+def configured(path: str, *, width: int = 640) -> list[str]:
+    return [path] * width
+
+
+@mill.task
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+@mill.task(queue="net")
+async def head(url: str, follow: bool = True) -> int | None:
+    return len(url) if follow else None
+
+
+class Report:
+    @mill.task
+    def build(self, year: int) -> str:
+        return str(year)
+
+    @mill.task(name="send")
+    async def send(self, to: str) -> bool:
+        return bool(to)
+
+
+def calls_are_unchanged() -> None:
+    assert_type(plain("a", width=3), str)
+    assert_type(configured("a", width=3), list[str])
+    assert_type(Report().build(2026), str)
+    plain(1)  # type: ignore[arg-type]
+    configured("a", 3)  # type: ignore[call-arg]
+
+
+def jobs_know_their_result() -> None:
+    assert_type(plain.enqueue("a", width=3), Job[str])
+    assert_type(plain.enqueue("a").result(timeout=5), str)
+    assert_type(plain.using(delay=5, priority=1).enqueue("a"), Job[str])
+    assert_type(plain.using(delay=5).using(key="k").call("a"), Call[str])
+    assert_type(configured.enqueue("a", width=1), Job[list[str]])
+    assert_type(fetch.enqueue("http://localhost"), Job[bytes])
+    assert_type(head.using(at=1.5).enqueue("u", follow=False), Job[int | None])
+    assert_type(Report().build.enqueue(2026), Job[str])
+    assert_type(Report().send.enqueue("me"), Job[bool])
+    plain.enqueue(1)  # type: ignore[arg-type]
+    plain.enqueue()  # type: ignore[call-arg]
+    plain.enqueue("a", wdith=3)  # type: ignore[call-arg]
+    plain.using(delay=1).enqueue(b"a")  # type: ignore[arg-type]
+    fetch.enqueue(b"u")  # type: ignore[arg-type]
+    Report().build.enqueue("2026")  # type: ignore[arg-type]
+
+
+def calls_that_are_not_made() -> None:
+    assert_type(plain.call("a"), Call[str])
+    assert_type(fetch.call("u"), Call[bytes])
+    assert_type(mill.enqueue(plain.call("a")), Job[str])
+    assert_type(mill.enqueue_many(plain.call(p) for p in "abc"), list[Job[str]])
+    assert_type(mill.enqueue_many([fetch.call("u")]), list[Job[bytes]])
+    plain.call(3)  # type: ignore[arg-type]
+    with mill.batch():
+        assert_type(plain.enqueue("a"), Job[str])
+
+
+def states() -> None:
+    job = plain.enqueue("a")
+    assert_type(job.state, State)
+    assert_type(job.wait(timeout=1), State)
+    assert_type(job.cancel(terminate=True), bool)
+    assert_type(job.id, str)
+
+
+async def in_asyncio() -> None:
+    assert_type(await fetch("u"), bytes)
+    assert_type(await Report().send("me"), bool)
+    assert_type(await plain.aenqueue("a"), Job[str])
+    assert_type(await (await plain.aenqueue("a")), str)
+    assert_type(await fetch.enqueue("u"), bytes)
+    assert_type(await head.using(delay=1).enqueue("u").aresult(timeout=3), int | None)
+    assert_type(await plain.enqueue("a").await_state(), State)
+    assert_type(await mill.aenqueue(fetch.call("u")), Job[bytes])
+    assert_type(await mill.aenqueue_many([plain.call("a")]), list[Job[str]])
+    async with mill.batch():
+        await plain.aenqueue(1)  # type: ignore[arg-type]
+
+
+async def messages() -> None:
+    orders = mill.queue("orders", max_size=5)
+    assert_type(orders.get(timeout=5), Message | None)
+    assert_type(mill.get(["a", "b"]), Message | None)
+    assert_type(await orders.aget(), Message | None)
+    for message in orders:
+        assert_type(message, Message)
+        assert_type(message.ack(), bool)
+    async for message in orders:
+        assert_type(message, Message)
+        assert_type(await message.aack(), bool)
+    orders.get("5")  # type: ignore[arg-type]
