@@ -70,7 +70,7 @@ class Desk:
         path.write_text(
             "from tidemill import Tidemill\n"
             f"mill = Tidemill({self.url!r}, allow_imports=['math.*'])\n"
-            "@mill.task(name='add', queue='sums')\n"
+            "@mill.task(name='add', queue='sums', retries=0)\n"
             "def add(a, b=1):\n"
             "    return a + b\n"
         )

@@ -26,7 +26,7 @@ from tidemill.errors import TidemillError
 
 __all__ = ["Demo"]
 
-DELAY = 2.0
+DELAY = 1.0
 """Seconds that the delayed job is put off."""
 
 _BATCH = 500

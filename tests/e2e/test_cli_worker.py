@@ -1,0 +1,116 @@
+"""``tidemill worker`` as a real process: it works, reloads, and its exit codes are as promised."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli_store import Desk
+
+from tidemill import Tidemill
+
+PATIENCE = 60.0
+APP = """
+from tidemill import Tidemill
+mill = Tidemill("lmdb://./store")
+
+@mill.task(name="say")
+def say():
+    return {word!r}
+"""
+
+
+@contextlib.contextmanager
+def worker(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker process in a folder, ended with all its own at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidemill", "worker", *words],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def test_reload_brings_the_new_code(tmp_path: Path) -> None:
+    # given a worker in development mode
+    path = tmp_path / "live_app.py"
+    path.write_text(APP.format(word="old"))
+    with worker(tmp_path, "live_app:mill", "-p", "1", "-c", "2", "--reload") as process:
+        with Tidemill(f"lmdb://{tmp_path}/store") as mill:
+            say = mill.task(name="say")(stand_in)
+            assert say.enqueue().result(PATIENCE) == "old"
+            # when the file changes
+            path.write_text(APP.format(word="the new one"))
+            # then jobs run the new code before long
+            deadline = time.monotonic() + PATIENCE
+            while (word := say.enqueue().result(PATIENCE)) != "the new one":
+                assert word == "old"
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+
+
+def stand_in() -> str:
+    """Stands for the task that only the worker's app really has."""
+    raise NotImplementedError
+
+
+def test_a_worker_ends_cleanly_on_term(tmp_path: Path) -> None:
+    # case T11
+    (tmp_path / "calm_app.py").write_text(APP.format(word="x"))
+    with worker(tmp_path, "calm_app:mill", "-p", "1") as process:
+        with Tidemill(f"lmdb://{tmp_path}/store") as mill:
+            job = mill.task(name="say")(stand_in).enqueue()
+            assert job.result(PATIENCE) == "x"
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_an_app_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
+    with worker(tmp_path, "no_such_app:mill", "-p", "1") as process:
+        assert process.wait(PATIENCE) == 2
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert "no module 'no_such_app'" in said
+    assert "Traceback" not in said
+
+
+def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
+    # case T16, from the shell
+    desk = Desk(tmp_path)
+    app = desk.write_app()
+
+    def enqueue(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tidemill", "enqueue", *words, "--app", app]
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
+
+    try:
+        with worker(tmp_path, app, "-p", "1", "-c", "2"):
+            good = enqueue("add", "20", "--kw", "b=22", "--wait", str(PATIENCE))
+            bad = enqueue("add", "twenty", "--kw", "b=22", "--wait", str(PATIENCE))
+    finally:
+        desk.close()
+    assert (good.returncode, good.stdout) == (0, "42\n"), good.stderr
+    assert bad.returncode == 1
+    assert "failed: TypeError: can only concatenate str" in bad.stderr
+    assert bad.stderr.count("\n") == 1
