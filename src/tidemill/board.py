@@ -4,7 +4,8 @@ Worker processes write it, one slot per running job, and whoever outlives them r
 supervisor, or, when everything died at once, the next worker to look. A token on the board was
 running and used an attempt; a job handed out but not on the board was only prefetched (law 6).
 
-A slot is (token, generation, started, deadline). Starting writes the token last, ending clears it
+A slot is (token, generation, started, deadline); the top bit of the generation says that the job
+waits for another. Starting writes the token last, ending clears it
 first, so that a kill in between never shows a job that does not run with another one's times.
 """
 
@@ -20,16 +21,22 @@ __all__ = ["Board", "Running", "read_board"]
 _TOKEN = struct.Struct("=Q")
 _REST = struct.Struct("=Qdd")
 _SLOT = struct.Struct("=QQdd")
+_GENERATION = struct.Struct("=Q")
+_WAITS = 1 << 63
 
 
 class Running(NamedTuple):
-    """One occupied slot. ``started`` is wall time, ``deadline`` machine time, 0 for none."""
+    """One occupied slot. ``started`` is wall time, ``deadline`` machine time, 0 for none.
+
+    ``waits`` says that the job does nothing but wait for another one.
+    """
 
     slot: int
     token: int
     generation: int
     started: float
     deadline: float
+    waits: bool = False
 
 
 class Board:
@@ -55,6 +62,13 @@ class Board:
         _REST.pack_into(self._map, at + 8, generation, started, deadline)
         _TOKEN.pack_into(self._map, at, token)
 
+    def wait(self, slot: int, waits: bool) -> None:
+        """Say that what runs in the slot waits for another job, or no longer does."""
+        at = slot * _SLOT.size + _TOKEN.size
+        (generation,) = _GENERATION.unpack_from(self._map, at)
+        generation = generation | _WAITS if waits else generation & ~_WAITS
+        _GENERATION.pack_into(self._map, at, generation)
+
     def end(self, slot: int) -> None:
         """Say that the slot is idle."""
         _TOKEN.pack_into(self._map, slot * _SLOT.size, 0)
@@ -66,7 +80,8 @@ class Board:
         for slot in range(first, last):
             token, generation, started, deadline = _SLOT.unpack_from(self._map, slot * _SLOT.size)
             if token:
-                rows.append(Running(slot, token, generation, started, deadline))
+                waits = bool(generation & _WAITS)
+                rows.append(Running(slot, token, generation & ~_WAITS, started, deadline, waits))
         return rows
 
     def clear(self, first: int, count: int) -> None:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from tidemill.clock import wall_time
 from tidemill.job import Envelope, Note, priority_of
 
-__all__ = ["JobContext", "current_job", "running_job"]
+__all__ = ["JobContext", "Waits", "current_job", "running_job", "waiting_for"]
+
+
+class Waits(Protocol):
+    """Who waits for other jobs in this worker; see :mod:`tidemill.worker.waits`."""
+
+    def begin(self, context: JobContext, job_id: str) -> None:
+        """The job is about to wait for another.
+
+        Raises:
+            TidemillError: all slots would wait, and nobody could run what they wait for.
+        """
+        ...
+
+    def end(self, context: JobContext) -> None:
+        """It waits no longer."""
+        ...
 
 
 class JobContext:
@@ -22,13 +39,31 @@ class JobContext:
         state: a dict for middleware to leave things in; lives as long as this run.
     """
 
-    __slots__ = ("_envelope", "_say", "attempt", "cancelled", "state", "token")
+    __slots__ = (
+        "_envelope",
+        "_say",
+        "_waits",
+        "attempt",
+        "cancelled",
+        "slot",
+        "state",
+        "token",
+        "waiting",
+    )
 
     def __init__(
-        self, envelope: Envelope, attempt: int, token: int = 0, say: Callable[[Note], None] | None = None
+        self,
+        envelope: Envelope,
+        attempt: int,
+        token: int = 0,
+        say: Callable[[Note], None] | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self._envelope = envelope
         self._say = say
+        self._waits = waits
+        self.slot = 0
+        self.waiting = 0  # for how many other jobs it waits now
         self.attempt = attempt
         self.token = token
         self.cancelled = False
@@ -96,3 +131,22 @@ running_job: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
 def current_job() -> JobContext | None:
     """The job this code runs in, or None outside of one."""
     return running_job.get()
+
+
+@contextlib.contextmanager
+def waiting_for(job_id: str) -> Iterator[None]:
+    """Around every wait for a job: inside a task it is counted, so that no worker starves itself.
+
+    Raises:
+        TidemillError: the wait would never end.
+    """
+    context = running_job.get()
+    waits = context._waits if context is not None else None
+    if context is None or waits is None:
+        yield
+        return
+    waits.begin(context, job_id)
+    try:
+        yield
+    finally:
+        waits.end(context)

@@ -20,9 +20,12 @@ from tidemill.board import Board, Running
 from tidemill.clock import machine_time
 from tidemill.job import Command, Lease
 from tidemill.worker.process import Process
-from tidemill.worker.wire import Closed, Down, Hello, Line, Setup, Up
+from tidemill.worker.wire import Down, Hello, Line, Setup, Up
 
-__all__ = ["Hand"]
+__all__ = ["WITNESS_PATIENCE", "Hand"]
+
+WITNESS_PATIENCE = 0.55
+"""Seconds past a deadline after which a process that says nothing is taken to be stuck."""
 
 REAP_PATIENCE = 2.0
 """Seconds a process has to exit by itself once it has closed its line."""
@@ -36,13 +39,17 @@ class Hand:
         self.first_slot = first_slot
         self.slots = slots
         self.held: dict[int, Lease] = {}
+        self.timed = False  # it may hold jobs that have a timeout
+        self.doomed: dict[int, float] = {}  # terminated tokens, and when they count as stuck
         self.depth = 0
         self.hello: Hello | None = None
+        self.replaces: Hand | None = None  # who goes once this one serves
         self.quiet = False
         self.leaving = False  # it said so itself
         self.stuck: set[int] = set()  # tokens whose verdict fell without them
         self.kill_at = float("inf")  # machine time
         self.killed = False
+        self.closed_at = 0.0  # machine time at which its line ended
         self.born = machine_time()
         self.pid = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,17 +60,22 @@ class Hand:
     def spawn(self, setup: Setup) -> None:
         """Start it as a process of its own, leading its own process group."""
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         self._stacks = setup.stacks
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill.worker.process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-            env={**os.environ, "TIDEMILL_SUPERVISOR": str(os.getpid())},
-        )
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                env={**os.environ, "TIDEMILL_SUPERVISOR": str(os.getpid())},
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self.pid = self._process.pid
         self._talk(ours, setup)
 
@@ -79,8 +91,7 @@ class Hand:
 
     def _talk(self, sock: socket.socket, setup: Setup) -> None:
         self.line: Line[Down, Up] = Line(sock, Up)
-        with contextlib.suppress(Closed):
-            self.line.send(Down(setup=setup))
+        self.line.post(Down(setup=setup))
 
     def fileno(self) -> int:
         """For select."""
@@ -91,7 +102,12 @@ class Hand:
     @property
     def serving(self) -> bool:
         """True while it may be given work."""
-        return self.hello is not None and not (self.quiet or self.leaving or self.stuck or self.killed)
+        return self.hello is not None and not self.hello.error and self.staying
+
+    @property
+    def staying(self) -> bool:
+        """True while nothing says that it goes."""
+        return not (self.quiet or self.leaving or self.stuck or self.killed or self.closed_at)
 
     @property
     def room(self) -> int:
@@ -99,56 +115,82 @@ class Hand:
         return max(0, self.depth - len(self.held)) if self.serving else 0
 
     def give(self, leases: Sequence[Lease]) -> None:
-        """Hand it leases. When it is gone they stay on its account and are settled with the rest."""
+        """Hand it leases; when it goes, what it still holds is settled for it."""
         for lease in leases:
             self.held[lease.token] = lease
-        with contextlib.suppress(Closed):
-            self.line.send(Down(leases=list(leases)))
+            if lease.timeout:
+                self.timed = True
+        self.line.post(Down(leases=list(leases)))
 
     def tell(self, command: Command) -> None:
-        """Pass a command on."""
-        with contextlib.suppress(Closed):
-            self.line.send(Down(commands=[command]))
+        """Pass a command on. What is to be terminated and does not end counts as stuck."""
+        if command.verb == "terminate":
+            self.doomed[command.token] = machine_time() + WITNESS_PATIENCE
+        self.line.post(Down(commands=[command]))
 
     def be_quiet(self) -> None:
         """Ask it to start nothing more and to go when what runs has ended."""
         if not self.quiet:
             self.quiet = True
-            with contextlib.suppress(Closed):
-                self.line.send(Down(quiet=True))
+            self.line.post(Down(quiet=True))
 
-    # -- ending ---------------------------------------------------------------------------------
+    # -- watching -------------------------------------------------------------------------------
 
     def running(self) -> list[Running]:
         """What its part of the board says it runs."""
         return self.board.running(self.first_slot, self.slots)
 
-    def overdue(self, patience: float) -> list[int]:
-        """Tokens that run more than ``patience`` seconds past their deadline."""
-        late = machine_time() - patience
+    def neighbours(self) -> list[Running]:
+        """What it runs and is still expected to end by itself."""
+        return [row for row in self.running() if row.token in self.held]
+
+    def overdue(self, now: float) -> list[Running]:
+        """What runs so long past its time that the process itself should have said so."""
+        doomed = self.doomed
         return [
-            row.token
-            for row in self.running()
-            if row.deadline and row.deadline < late and row.token in self.held
+            row
+            for row in self.neighbours()
+            if (row.deadline and now > row.deadline + WITNESS_PATIENCE)
+            or (doomed and now > doomed.get(row.token, now))
         ]
+
+    def next_look(self, now: float) -> float:
+        """Machine time at which to look at it again, as far as its silence says something."""
+        times = [self.kill_at]
+        if self.closed_at:
+            times.append(now + 0.02)
+        if not self.line.push():
+            times.append(now + 0.005)
+        if self.doomed:
+            self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
+            times += self.doomed.values()
+        if self.timed:
+            # Boards are written silently: while jobs with a timeout are out, look now and then.
+            times.append(now + 0.25)
+            times += [row.deadline + WITNESS_PATIENCE for row in self.running() if row.deadline]
+        return min(times)
 
     def stacks(self, patience: float = 0.3) -> str:
         """All its threads' stacks, written by a C handler that needs no interpreter lock."""
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None or self.hello is None:
             return ""
         try:
-            before = os.path.getsize(self._stacks)
+            before = size = os.path.getsize(self._stacks)
             os.kill(self.pid, signal.SIGUSR1)
             until = machine_time() + patience
             pause = threading.Event()
-            while os.path.getsize(self._stacks) == before and machine_time() < until:
+            while machine_time() < until:
                 pause.wait(0.005)
-            pause.wait(0.005)
+                last, size = size, os.path.getsize(self._stacks)
+                if before < size == last:
+                    break
             with open(self._stacks, encoding="utf-8", errors="replace") as file:
                 file.seek(before)
                 return file.read()
         except OSError:
             return ""
+
+    # -- ending ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """End it and everything it started, now, and wait until it is dead."""
@@ -156,20 +198,28 @@ class Hand:
         if self._process is None:
             self.line.close()  # a thread cannot be killed; it notices the closed line
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._kill_group()
         self._process.wait()
 
-    def reap(self) -> None:
-        """Its line has closed: wait for the end that causes it, and make sure of it."""
+    def exited(self, patience: float = 0.0) -> bool:
+        """True when it is dead; waits up to ``patience`` seconds for that."""
         if self._process is None:
-            return
+            return True
         try:
-            self._process.wait(REAP_PATIENCE)
-        except subprocess.TimeoutExpired:  # it closed its line and lives on: no use to anyone
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def abandon(self, now: float) -> bool:
+        """It closed its line and lives on: no use to anyone. True once it is dead."""
+        if not self.exited() and now - self.closed_at > REAP_PATIENCE:
+            self._kill_group()
+        return self.exited()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def cause(self) -> str:
         """How it ended, in words."""
@@ -181,10 +231,11 @@ class Hand:
     def bury(self) -> None:
         """It is dead: end what it had started, free what was its."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            self._kill_group()
             self._process.wait()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._stacks)
         self.board.clear(self.first_slot, self.slots)
         self.line.close()
+        if self._thread is not None:
+            self._thread.join(REAP_PATIENCE)

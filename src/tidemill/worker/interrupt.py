@@ -1,9 +1,9 @@
 """Ending what runs too long, without hitting anything else.
 
-A running job is in ``running``. Whoever takes it out, by one atomic ``dict.pop``, decides its fate:
-the worker thread at the end of the job, or the clerk that interrupts it. An exception sent to a
-thread (``PyThreadState_SetAsyncExc``) arrives a little later, so a thread that loses the race waits,
-still inside the job, for the mark ``sent``: a late exception can land nowhere else.
+A running job is in ``running``. Whoever takes it out, by one atomic ``dict.pop``, decides its
+fate: the worker thread at the end of the job, or the clerk that interrupts it. An exception sent to
+a thread (``PyThreadState_SetAsyncExc``) arrives a little later, so a thread that loses the race
+waits, still inside the job, for the mark ``sent``: a late exception can land nowhere else.
 
 What cannot be interrupted (a blocking system call in a thread, a C call) is *stuck* after
 ``PATIENCE``: its verdict falls without it, and the process has to go.
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from tidemill.context import JobContext
@@ -33,7 +35,11 @@ __all__ = ["PATIENCE", "Interrupter", "Run"]
 PATIENCE = 0.4
 """Seconds an interrupted job has to end before it counts as stuck."""
 
+NUDGE = 0.15
+"""Seconds between two cancellations of an async job: its clean-up may await something, too."""
+
 Kind = type[JobTimeout] | type[JobTerminated]
+_HERE = os.path.dirname(__file__)
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -53,6 +59,7 @@ class Run:
         "interrupted",
         "lease",
         "loop",
+        "nudged",
         "sent",
         "started",
         "task",
@@ -74,6 +81,7 @@ class Run:
         self.wanted: Kind | None = None  # asked for by a terminate
         self.interrupted: Kind | None = None
         self.asked = 0.0  # machine time of the first try
+        self.nudged = 0.0  # … and of the latest
         self.sent: Any = None
         self.task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -84,6 +92,7 @@ class Interrupter:
 
     def __init__(self) -> None:
         self.running: dict[int, Run] = {}
+        self.orders: dict[int, bool] = {}  # token → terminate, of jobs that are just starting
         self._interrupted: dict[int, Run] = {}
         self.main = 0  # ident of the main thread when jobs run in it
         self._alarm: Run | None = None
@@ -95,7 +104,7 @@ class Interrupter:
         try:
             run.sent = threading.Lock()
             run.sent.acquire()
-            self.running[run.token] = run
+            self.begin(run)
             value = function(*args)
         except BaseException as error:
             if run.interrupted is None or not isinstance(error, run.interrupted):
@@ -103,6 +112,14 @@ class Interrupter:
             raise
         self._disarm(run)
         return value
+
+    def begin(self, run: Run) -> None:
+        """From now on the run can be reached, also by what was ordered before."""
+        self.running[run.token] = run
+        if self.orders:
+            terminate = self.orders.pop(run.token, None)
+            if terminate is not None:
+                self._apply(run, terminate)
 
     def _disarm(self, run: Run) -> None:
         if self.running.pop(run.token, None) is not None:
@@ -128,12 +145,32 @@ class Interrupter:
         self.running.pop(run.token, None)
         return run.interrupted is None or self._interrupted.pop(run.token, None) is not None
 
+    # -- orders ---------------------------------------------------------------------------------
+
+    def order(self, token: int, terminate: bool) -> None:
+        """Have a running job see that it is cancelled, or end it; one that is starting likewise."""
+        if token not in self.running:
+            self.orders[token] = terminate  # it may start between these two looks
+        run = self.running.get(token)
+        if run is not None:
+            self.orders.pop(token, None)
+            self._apply(run, terminate)
+
+    @staticmethod
+    def _apply(run: Run, terminate: bool) -> None:
+        run.context.cancelled = True
+        if terminate:
+            run.wanted = JobTerminated
+
     # -- in the clerk ---------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Machine time of the next thing to look at; None when there is nothing."""
         times = [run.deadline for run in list(self.running.values()) if run.deadline]
-        times += [run.asked + PATIENCE for run in list(self._interrupted.values())]
+        times += [
+            min(run.asked + PATIENCE, run.nudged + NUDGE)
+            for run in list(self._interrupted.values())
+        ]
         return min(times, default=None)
 
     def look(self, now: float) -> list[Run]:
@@ -146,15 +183,18 @@ class Interrupter:
                 self._interrupt(run, now)
         stuck = []
         for run in list(self._interrupted.values()):
-            if now - run.asked < PATIENCE:
+            if now - run.asked >= PATIENCE:
+                if self._interrupted.pop(run.token, None) is not None:
+                    stuck.append(run)
+            elif now - run.nudged >= NUDGE:
+                run.nudged = now
                 if run.loop is not None and run.task is not None:
                     run.loop.call_soon_threadsafe(run.task.cancel)
-            elif self._interrupted.pop(run.token, None) is not None:
-                stuck.append(run)
         return stuck
 
     def _mark(self, run: Run) -> Kind:
         kind = run.interrupted = run.wanted or JobTimeout
+        run.nudged = run.nudged or run.asked
         self._interrupted[run.token] = run
         return kind
 
@@ -180,19 +220,33 @@ class Interrupter:
 
     def stack_of(self, run: Run) -> str:
         """Where the run is at this moment, as text."""
+        title = "Stack of the task when it was given up:\n"
         if run.task is not None and not _inside(run.task):
-            frames = run.task.get_stack()
-            lines = [line for frame in frames for line in traceback.format_stack(frame)[-1:]]
-            return "Stack of the task when it was given up:\n" + "".join(lines)
-        frame = sys._current_frames().get(run.ident)
-        lines = traceback.format_stack(frame) if frame else []
-        ours = [i for i, line in enumerate(lines) if "tidemill/worker/" in line]
-        users = lines[ours[-1] + 1 :] if ours else lines
-        return "Stack of the task when it was given up:\n" + "".join(users or lines)
+            stack = traceback.StackSummary.extract((f, f.f_lineno) for f in _awaiting(run.task))
+        else:
+            frame = sys._current_frames().get(run.ident)
+            stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
+        ours = [i for i, entry in enumerate(stack) if entry.filename.startswith(_HERE)]
+        users = stack[ours[-1] + 1 :] if ours else stack
+        return title + "".join(traceback.StackSummary.from_list(users or stack).format())
 
 
 def _inside(task: asyncio.Task[Any]) -> bool:
     """True when the loop is executing the task itself: it blocks the loop."""
-    coroutine = task.get_coro()
-    return bool(getattr(coroutine, "cr_running", False))
+    return bool(getattr(task.get_coro(), "cr_running", False))
 
+
+def _awaiting(task: asyncio.Task[Any]) -> list[FrameType]:
+    """The frames of a suspended task, outermost first: what awaits what."""
+    frames: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        for kind, link in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                frames.append(frame)
+                awaited = getattr(awaited, link, None)
+                break
+        else:
+            return frames
+    return frames

@@ -3,9 +3,9 @@
 Threads, and what each owns:
 
     reader   the socket's incoming side: puts leases into the backlog, carries out orders
-    clerk    the outgoing side, and time: sends verdicts in batches, ends what runs too long,
-             gives back what did not start
-    workers  up to ``concurrency`` threads that run sync jobs; with a concurrency of 1 the main thread
+    clerk    the outgoing side (:mod:`.outbox`), and time: ends what runs too long, gives back what
+             did not start
+    workers  up to ``concurrency`` threads that run sync jobs; with a concurrency of 1, the main one
     loop     one event loop for all async jobs
 
 A job takes a slot from the moment it starts until its verdict is in the outbox. Sync or async, at
@@ -15,10 +15,7 @@ most ``concurrency`` run at a time.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextvars
-import ctypes
-import faulthandler
 import heapq
 import itertools
 import logging
@@ -28,22 +25,23 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tidemill.app import Tidemill
 from tidemill.board import Board
 from tidemill.clock import machine_time, wall_time
 from tidemill.context import JobContext, running_job
-from tidemill.errors import InvalidOption
-from tidemill.job import Command, Envelope, Lease, Note, Outcome, Verdict, decode_envelope
-from tidemill.loader import load_app
-from tidemill.retry import Fail, JobTerminated, JobTimeout
+from tidemill.job import Command, Envelope, Lease, Note, Outcome, Verdict
+from tidemill.retry import JobTerminated
 from tidemill.task import Task
 from tidemill.worker.interrupt import Interrupter, Run
-from tidemill.worker.runner import Runner, describe
-from tidemill.worker.wire import Closed, Down, Hello, Line, Setup, Up
+from tidemill.worker.outbox import Outbox
+from tidemill.worker.runner import Runner, stuck_verdict
+from tidemill.worker.waits import Waits
+from tidemill.worker.wire import Closed, Down, Line, Setup, Up
 
-__all__ = ["Process", "main"]
+__all__ = ["Process"]
 
 log = logging.getLogger("tidemill.worker")
 
@@ -56,13 +54,16 @@ Item = tuple[int, int, int, int, Lease, Envelope, Task[..., Any]]
 
 
 class Process:
-    """The runtime inside one worker process (or, for tests and ``memory://``, inside one thread)."""
+    """The runtime inside one worker process; for tests and ``memory://`` inside one thread."""
 
-    def __init__(self, mill: Tidemill, setup: Setup, line: Line[Up, Down], *, local: bool = False) -> None:
+    def __init__(
+        self, mill: Tidemill, setup: Setup, line: Line[Up, Down], *, local: bool = False
+    ) -> None:
         self.mill = mill
         self.setup = setup
         self.line = line
         self.local = local
+        self.out = Outbox(line, self._state)
         self.runner = Runner(mill)
         self.board = Board(setup.board, setup.board_slots)
         self.slots = list(range(setup.first_slot, setup.first_slot + setup.concurrency))
@@ -75,22 +76,17 @@ class Process:
         self._idle: list[_Desk] = []
         self._threads = 0
         self._quiet = False
-        self._started = 0
+        self._started = 0  # since the last tick
         self._finished = 0
-        # The outbox belongs to whoever appends; the clerk empties it.
-        self._verdicts: collections.deque[Verdict] = collections.deque()
-        self._notes: collections.deque[Note] = collections.deque()
-        self._returned: collections.deque[int] = collections.deque()
-        self._stuck: collections.deque[Verdict] = collections.deque()
-        self._sending = threading.Lock()
-        self._bell = threading.Lock()
-        self._bell.acquire()
-        self._rung = False
         self._prefetch = setup.concurrency
-        self._sent_depth = -1
         self._budget = setup.max_jobs or sys.maxsize
+        self._told_to_go = False
         self._over = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._crew: list[threading.Thread] = []
+        self._loop_lock = threading.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
+        self.waits = Waits(mill, setup, self.board)
         self._generations = itertools.count(1)
         self._order = {name: place for place, name in enumerate(setup.queues)}
 
@@ -100,7 +96,7 @@ class Process:
         """Run until told to go. With a concurrency of 1 the calling thread runs the jobs."""
         clerk = threading.Thread(target=self._clerk, name="tidemill-clerk", daemon=True)
         clerk.start()
-        self._ring()  # its first word is how much work we would like
+        self.out.ring()  # its first word is how much work we would like
         if self._main_thread:
             threading.Thread(target=self._read, name="tidemill-reader", daemon=True).start()
             signal.signal(signal.SIGALRM, self.interrupter.on_alarm)
@@ -110,8 +106,26 @@ class Process:
         else:
             self._read()
         self._over = True
-        self._ring()
+        self.out.ring()
         clerk.join(5)
+        if self.local:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """What a process leaves to the kernel, a thread must give back itself."""
+        threads = list(self._crew)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in threads:
+            thread.join(1)
+        self.line.close()
+        if not any(thread.is_alive() for thread in threads):
+            self.board.close()
+
+    def on_signal(self, signum: int, frame: object) -> None:
+        """The handler of SIGTERM: leave. The clerk does it, as a lock may be held just now."""
+        self._told_to_go = True
+        self.out.ring()
 
     def _read(self) -> None:
         """The reader: until the line closes or everything is done after ``quiet``."""
@@ -120,15 +134,25 @@ class Process:
                 for down in self.line.receive():
                     self._carry_out(down)
         except Closed:
-            if not self._over and not self.local:
-                # The supervisor is gone, and with it the leases. Take our subprocesses along.
-                os.killpg(0, signal.SIGKILL)
+            # The supervisor is gone, and with it the leases.
+            self._die_unless_over()
+        except Exception:
+            log.exception("the process cannot go on")
+            self._die_unless_over()
         finally:
             self._over = True
-            with self._lock:
-                desks, self._idle = self._idle, []
-            for desk in desks:
-                desk.wake.release()
+            self._wake_idle()
+
+    def _die_unless_over(self) -> None:
+        """Die with all subprocesses; nothing of what runs here can be told to anyone."""
+        if not self._over and not self.local:
+            os.killpg(0, signal.SIGKILL)
+
+    def _wake_idle(self) -> None:
+        with self._lock:
+            desks, self._idle = self._idle, []
+        for desk in desks:
+            desk.wake.release()
 
     def _carry_out(self, down: Down) -> None:
         if down.leases:
@@ -142,9 +166,9 @@ class Process:
         """Start nothing more; give back what has not started; go when the rest has ended."""
         with self._lock:
             self._quiet = True
-            self._returned.extend(item[3] for item in self._backlog)
+            self.out.returned.extend(item[3] for item in self._backlog)
             self._backlog.clear()
-        self._ring()
+        self.out.ring()
 
     # -- taking work ----------------------------------------------------------------------------
 
@@ -156,8 +180,8 @@ class Process:
                 items.append(item)
         with self._lock:
             if self._quiet:
-                self._returned.extend(item[3] for item in items)
-                self._ring()
+                self.out.returned.extend(item[3] for item in items)
+                self.out.ring()
                 return
             backlog = self._backlog
             for item in items:
@@ -167,27 +191,16 @@ class Process:
 
     def _admit(self, lease: Lease) -> Item | None:
         """What must be known before a job may wait for a slot; a verdict where it cannot run."""
-        now = wall_time()
-        try:
-            envelope = decode_envelope(lease.envelope)
-        except Exception as error:
-            reason = f"the job cannot be decoded: {error}"
-            self._conclude(Verdict(lease.token, Outcome.FAIL, error=reason, started=now, ended=now))
+        admitted = self.runner.admit(lease)
+        if isinstance(admitted, Verdict):
+            self.out.conclude(admitted)
             return None
-        refusal = self.runner.refuse(envelope)
-        if refusal:
-            log.error("job %s: %s", envelope.id, refusal)
-            self._conclude(Verdict(lease.token, Outcome.FAIL, error=refusal, started=now, ended=now))
-            return None
-        task = self.runner.resolve(envelope.task)
-        if task is None:
-            self._conclude(self.runner.unknown(lease, envelope))
-            return None
+        envelope, task = admitted
         place = self._order.get(envelope.queue, 0)
         return place, lease.rank, lease.seq, lease.token, lease, envelope, task
 
     def _pump(self) -> list[Item]:
-        """Under the lock: give free slots to the backlog. Async jobs are returned, to be launched."""
+        """Under the lock: give free slots to the backlog. Async jobs are returned, to launch."""
         starts: list[Item] = []
         backlog = self._backlog
         while self._free > 0 and backlog and self._budget:
@@ -201,9 +214,7 @@ class Process:
                 self._threads += 1
                 desk = _Desk()
                 desk.item = heapq.heappop(backlog)
-                threading.Thread(
-                    target=self._work, args=(desk,), name=f"tidemill-{self._threads}", daemon=True
-                ).start()
+                self._employ(f"tidemill-{self._threads}", self._work, desk)
             else:
                 break
             self._free -= 1
@@ -231,8 +242,7 @@ class Process:
     def _park(self, desk: _Desk) -> Item | None:
         desk.item = None
         with self._lock:
-            if self._over or (self._main_thread and self._leaving()):
-                self._over = True
+            if self._over:
                 return None
             self._idle.append(desk)
             starts = self._pump()
@@ -260,13 +270,13 @@ class Process:
         if starts:
             self._launch(starts)
         if item is None:
-            self._flush()  # nothing else to do: no reason to let the clerk do it later
+            self.out.flush(wait=False)  # nothing else to do: no reason to let the clerk do it later
         return item
 
     def _run(self, item: Item) -> None:
         lease, envelope, task = item[4], item[5], item[6]
         started = wall_time()
-        context = JobContext(envelope, lease.attempt, lease.token, self._say)
+        context = JobContext(envelope, lease.attempt, lease.token, self._say, self.waits)
         run = Run(lease, envelope, context, next(self._generations), threading.get_ident())
         slot = self._begin(run, started)
         try:
@@ -280,8 +290,8 @@ class Process:
 
     def _perform(self, run: Run, call: Any) -> Any:
         """Run in a context of the job's own, so that nothing leaks into the next."""
-        if run.deadline:
-            self._ring()  # only now is the run where the clerk looks for its deadline
+        if run.deadline or run.wanted:
+            self.out.ring()  # only now is the run where the clerk looks for its deadline
         return contextvars.copy_context().run(_with_job, run.context, call)
 
     def _begin(self, run: Run, started: float) -> int:
@@ -289,42 +299,54 @@ class Process:
         timeout = run.envelope.timeout
         if timeout:
             run.deadline = machine_time() + timeout
+        run.context.slot = slot
         self.board.start(slot, run.lease.token, run.generation, started, run.deadline)
         run.started = started
         return slot
 
     def _end(self, run: Run, slot: int, verdict: Verdict) -> None:
         if self.interrupter.finished(run):
-            self._conclude(verdict)
+            self.out.conclude(verdict)
         self.board.end(slot)
         self.slots.append(slot)
 
     # -- async jobs -----------------------------------------------------------------------------
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="tidemill-loop", daemon=True).start()
-        return self._loop
+        with self._loop_lock:
+            if self._loop is None:
+                runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+                self._loop = runner.get_loop()
+                self._employ("tidemill-loop", self._run_loop, runner)
+            return self._loop
+
+    def _run_loop(self, runner: asyncio.Runner) -> None:
+        with runner:  # at its end it cancels what is left and closes the loop
+            runner.get_loop().run_forever()
+
+    def _employ(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        self._crew.append(thread)
+        thread.start()
 
     def _start_async(self, items: list[Item]) -> None:
         assert self._loop is not None
         for item in items:
             task = self._loop.create_task(self._run_async(item), context=contextvars.Context())
-            _tasks.add(task)
-            task.add_done_callback(_tasks.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _run_async(self, item: Item) -> None:
         lease, envelope, task = item[4], item[5], item[6]
         started = wall_time()
-        context = JobContext(envelope, lease.attempt, lease.token, self._say)
+        context = JobContext(envelope, lease.attempt, lease.token, self._say, self.waits)
         run = Run(lease, envelope, context, next(self._generations), threading.get_ident())
         run.task, run.loop = asyncio.current_task(), self._loop
         slot = self._begin(run, started)
         running_job.set(context)
-        self.interrupter.running[run.token] = run
-        if run.deadline:
-            self._ring()
+        self.interrupter.begin(run)
+        if run.deadline or run.wanted:
+            self.out.ring()
         try:
             call = self.runner.prepare(envelope, task, context)
             value = await call()
@@ -333,8 +355,6 @@ class Process:
         except BaseException as error:
             if run.interrupted is not None and isinstance(error, asyncio.CancelledError):
                 error = run.interrupted().with_traceback(error.__traceback__)
-            elif isinstance(error, asyncio.CancelledError):
-                error = Fail("the task cancelled itself")
             verdict = self.runner.failure(lease, envelope, error, started)
         else:
             verdict = self.runner.success(lease, envelope, value, started)
@@ -344,9 +364,9 @@ class Process:
             self._finished += 1
             starts = self._pump()
         self._start_async(starts)
-        self._ring()
+        self.out.ring()
 
-    # -- orders ---------------------------------------------------------------------------------
+    # -- what a job is told and says ---------------------------------------------------------------
 
     def _obey(self, command: Command) -> None:
         if command.verb not in ("cancel", "terminate"):
@@ -356,56 +376,43 @@ class Process:
             for item in waiting:
                 self._backlog.remove(item)
                 heapq.heapify(self._backlog)
-        if waiting:
+        if waiting:  # it never ran: no attempt, and the store knows that it is cancelled
             reason = "cancelled before it started"
-            self._conclude(Verdict(command.token, Outcome.CANCELLED, error=reason, ended=wall_time()))
+            self.out.conclude(Verdict(command.token, Outcome.RELEASE, error=reason))
             return
-        run = self.interrupter.running.get(command.token)
-        if run is not None:
-            run.context.cancelled = True
-            if command.verb == "terminate":
-                run.wanted = JobTerminated
-                self._ring()
+        self.interrupter.order(command.token, command.verb == "terminate")
+        self.out.ring()
 
     def _say(self, note: Note) -> None:
-        self._notes.append(note)
-        self._ring()
+        """A job's progress, or a line of its log."""
+        self.out.notes.append(note)
+        self.out.ring()
 
     # -- the clerk ------------------------------------------------------------------------------
-
-    def _conclude(self, verdict: Verdict) -> None:
-        self._verdicts.append(verdict)
-        if not self._rung:
-            self._ring()
-
-    def _ring(self) -> None:
-        if not self._rung:
-            self._rung = True
-            try:
-                self._bell.release()
-            except RuntimeError:
-                pass  # another thread rang it at the same moment
 
     def _clerk(self) -> None:
         ticked = time.monotonic()
         try:
             while True:
-                busy = self._free < self.setup.concurrency or bool(self._backlog)
-                self._bell.acquire(timeout=self._next_look(busy))
-                self._rung = False
+                self.out.sleep(self._next_look())
                 now = time.monotonic()
                 if now - ticked >= TICK:
                     self._tick()
                     ticked = now
+                if (self._told_to_go or not self._budget) and not self._quiet:
+                    self.quiet()
                 self._end_overdue()
-                self._flush()
+                self.out.flush(wait=True)
                 if self._over or self._leave_if_done():
                     return
-        except Closed:
-            return
+        except Exception:
+            log.exception("the process cannot go on")
+            self._die_unless_over()
 
-    def _next_look(self, busy: bool) -> float:
+    def _next_look(self) -> float:
         deadline = self.interrupter.next_deadline()
+        # Also once more after the last job has ended: what it did to memory must be seen.
+        busy = self._free < self.setup.concurrency or self._backlog or self._finished
         if deadline is None:
             return TICK if busy else -1
         left = max(0.001, deadline - machine_time())
@@ -419,81 +426,58 @@ class Process:
             full = self._free == 0
             if full and not started and self._backlog:
                 # Nothing moved: somebody else may have a free slot for what lies here.
-                self._returned.extend(item[3] for item in self._backlog)
+                self.out.returned.extend(item[3] for item in self._backlog)
                 self._backlog.clear()
+            if self._free == self.setup.concurrency and not self._backlog:
+                self.interrupter.orders.clear()  # they came when their job had just ended
         if full and not finished:
             self._prefetch = 0  # long jobs: nothing in advance
         elif not full and not finished:
             self._prefetch = self.setup.concurrency  # idle: what comes next is unknown
-        if not self._budget:
-            self.quiet()
-        if self.setup.max_memory and _resident() > self.setup.max_memory:
+        if self.setup.max_memory and not self._quiet and _resident() > self.setup.max_memory:
+            log.info("process %d is beyond max_memory and is replaced", os.getpid())
             self.quiet()
 
     def _end_overdue(self) -> None:
         for run in self.interrupter.look(machine_time()):
             trace = self.interrupter.stack_of(run)
-            kind = run.interrupted or JobTimeout
-            self._stuck.append(self.runner.stuck(run.lease, run.envelope, kind, trace, run.started))
+            terminated = run.interrupted is JobTerminated
+            self.out.stuck.append(
+                stuck_verdict(run.lease, run.envelope, trace, run.started, terminated)
+            )
             self.quiet()
 
-    def _flush(self) -> None:
-        """Send what is in the outbox, unless somebody else is at it."""
-        if not self._sending.acquire(blocking=False):
-            self._ring()
-            return
-        try:
-            verdicts = _emptied(self._verdicts)
-            if verdicts:
-                self._measure(verdicts)
-            up = Up(
-                verdicts=verdicts,
-                notes=_emptied(self._notes),
-                depth=self._depth(),
-                returned=_emptied(self._returned),
-                stuck=_emptied(self._stuck),
-                leaving=self._quiet,
-            )
-            if up.verdicts or up.notes or up.returned or up.stuck or up.depth != self._sent_depth:
-                self._sent_depth = up.depth
-                self.line.send(up)
-        except Closed:
-            pass  # the reader sees it too and ends the process
-        finally:
-            self._sending.release()
+    def _state(self, verdicts: list[Verdict]) -> tuple[int, bool]:
+        """How many leases to hold in all, and whether we are leaving: said with every frame."""
+        if verdicts:
+            self._measure(verdicts)
+        if self._quiet:
+            return 0, True
+        running = self.setup.concurrency - self._free
+        return min(self.setup.concurrency + self._prefetch, self._budget + running), False
 
     def _measure(self, verdicts: list[Verdict]) -> None:
-        """Hold a tick's worth of such jobs in advance; grow to it in steps, an average may deceive."""
+        """Hold a tick's worth of such jobs in advance; grow in steps, an average may deceive."""
         seconds = sum([verdict.ended - verdict.started for verdict in verdicts]) / len(verdicts)
         target = self.setup.concurrency * TICK / max(seconds, 1e-6)
         grown = 4 * max(self._prefetch, self.setup.concurrency)
         self._prefetch = int(max(0, min(PREFETCH_MOST, target, grown)))
-
-    def _depth(self) -> int:
-        """How many leases to hold in all."""
-        if self._quiet:
-            return 0
-        return min(self.setup.concurrency + self._prefetch, self._budget + self._running())
-
-    def _running(self) -> int:
-        return self.setup.concurrency - self._free
 
     def _leaving(self) -> bool:
         return self._quiet and self._free == self.setup.concurrency
 
     def _leave_if_done(self) -> bool:
         """After ``quiet``: go once nothing runs and everything is sent."""
-        if not self._leaving() or self._verdicts or self._returned or self._stuck:
-            return False
-        self._over = True
-        try:
-            self.line.sock.shutdown(socket.SHUT_RDWR)  # wakes the reader; the supervisor sees the end
-        except OSError:
-            pass
-        with self._lock:
-            desks, self._idle = self._idle, []
-        for desk in desks:
-            desk.wake.release()
+        with self.out.sending:  # a worker thread may be in the middle of sending the last verdict
+            if not self._leaving() or not self.out.empty():
+                return False
+            self._over = True
+            try:
+                # Wakes the reader; the supervisor sees the end.
+                self.line.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._wake_idle()
         return True
 
 
@@ -508,16 +492,9 @@ class _Desk:
         self.wake.acquire()
 
 
-_tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
-
-
 def _with_job(context: JobContext, call: Any) -> Any:
     running_job.set(context)
     return call()
-
-
-def _emptied(box: collections.deque[Any]) -> list[Any]:
-    return [box.popleft() for _ in range(len(box))]
 
 
 def _resident() -> int:
@@ -528,57 +505,5 @@ def _resident() -> int:
     except OSError:
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-# -- the process itself ---------------------------------------------------------------------------
-
-
-def main(fd: int) -> int:
-    """What a spawned worker process does: set up, load the app, serve."""
-    line: Line[Up, Down] = Line(socket.socket(fileno=fd), Down)
-    setup = _receive_setup(line)
-    _die_with_parent()
-    stacks = open(setup.stacks, "w")  # noqa: SIM115 - held for life: faulthandler writes to it
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
-    try:
-        mill = load_app(setup.app)
-        hello = Hello(mill.url, tuple(sorted({t.options.queue for t in mill.tasks.values()})), len(mill.tasks))
-    except Exception as error:
-        text, trace = describe(error)
-        hello = Hello(error=text if isinstance(error, InvalidOption) else trace)
-    try:
-        line.send(Up(hello=hello))
-        if hello.error:
-            return 2
-        process = Process(mill, setup, line)
-        signal.signal(signal.SIGTERM, lambda *_: process.quiet())
-        process.serve()
-    except Closed:
-        return 1
-    mill.close()
-    return 0
-
-
-def _receive_setup(line: Line[Up, Down]) -> Setup:
-    while True:
-        for down in line.receive():
-            if down.setup is not None:
-                return down.setup
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end this process when its supervisor dies, even inside a C call (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() == 1 and os.environ.get("TIDEMILL_SUPERVISOR") != "1":
-        os._exit(1)  # it died before we asked
-
-
-if __name__ == "__main__":
-    logging.basicConfig(
-        level=os.environ.get("TIDEMILL_LOG", "INFO"),
-        format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
-    )
-    sys.exit(main(int(sys.argv[1])))
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
+import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tidemill.app import Tidemill
@@ -12,17 +15,18 @@ from tidemill.clock import wall_time
 from tidemill.codec import pack, unpack, unpack_pickle, verify
 from tidemill.context import JobContext
 from tidemill.errors import CodecError
-from tidemill.job import Envelope, Lease, Outcome, Verdict
-from tidemill.middleware import compose
+from tidemill.job import Envelope, Lease, Outcome, Verdict, decode_envelope
+from tidemill.middleware import Middleware, compose
 from tidemill.retry import Fail, JobTerminated, JobTimeout, Retry, Snooze, backoff
-from tidemill.task import Task, import_task
+from tidemill.task import Task, import_task, make_task
 
-__all__ = ["UNKNOWN_GRACE", "Runner", "describe", "timed_out"]
+__all__ = ["Runner", "describe", "stuck_verdict", "timed_out"]
 
 log = logging.getLogger("tidemill.worker")
 
 UNKNOWN_GRACE = 600.0
-"""Seconds an unknown task is waited for: a rolling deploy may bring it."""
+"""Seconds an unknown task is waited for, unless $TIDEMILL_UNKNOWN_GRACE says otherwise: a rolling
+deploy may bring it."""
 
 TRACEBACK_MOST = 16_000
 
@@ -33,6 +37,29 @@ class Runner:
     def __init__(self, mill: Tidemill) -> None:
         self.mill = mill
         self._imported: dict[str, Task[..., Any]] = {}
+        self._grace = float(os.environ.get("TIDEMILL_UNKNOWN_GRACE", UNKNOWN_GRACE))
+
+    def admit(self, lease: Lease) -> tuple[Envelope, Task[..., Any]] | Verdict:
+        """The job and its task, or the verdict on a job that must not or cannot run."""
+        try:
+            envelope = decode_envelope(lease.envelope)
+        except Exception as error:
+            return self._refused(lease, f"the job cannot be decoded: {error}")
+        refusal = self.refuse(envelope)
+        if refusal:
+            return self._refused(lease, refusal)
+        try:
+            task = self.resolve(envelope.task)
+        except (Exception, SystemExit) as error:  # importing runs code
+            text, _ = describe(error)
+            return self._refused(lease, f"{envelope.task} cannot be imported: {text}")
+        return self.unknown(lease, envelope) if task is None else (envelope, task)
+
+    @staticmethod
+    def _refused(lease: Lease, reason: str) -> Verdict:
+        log.error("a job was refused: %s", reason)
+        now = wall_time()
+        return Verdict(lease.token, Outcome.FAIL, error=reason, started=now, ended=now)
 
     def resolve(self, name: str) -> Task[..., Any] | None:
         """The task of that name, declared or importable; None when there is none."""
@@ -42,7 +69,7 @@ class Runner:
                 function = import_task(name)
             except (ImportError, AttributeError):
                 return None
-            task = self._imported[name] = Task(self.mill, function, name, self.mill._defaults)
+            task = self._imported[name] = make_task(self.mill, function, name, self.mill.defaults)
         return task
 
     def refuse(self, envelope: Envelope) -> str:
@@ -76,20 +103,25 @@ class Runner:
         layers = self.mill.middleware
         if not layers:
             return lambda: function(*args, **kwargs)
-        return lambda: compose(layers, lambda: function(*args, **kwargs), context)
+        try:
+            # Found later, inside the onion, it would look like an error of the task's own.
+            task.check_arguments(tuple(args), kwargs)
+        except TypeError as error:
+            raise Fail(f"the arguments do not fit the task: {error}") from error
+        through = _through_async if task.is_async else _through
+        return lambda: through(layers, lambda: function(*args, **kwargs), context)
 
     def unknown(self, lease: Lease, envelope: Envelope) -> Verdict:
         """The verdict on a job whose task this app does not have."""
-        age = wall_time() - envelope.created
         now = wall_time()
-        if age < UNKNOWN_GRACE:
-            return Verdict(lease.token, Outcome.SNOOZE, delay=min(30.0, max(1.0, age / 4)))
-        error = (
-            f"unknown task {envelope.task!r}: no worker declared it within "
-            f"{UNKNOWN_GRACE / 60:g} minutes"
+        age = now - envelope.created
+        if age < self._grace:
+            delay = min(30.0, max(1.0, age / 4), max(0.05, self._grace - age))
+            return Verdict(lease.token, Outcome.SNOOZE, delay=delay)
+        return self._refused(
+            lease,
+            f"unknown task {envelope.task!r}: no worker declared it within {self._grace:g} s",
         )
-        log.error("job %s: %s", envelope.id, error)
-        return Verdict(lease.token, Outcome.FAIL, error=error, started=now, ended=now)
 
     def success(self, lease: Lease, envelope: Envelope, value: Any, started: float) -> Verdict:
         """The verdict on a job whose task returned."""
@@ -97,9 +129,9 @@ class Runner:
         if value is not None:
             try:
                 result = pack(value)
-            except CodecError as error:
-                reason = f"the task ended well, but its result cannot be kept: {error}"
-                return self._failed(lease, envelope, Outcome.FAIL, reason, "", started)
+            except Exception as error:  # encoding may run the value's own code
+                reason = f"the task ended well, but its result cannot be kept: {describe(error)[0]}"
+                return _failed(lease, envelope, Outcome.FAIL, reason, "", started)
         return Verdict(lease.token, 0, result, 0.0, "", "", started, wall_time())
 
     def failure(
@@ -110,43 +142,56 @@ class Runner:
             return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=str(error))
         text, trace = describe(error)
         if isinstance(error, JobTerminated):
-            return self._failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
+            return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
         if isinstance(error, JobTimeout):
             return timed_out(lease, envelope, trace, started)
         if isinstance(error, Fail):
-            return self._failed(lease, envelope, Outcome.FAIL, text, trace, started)
+            return _failed(lease, envelope, Outcome.FAIL, text, trace, started)
         if _does_not_fit(error):
             reason = f"the arguments do not fit the task: {text}"
-            return self._failed(lease, envelope, Outcome.FAIL, reason, "", started)
+            return _failed(lease, envelope, Outcome.FAIL, reason, "", started)
         delay = error.delay if isinstance(error, Retry) else None
-        return self._failed(lease, envelope, Outcome.RETRY, text, trace, started, delay)
+        return _failed(lease, envelope, Outcome.RETRY, text, trace, started, delay)
 
-    def stuck(
-        self, lease: Lease, envelope: Envelope, kind: type[BaseException], trace: str, started: float
-    ) -> Verdict:
-        """The verdict on a job that could not be interrupted."""
-        if kind is JobTerminated:
-            return self._failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
-        return timed_out(lease, envelope, trace, started)
 
-    @staticmethod
-    def _failed(
-        lease: Lease,
-        envelope: Envelope,
-        outcome: Outcome,
-        text: str,
-        trace: str,
-        started: float,
-        delay: float | None = None,
-    ) -> Verdict:
-        if outcome is Outcome.RETRY and delay is None:
-            delay = backoff(envelope.retries, lease.attempt)
-        log.warning(
-            "job %s (%s) attempt %d: %s", envelope.id, envelope.task, lease.attempt, text
-        )
-        return Verdict(
-            lease.token, outcome, b"", delay or 0.0, text, trace, started, wall_time()
-        )
+def _failed(
+    lease: Lease,
+    envelope: Envelope,
+    outcome: Outcome,
+    text: str,
+    trace: str,
+    started: float,
+    delay: float | None = None,
+) -> Verdict:
+    if outcome is Outcome.RETRY and delay is None:
+        delay = backoff(envelope.retries, lease.attempt)
+    log.warning("job %s (%s) attempt %d: %s", envelope.id, envelope.task, lease.attempt, text)
+    return Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, wall_time())
+
+
+def _through(layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext) -> Any:
+    value = compose(layers, call, context)
+    return asyncio.run(_outcome(value)) if inspect.isawaitable(value) else value
+
+
+async def _through_async(
+    layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext
+) -> Any:
+    value = compose(layers, call, context)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _outcome(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def stuck_verdict(
+    lease: Lease, envelope: Envelope, trace: str, started: float, terminated: bool
+) -> Verdict:
+    """The verdict on a job that could not be interrupted."""
+    if terminated:
+        return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
+    return timed_out(lease, envelope, trace, started)
 
 
 def timed_out(lease: Lease, envelope: Envelope, trace: str, started: float) -> Verdict:
@@ -169,13 +214,13 @@ def describe(error: BaseException) -> tuple[str, str]:
     name = type(error).__qualname__
     try:
         message = str(error)
-    except Exception as inner:
+    except BaseException as inner:
         message = f"<its message cannot be printed: {type(inner).__name__}>"
     try:
         lines = traceback.format_exception(type(error), error, _users_part(error))
         trace = "".join(lines)[-TRACEBACK_MOST:]
-    except Exception:
-        trace = "".join(traceback.format_tb(_users_part(error)))
+    except BaseException:
+        trace = "".join(traceback.format_tb(_users_part(error)))[-TRACEBACK_MOST:]
     text = f"{name}: {message}" if message else name
     return _valid(text)[:2000], _valid(trace)
 
@@ -206,4 +251,3 @@ def _does_not_fit(error: BaseException) -> bool:
             return False
         trace = trace.tb_next
     return True
-

@@ -1,0 +1,72 @@
+"""What a spawned worker process executes: set up, load the app, serve. See :mod:`.process`."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+
+from tidemill.errors import InvalidOption
+from tidemill.loader import load_app
+from tidemill.worker.process import Process
+from tidemill.worker.runner import describe
+from tidemill.worker.wire import Closed, Down, Hello, Line, Setup, Up
+
+
+def main(fd: int) -> int:
+    """Serve the supervisor at the other end of the socket ``fd``; the exit code."""
+    line: Line[Up, Down] = Line(socket.socket(fileno=fd), Down)
+    _die_with_parent()
+    try:
+        setup = _receive_setup(line)
+        # Open for life: faulthandler writes to it, from C, whoever holds the interpreter lock.
+        stacks = open(setup.stacks, "w")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
+        try:
+            mill = load_app(setup.app)
+            queues = {task.options.queue for task in mill.tasks.values()}
+            hello = Hello(mill.url, tuple(sorted(queues)), len(mill.tasks))
+        except (Exception, SystemExit) as error:
+            text, trace = describe(error)
+            hello = Hello(error=text if isinstance(error, InvalidOption) else trace)
+        line.send(Up(hello=hello))
+        if hello.error:
+            return 2
+    except Closed:
+        return 1
+    process = Process(mill, setup, line)
+    # Both belong to the supervisor; a process that gets one by itself is replaced, gently.
+    signal.signal(signal.SIGTERM, process.on_signal)
+    signal.signal(signal.SIGINT, process.on_signal)
+    process.serve()
+    mill.close()
+    return 0
+
+
+def _receive_setup(line: Line[Up, Down]) -> Setup:
+    while True:
+        frames = line.receive()
+        if frames:
+            line.keep(frames[1:])  # more may have been said by now
+            assert frames[0].setup is not None
+            return frames[0].setup
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when its supervisor dies, even inside a C call (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(os.environ.get("TIDEMILL_SUPERVISOR", os.getppid())):
+        os._exit(1)  # it died before we asked
+
+
+if __name__ == "__main__":
+    logging.basicConfig(
+        level=os.environ.get("TIDEMILL_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
+    )
+    sys.exit(main(int(sys.argv[1])))

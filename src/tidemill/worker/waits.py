@@ -1,0 +1,70 @@
+"""Jobs that wait for jobs: counted, so that a worker does not starve itself without a word.
+
+A task that waits for a result keeps its slot. When all slots of a worker do nothing else, and no
+other worker is there to run what they wait for, the last to begin gets an error instead.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from tidemill.app import Tidemill
+from tidemill.board import Board
+from tidemill.context import JobContext
+from tidemill.errors import TidemillError
+from tidemill.job import State
+from tidemill.worker.wire import Setup
+
+__all__ = ["Waits"]
+
+
+class Waits:
+    """Who waits, in one process; the board tells of the others."""
+
+    def __init__(self, mill: Tidemill, setup: Setup, board: Board) -> None:
+        self._mill = mill
+        self._setup = setup
+        self._board = board
+        self._lock = threading.Lock()
+
+    def begin(self, context: JobContext, job_id: str) -> None:
+        """A job is about to wait for another; an async one may wait for several at a time.
+
+        Raises:
+            TidemillError: every slot would wait, and nobody else could run the job.
+        """
+        with self._lock:
+            context.waiting += 1
+            if context.waiting == 1:
+                self._board.wait(context.slot, True)
+        if self._starves(job_id):
+            self.end(context)
+            raise TidemillError(
+                f"job {context.id} would wait for job {job_id} for ever: all {self._setup.slots} "
+                "slots of this worker wait for other jobs, and no other worker is there to run "
+                "them; give it more slots (-c, -p), or enqueue what comes after instead of waiting"
+            )
+
+    def end(self, context: JobContext) -> None:
+        """It waits no longer."""
+        with self._lock:
+            context.waiting -= 1
+            if not context.waiting:
+                self._board.wait(context.slot, False)
+
+    def _starves(self, job_id: str) -> bool:
+        if sum(row.waits for row in self._board.running()) < self._setup.slots:
+            return False
+        broker = self._mill.broker
+        record = broker.get(job_id)
+        if record is None or record.state.finished:
+            return False
+        if record.state is State.RUNNING and record.worker != self._setup.worker:
+            return False
+        queue = record.envelope.queue
+        return not any(
+            owner.kind == "worker"
+            and owner.board != self._setup.board
+            and (not owner.queues or queue in owner.queues)
+            for owner in broker.owners()
+        )
