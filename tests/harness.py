@@ -9,6 +9,8 @@ ledger in which tasks may note what they did (``begin``/``end`` lines by ``O_APP
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import operator
 import os
 import signal
 import subprocess
@@ -203,12 +205,24 @@ class Place:
         self.url = url or f"lmdb://{path}/store"
         self.mill = Tidemill(self.url, allow_imports=["*"])
         self.workers: list[Worker] = []
+        self.module: Any = None
 
-    def write(self, source: str, **options: Any) -> None:
-        """Write the app: the source follows a prelude with ``mill``, ``note``, ``begin``, ``end``."""
+    def write(self, source: str, *, load: bool = True, **options: Any) -> None:
+        """Write the app: the source follows a prelude with ``mill``, ``note``, ``begin``, ``end``.
+
+        ``options`` are those of ``mill``. The app is imported here too, unless told otherwise, so
+        that what is enqueued has the options its tasks declare.
+        """
         given = "".join(f", {name}={value!r}" for name, value in options.items())
         code = PRELUDE.format(url=self.url, options=given) + textwrap.dedent(source)
-        (self.path / f"{self.app}.py").write_text(code)
+        file = self.path / f"{self.app}.py"
+        file.write_text(code)
+        if load:
+            spec = importlib.util.spec_from_file_location(self.app, file)
+            assert spec is not None
+            assert spec.loader is not None
+            self.module = sys.modules[self.app] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(self.module)
 
     def task(self, name: str) -> str:
         """The name a function of the app has as a task."""
@@ -216,8 +230,16 @@ class Place:
 
     def enqueue(self, name: str, *args: Any, **options: Any) -> Any:
         """Enqueue a function of the app by name; keywords are options of the call."""
-        envelope_call = self.mill._call_of(self.task(name), args, {})
-        return self.mill.enqueue(envelope_call.using(**options) if options else envelope_call)
+        return self.configured(name, options).enqueue(*args)
+
+    def enqueue_many(self, name: str, arguments: Iterable[tuple[Any, ...]], **options: Any) -> Any:
+        """Enqueue many calls of a function of the app in one commit."""
+        configured = self.configured(name, options)
+        return self.module.mill.enqueue_many([configured.call(*args) for args in arguments])
+
+    def configured(self, name: str, options: dict[str, Any]) -> Any:
+        """The task of that name with options set."""
+        return operator.attrgetter(name)(self.module).using(**options)
 
     def worker(
         self, *args: str, processes: int = 1, slots: int = 4, env: dict[str, str] | None = None
@@ -312,6 +334,9 @@ class Place:
         for worker in self.workers:
             worker.close()
         self.mill.close()
+        if self.module is not None:
+            self.module.mill.close()
+            sys.modules.pop(self.app, None)
 
 
 def runs_of(lines: Iterable[Line]) -> dict[str, list[tuple[Line, Line | None]]]:

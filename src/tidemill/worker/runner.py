@@ -105,7 +105,7 @@ class Runner:
             return lambda: function(*args, **kwargs)
         try:
             # Found later, inside the onion, it would look like an error of the task's own.
-            task.check_arguments(tuple(args), kwargs)
+            task.arguments.check(tuple(args), kwargs)
         except TypeError as error:
             raise Fail(f"the arguments do not fit the task: {error}") from error
         through = _through_async if task.is_async else _through

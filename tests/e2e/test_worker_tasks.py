@@ -1,0 +1,407 @@
+"""What tasks are and do in a real worker: kinds, results, errors, retries, middleware, signing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import time
+
+import pytest
+from harness import Place, eventually
+
+from tidemill import JobFailed, JobNotFound, ResultTimeout, Tidemill
+from tidemill.clock import new_id, wall_time
+from tidemill.codec import pack
+from tidemill.job import Envelope, State
+from tidemill.retry import Retries
+
+S = State
+
+
+def test_kinds_of_tasks_and_falsy_results(place: Place) -> None:  # case T1
+    place.write(
+        """
+        @dataclasses.dataclass
+        class Point:
+            x: int
+            y: int
+
+            @mill.task
+            def shifted(self, by: int) -> Point:
+                return Point(self.x + by, self.y + by)
+
+        @mill.task
+        def length(p: Point) -> int:
+            return p.x + p.y
+
+        @mill.task
+        def echo(value):
+            return value
+
+        @mill.task
+        async def later(value):
+            await asyncio.sleep(0.01)
+            return value
+        """,
+        allow_imports=["math.*"],
+    )
+    jobs = {
+        "dataclass": place.enqueue("length", place.module.Point(1, 2)),
+        "method": place.module.Point(1, 2).shifted.enqueue(3),
+        "dotted": place.mill.enqueue("math.copysign", 2, -2),
+        "async": place.enqueue("later", [1, 2]),
+        "list": place.enqueue("echo", []),
+        "zero": place.enqueue("echo", 0),
+        "text": place.enqueue("echo", ""),
+        "none": place.enqueue("echo", None),
+        "refused": place.mill.enqueue("os.getpid"),
+    }
+    with pytest.raises(ResultTimeout):  # no result yet is none of the falsy ones
+        jobs["none"].result(timeout=0)
+    place.worker(env={"TIDEMILL_UNKNOWN_GRACE": "0"})
+    place.finish(jobs.values())
+    assert jobs["dataclass"].result() == 3
+    assert jobs["method"].result() == {"x": 4, "y": 5}
+    assert jobs["dotted"].result() == -2.0
+    assert jobs["async"].result() == [1, 2]
+    assert [jobs[name].result() for name in ("list", "zero", "text", "none")] == [[], 0, "", None]
+    with pytest.raises(JobFailed, match="unknown task 'os.getpid'"):
+        jobs["refused"].result()
+
+
+def test_unknown_task_and_surplus_argument(place: Place) -> None:  # case T2
+    place.write(
+        """
+        @mill.task
+        def one(a): return a
+        @mill.task
+        async def aone(a): return a
+        @mill.task
+        def typed(n: int, p: Tidemill | None = None): return n
+        """
+    )
+    place.worker(env={"TIDEMILL_UNKNOWN_GRACE": "0.4"})
+    started = time.time()
+    unknown, *surplus = (
+        place.mill.enqueue(place.task("nowhere")),
+        place.mill.enqueue(place.task("one"), 1, 2),
+        place.mill.enqueue(place.task("aone"), 1, 2),
+    )
+    fine = place.enqueue("one", 1)
+    for record in place.finish(surplus):
+        assert record.state is S.FAILED
+        assert "the arguments do not fit the task" in record.error
+        assert record.attempt == 1
+    (record,) = place.finish([unknown])
+    assert record.state is S.FAILED
+    assert "unknown task" in record.error
+    assert time.time() - started >= 0.4
+    assert record.attempt == 1  # the grace counted none
+    assert fine.result(10) == 1
+
+
+def test_retries_are_counted_and_listed(place: Place) -> None:  # case T3
+    place.write(
+        """
+        @mill.task(retries=Retries(2, delay=0.02))
+        def fails():
+            note("ran")
+            raise ValueError("broken")
+        """
+    )
+    worker = place.worker("--name", "smith").wait_ready()
+    job, once = place.enqueue("fails"), place.enqueue("fails", retries=0)
+    record, single = place.finish([job, once])
+    assert record.state is S.FAILED
+    assert len(place.notes()) == 3 + 1
+    assert [a.number for a in record.attempts] == [1, 2, 3]
+    assert single.attempt == 1
+    for attempt in record.attempts:
+        assert attempt.worker == "smith"
+        assert attempt.started <= attempt.ended <= wall_time()
+        assert attempt.error == "ValueError: broken"
+        assert "def fails" not in attempt.traceback
+        assert 'raise ValueError("broken")' in attempt.traceback
+        assert "tidemill/worker" not in attempt.traceback
+    assert worker.stop() == 0
+
+
+def test_retry_and_fail(place: Place) -> None:  # case T4
+    place.write(
+        """
+        @mill.task
+        def again():
+            begin()
+            if current_job().attempt < 3:
+                raise Retry(delay=0.1)
+        @mill.task
+        def never(): raise Fail("no use")
+        @mill.task
+        def snoozes():
+            begin()
+            if current_job().headers.get("x") is None and len(open(HERE + "/ledger").readlines()) < 9:
+                raise Snooze(0.05)
+        """
+    )
+    place.worker().wait_ready()
+    job, failed = place.enqueue("again"), place.enqueue("never")
+    record, no_use = place.finish([job, failed])
+    assert record.state is S.SUCCEEDED
+    times = [line.time for line in place.ledger() if line.id == job.id]
+    ends = [a.ended for a in record.attempts]
+    for began, ended in zip(times[1:], ends, strict=False):
+        assert 0.1 <= began - ended + 0.01 <= 0.6
+    assert (no_use.state, no_use.attempt) == (S.FAILED, 1)
+    assert "no use" in no_use.error
+    (slept,) = place.finish([place.enqueue("snoozes")])
+    assert slept.state is S.SUCCEEDED
+    assert slept.attempt == 1  # a snooze counts no attempt
+
+
+def test_signatures(place: Place) -> None:  # case T15
+    place.write(
+        """
+        @mill.task
+        def quietly(*args): note("ran", *args)
+        """,
+        secret_keys=["new", "old"],
+    )
+    name = place.task("quietly")
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {place.path}/exploded",)
+
+    old = Tidemill(place.url, secret_keys=["old"], allow_imports=["*"])
+    stranger = Tidemill(place.url, secret_keys=["stolen"], allow_imports=["*"])
+    rotated, forged = old.enqueue(name, 1), stranger.enqueue(name, 2)
+    unsigned = place.mill.enqueue(name, 3)
+    bomb = Envelope(
+        id=new_id(), task=name, body=pickle.dumps([[Bomb()], {}]), pickled=True, created=wall_time()
+    )
+    place.mill.broker.put([bomb])
+    place.worker()
+    ok, *bad = place.finish([rotated, forged, unsigned, place.mill.job(bomb.id)])
+    assert ok.state is S.SUCCEEDED
+    for record in bad:
+        assert record.state is S.FAILED
+        assert "bad signature" in record.error
+    assert place.notes() == ["ran 1"]
+    assert not (place.path / "exploded").exists()
+    old.close()
+    stranger.close()
+
+
+def test_results_are_waited_for(place: Place) -> None:  # case T16
+    place.write(
+        """
+        @mill.task
+        def slow(seconds):
+            time.sleep(seconds)
+            return "done"
+        @mill.task(retries=0)
+        def fails(): raise KeyError("where")
+        @mill.task
+        def asks(job_id): return mill.job(job_id).result(10)
+        """
+    )
+    place.worker().wait_ready()
+    job = place.enqueue("slow", 0.3)
+    other = place.enqueue("asks", job.id)
+
+    async def wait() -> object:
+        with pytest.raises(ResultTimeout):
+            await job.aresult(timeout=0.01)
+        return await job.aresult(timeout=10)
+
+    assert asyncio.run(wait()) == "done"
+    assert other.result(10) == "done"
+    with pytest.raises(JobFailed, match="KeyError") as failed:
+        place.enqueue("fails").result(10)
+    assert 'raise KeyError("where")' in failed.value.traceback
+    with pytest.raises(JobNotFound):
+        place.mill.job("nobody").result(1)
+
+
+def test_what_cannot_be_printed_or_kept(place: Place) -> None:  # case T20
+    place.write(
+        """
+        class Mute(Exception):
+            def __str__(self): raise RuntimeError("no")
+            def __repr__(self): raise RuntimeError("no")
+        class Rude(Exception):
+            def __str__(self): raise SystemExit(3)
+        class Odd:
+            def __iter__(self): raise RuntimeError("no")
+        @dataclasses.dataclass
+        class Half:
+            a: int
+        @mill.task(retries=0)
+        def mute(): raise Mute(lambda: 1)
+        @mill.task(retries=0)
+        def rude(): raise Rude
+        @mill.task(retries=0)
+        def leaves(): sys.exit(3)
+        @mill.task
+        def odd(): return Odd()
+        @mill.task
+        def half():
+            value = Half(1)
+            del value.a
+            return value
+        @mill.task
+        def surrogate(): return "\\ud800"
+        @mill.task(retries=0)
+        def long(): raise ValueError("x" * 5_000_000 + "\\ud800")
+        @mill.task
+        def fine(): return 1
+        """
+    )
+    worker = place.worker(slots=2).wait_ready()
+    names = ["mute", "rude", "leaves", "odd", "half", "surrogate", "long"]
+    jobs = [place.enqueue(name) for name in names]
+    reasons = {}
+    for name, record in zip(names, place.finish(jobs), strict=True):
+        assert record.state is S.FAILED, name
+        assert record.attempt == 1
+        assert len(record.error) <= 2000
+        reasons[name] = record.error
+    assert "cannot be printed" in reasons["mute"]
+    assert "cannot be printed" in reasons["rude"]
+    assert "SystemExit: 3" in reasons["leaves"]
+    for name in ("odd", "half", "surrogate"):
+        assert "its result cannot be kept" in reasons[name]
+    assert [place.enqueue("fine").result(10) for _ in range(3)] == [1, 1, 1]
+    assert len(worker.children()) == 1
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("slots", [1, 4], ids=["main", "threads"])
+def test_context_is_the_jobs_own(place: Place, slots: int) -> None:  # case T19
+    place.write(
+        """
+        import contextvars, logging
+        var = contextvars.ContextVar("var", default="clean")
+        log = logging.getLogger("app")
+
+        def look():
+            seen = var.get()
+            var.set(current_job().id)
+            log.warning("here is %s", current_job().id)
+            return [seen, current_job().id, threading.current_thread() is threading.main_thread()]
+
+        @mill.task
+        def sync():
+            first = look()
+            time.sleep(0.01)
+            return [*first, var.get(), current_job().id]
+
+        @mill.task
+        async def coro():
+            first = look()
+            await asyncio.sleep(0.01)
+            return [*first, var.get(), await asyncio.to_thread(lambda: current_job().id)]
+        """
+    )
+    worker = place.worker(slots=slots)
+    jobs = [place.enqueue(("sync", "coro")[i % 2]) for i in range(12)]
+    place.finish(jobs)
+    for i, job in enumerate(jobs):
+        in_main = slots == 1 and i % 2 == 0
+        assert job.result() == ["clean", job.id, in_main, job.id, job.id]
+        assert f"here is {job.id}" in worker.output
+
+
+def test_middleware_is_one_onion(place: Place) -> None:
+    place.write(
+        """
+        def outer(call_next, context):
+            note("in", "outer", context.task.split(".")[-1])
+            value = call_next()
+            return value
+
+        async def middle(call_next, context):
+            note("in", "middle")
+            value = await call_next()
+            note("out", "middle")
+            return value + ["middle"]
+
+        def inner(call_next, context):
+            context.state["seen"] = 1
+            note("in", "inner")
+            return call_next()
+
+        mill.middleware = (outer, middle, inner)
+
+        @mill.task
+        def sync(a):
+            note("run", current_job().state["seen"])
+            return [a]
+        @mill.task
+        async def coro(a):
+            await asyncio.sleep(0)
+            note("run", current_job().state["seen"])
+            return [a]
+        """
+    )
+    place.worker(slots=2).wait_ready()
+    for name in ("sync", "coro"):
+        before = len(place.notes())
+        (done,) = place.finish([job := place.enqueue(name, 7, retries=0)])
+        assert done.state is S.SUCCEEDED, done.attempts
+        assert job.result() == [7, "middle"]
+        assert place.notes()[before:] == [
+            f"in outer {name}", "in middle", "in inner", "run 1", "out middle",
+        ]  # fmt: skip
+        (record,) = place.finish([place.mill.enqueue(place.task(name), 1, 2)])
+        assert record.state is S.FAILED
+        assert "do not fit" in record.error
+
+
+def test_progress_and_log_are_seen_while_it_runs(place: Place) -> None:
+    place.write(
+        """
+        @mill.task
+        def works():
+            job = current_job()
+            for i in range(2000):
+                job.progress(i + 1, 2000)
+            job.log("half way")
+            while not os.path.exists(HERE + "/go"):
+                time.sleep(0.01)
+            job.log("done")
+        """
+    )
+    place.worker().wait_ready()
+    job = place.enqueue("works")
+    eventually(lambda: job.refresh().log, "the log line")
+    record = job.refresh()
+    assert record.state is S.RUNNING
+    assert record.progress == (2000.0, 2000.0)
+    assert [line for _, line in record.log] == ["half way"]
+    (place.path / "go").touch()
+    place.finish([job])
+    assert [line for _, line in job.record.log] == ["half way", "done"]
+
+
+def test_imports_that_break(place: Place) -> None:
+    place.write("", allow_imports=["bad_*"])
+    (place.path / "bad_value.py").write_text("raise ValueError('at import')")
+    (place.path / "bad_exit.py").write_text("raise SystemExit(7)")
+    worker = place.worker().wait_ready()
+    jobs = [place.mill.enqueue("bad_value.f"), place.mill.enqueue("bad_exit.f")]
+    for record in place.finish(jobs):
+        assert record.state is S.FAILED
+        assert "cannot be imported" in record.error
+    assert len(worker.children()) == 1
+
+
+def test_backoff_is_jittered_and_capped() -> None:  # case T5
+    from tidemill.retry import backoff
+
+    policy = Retries(10, delay=1.0, factor=2.0, cap=5.0)
+    drawn = [backoff(policy, attempt) for attempt in (1, 2, 3, 9, 1000) for _ in range(300)]
+    assert max(drawn) <= 5.0
+    assert len(set(drawn)) > 1000
+    assert max(drawn[:300]) <= 1.0 < max(drawn[300:600]) <= 2.0
