@@ -60,11 +60,17 @@ def test_a_pipe_gets_whole_lines_and_no_colour(desk: Desk) -> None:
     assert "\x1b" not in out
 
 
-def test_a_narrow_terminal_gets_short_lines(desk: Desk) -> None:
-    desk.add.enqueue(1)
-    out = desk.run("jobs", env={"COLUMNS": "60"}).stdout
-    assert max(map(len, out.splitlines())) <= 60
-    assert "ready" in out
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_a_narrow_terminal_gets_short_lines_and_whole_ids(desk: Desk, width: int) -> None:
+    job = desk.bad.enqueue("a thing " * 10)
+    desk.work()
+    for verb in ("jobs", "queues"):
+        out = desk.run(verb, env={"COLUMNS": str(width)}).stdout
+        assert max(map(len, out.splitlines())) <= width
+        assert "failed" in out
+    out = desk.run("jobs", env={"COLUMNS": str(width)}).stdout
+    assert job.id in out
+    assert "error or arg" in out
 
 
 def test_job_shows_the_whole_trail(desk: Desk) -> None:

@@ -100,9 +100,13 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
 
 def _value(text: str) -> Any:
     """JSON where it parses, else the string itself."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
     try:
-        return json.loads(text)
-    except ValueError:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
         return text
 
 

@@ -44,7 +44,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
     out.print(f"totals    {counts or 'nothing yet'}")
     if rows:
         out.print()
-        out.print(queues_table(rows))
+        out.print(queues_table(out, rows))
     out.print()
     if not owners:
         out.print("no workers: start one with tidemill worker MODULE:VAR")
@@ -53,7 +53,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
         (o.name, o.kind, ", ".join(o.queues) or "all", o.concurrency or "-", show.ago(o.started))
         for o in owners
     ]
-    out.print(show.table(("worker", "kind", "queues…", "slots#", "up#"), cells))
+    out.print(show.table(out, ("worker", "kind", "queues…?", "slots#?", "up#?"), cells))
 
 
 def _public(owner: Owner) -> dict[str, Any]:

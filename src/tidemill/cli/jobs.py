@@ -55,8 +55,8 @@ def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -
     if not rows:
         out.print("no jobs" + (" match" if what != Filter() else f" in {mill.url}"))
         return
-    columns = ("id", "state", "queue", "task…", "age", "runs", "error or arguments…")
-    out.print(show.table(columns, rows))
+    columns = ("id", "state", "queue?", "task…?", "age?", "runs?", "error or arguments…")
+    out.print(show.table(out, columns, rows))
     if page.cursor:
         click.echo(f"more: the same with --cursor {page.cursor}", err=True)
 

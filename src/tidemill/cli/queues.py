@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -14,6 +14,10 @@ from tidemill.cli.connect import json_option, store_options
 from tidemill.config import check_name
 from tidemill.errors import TidemillError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 __all__ = ["pause", "public", "purge", "queues", "queues_table", "resume"]
 
 
@@ -23,13 +27,13 @@ def public(stats: QueueStats) -> dict[str, Any]:
     return values | {"size": stats.size, "oldest": stats.oldest or None}
 
 
-def queues_table(rows: list[QueueStats]) -> Any:
+def queues_table(out: Console, rows: list[QueueStats]) -> Table:
     """Queues in numbers, for people. ``oldest`` is the age of the job next in line."""
     from tidemill.cli import show
 
     columns = (
-        *("queue", "ready#", "running#", "scheduled#", "waiting#", "oldest#"),
-        *("succeeded#", "failed#", "retried#", "note"),
+        *("queue", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#?"),
+        *("succeeded#?", "failed#", "retried#?", "note"),
     )
     cells = [
         (
@@ -39,7 +43,7 @@ def queues_table(rows: list[QueueStats]) -> Any:
         )
         for q in rows
     ]
-    return show.table(columns, cells)
+    return show.table(out, columns, cells)
 
 
 @click.command()
@@ -49,13 +53,13 @@ def queues(mill: Tidemill, as_json: bool) -> None:
     """List queues with their numbers; totals count since the store was made."""
     from tidemill.cli import show
 
-    rows = mill.queues()
+    rows, out = mill.queues(), show.console()
     if as_json:
         show.print_json({"queues": [public(row) for row in rows]})
     elif not rows:
-        show.console().print(f"no queues in {mill.url}")
+        out.print(f"no queues in {mill.url}")
     else:
-        show.console().print(queues_table(rows))
+        out.print(queues_table(out, rows))
 
 
 @click.command()

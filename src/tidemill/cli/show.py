@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 __all__ = [
     "ago",
@@ -43,7 +44,8 @@ _STYLES = {
     "fail": "bold red",
     "paused": "yellow",
 }
-_PIPE_WIDTH = 1000  # nothing is cut or folded for a program that reads lines
+_PIPE_WIDTH = 10_000  # nothing is cut or folded for a program that reads lines
+_LEAST = 12  # characters that a column is cut to at most
 
 
 def console(stderr: bool = False) -> Console:
@@ -57,32 +59,56 @@ def console(stderr: bool = False) -> Console:
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table without a box. A name ending in ``#`` means numbers, in ``…`` gives way."""
+def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table without a box, that fits the console.
+
+    Marks at the end of a column's name: ``#`` numbers, ``…`` may be cut, ``?`` may be left out
+    where it is narrow, the rightmost first. What bears no mark is always there and whole.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
 
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    names = [name.rstrip("#…?") for name in columns]
+    needs = [
+        max([cell_len(name), *(row[n].cell_len for row in cells)]) for n, name in enumerate(names)
+    ]
+    least = [
+        min(need, _LEAST) if _has(name, "…") else need
+        for need, name in zip(needs, columns, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    for n in reversed(range(len(columns))):
+        if _has(columns[n], "?") and _total(least, shown) > out.width:
+            shown.remove(n)
+    spare = out.width - _total(least, shown)
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        made.add_column(
-            name.rstrip("#…"),
-            justify="right" if name.endswith("#") else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if name.endswith("…") else min(8, len(name.rstrip("#"))),
-            ratio=None,
-        )
-    for row in rows:
-        made.add_row(*(cell if _is_text(cell) else clean(str(cell), one_line=True) for cell in row))
+    for n in shown:
+        more = max(0, min(spare, needs[n] - least[n]))
+        spare -= more
+        justify: Literal["left", "right"] = "right" if _has(columns[n], "#") else "left"
+        made.add_column(names[n], justify=justify, no_wrap=True, width=least[n] + more)
+    for row in cells:
+        made.add_row(*(row[n] for n in shown))
     return made
 
 
-def _is_text(cell: object) -> bool:
+def _has(name: str, mark: str) -> bool:
+    return mark in name[len(name.rstrip("#…?")) :]
+
+
+def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
+    """Characters that some columns take, with two between them."""
+    return sum(widths[n] + 2 for n in shown) - 2
+
+
+def _cell(cell: object) -> Text:
     from rich.text import Text
 
-    return isinstance(cell, Text)
+    return cell if isinstance(cell, Text) else Text(clean(str(cell), one_line=True))
 
 
-def styled(word: str) -> Any:
+def styled(word: str) -> Text:
     """A state, or ok, warn, fail, in its colour. The word says it too, without colour."""
     from rich.text import Text
 
