@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import threading
 import uuid
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +40,7 @@ class Desk:
     def work(self) -> None:
         """Run all that is ready, in this process."""
         supervisor = Supervisor(Settings(burst=True, concurrency=2, name="w1"), self.mill)
-        with warnings.catch_warnings():
-            # A worker inside this process leaves its end of a socket to the garbage collector.
-            warnings.simplefilter("ignore", ResourceWarning)
-            assert supervisor.run() == 0
-            for thread in threading.enumerate():
-                if thread.name == "tidemill-local":
-                    thread.join(10)
-            gc.collect()
+        assert supervisor.run() == 0
 
     def run(self, *words: str, url: bool = True, **options: Any) -> Result:
         """Call a verb."""

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cli_store import Desk
+from click.testing import CliRunner
 
-from tidemill import Tidemill
+from tidemill import State, Tidemill
+from tidemill.cli import main
 
 PATIENCE = 60.0
 APP = """
-from tidemill import Tidemill
+from tidemill import State, Tidemill
+from tidemill.cli import main
 mill = Tidemill("lmdb://./store")
 
 @mill.task(name="say")
@@ -114,3 +117,20 @@ def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
     assert bad.returncode == 1
     assert "failed: TypeError: can only concatenate str" in bad.stderr
     assert bad.stderr.count("\n") == 1
+
+
+def test_cancel_terminate_stops_a_running_job(tmp_path: Path) -> None:
+    # case T14, from the shell
+    app = 'import time\nfrom tidemill import Tidemill\nmill = Tidemill("lmdb://./store")\n'
+    task = '@mill.task(name="spin")\ndef spin():\n    while True:\n        time.sleep(0.02)\n'
+    (tmp_path / "spin_app.py").write_text(app + task)
+    url = f"lmdb://{tmp_path}/store"
+    with worker(tmp_path, "spin_app:mill", "-p", "1", "-c", "2"), Tidemill(url) as mill:
+        job = mill.task(name="spin")(stand_in).enqueue()
+        deadline = time.monotonic() + PATIENCE
+        while job.state is not State.RUNNING:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        result = CliRunner().invoke(main, ["cancel", job.id, "--terminate", "--url", url])
+        assert result.stdout == "cancelled 1 job\n"
+        assert job.wait(PATIENCE) is State.CANCELLED
