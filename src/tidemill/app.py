@@ -106,7 +106,11 @@ class Tidemill:
         self.middleware = tuple(middleware)
         self.sync = sync
         self.threads = Threads()
+        self.before_close: list[
+            Callable[[], None]
+        ] = []  # ends what uses the broker in this process
         self._url = url
+        self._found = url is None  # not given: looked for, and so worth a line in the log
         self._env = env, prefix
         self._broker: Broker | None = None
         self._lock = threading.Lock()
@@ -148,14 +152,15 @@ class Tidemill:
             from tidemill.brokers.lmdb import LmdbBroker
 
             return LmdbBroker.around(env, prefix)
-        asked = self._url
         broker = open_broker(self.url)
-        if asked is None:
+        if self._found:
             log.info("jobs live in %s", self.url)
         return broker
 
     def close(self) -> None:
-        """Give up the broker; it is opened again when next needed."""
+        """Give up the broker; it is opened again when next needed. Idempotent."""
+        for end in list(self.before_close):
+            end()
         self._consumers.close()
         with self._lock:
             broker, self._broker = self._broker, None

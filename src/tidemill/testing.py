@@ -62,11 +62,17 @@ def worker(
 
     thread = threading.Thread(target=serve, name="tidemill-worker", daemon=True)
     thread.start()
+
+    def end() -> None:
+        supervisor.stop()
+        thread.join(2 * PATIENCE)
+
+    mill.before_close.append(end)  # a test may close its app before its fixtures end
     try:
         yield supervisor
     finally:
-        supervisor.stop()
-        thread.join(2 * PATIENCE)
+        mill.before_close.remove(end)
+        end()
     _judge(outcome)
 
 
