@@ -36,6 +36,7 @@ from tidemill.brokers.lmdb.store import MAP_SIZE, Store, close_store, open_store
 from tidemill.brokers.lmdb.wake import ALL, MESSAGES, RESULT, SPACE, TASKS, Sleeper, bloom
 from tidemill.clock import id_time, machine_time, wall_time
 from tidemill.config import Url, check_known
+from tidemill.crash import point
 from tidemill.errors import InvalidOption, StoreFull, TidemillError
 from tidemill.job import Command, Envelope, Owner, Put, Record
 
@@ -328,10 +329,12 @@ class LmdbBroker:
             for number, owner in self._owner_rows(moves.txn):
                 if number in gone and not self._liveness.alive(number):
                     self._strike(moves, number, owner.name, self._causes(moves, number, owner))
+                    point("store.reaping")
                     reaped += 1
             return reaped
 
         reaped = self._commit(apply)
+        point("store.reaped")
         for number in gone:
             self._liveness.forget(number)
         return reaped
@@ -557,7 +560,7 @@ class _Exchange:
 
     def _mark(self, moves: Moves, want: Want, reply: Reply) -> None:
         """Say that the owner is about to sleep, unless it has something to do."""
-        if want.sleep and want.count and not reply.leases:
+        if want.sleep and len(reply.leases) < want.count:  # it has room for what comes next
             kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
             bits = bloom(want.queues) if want.queues else ALL
             until = (

@@ -34,6 +34,7 @@ import lmdb._envid
 
 from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, open_tables
 from tidemill.brokers.lmdb.wake import Bells
+from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
 from tidemill.shield import lower_shield, raise_shield
 
@@ -258,12 +259,16 @@ class Store:
         batch: list[_Request] = []
         try:
             try:
+                point("store.begin")
                 with self.writing() as txn:
+                    point("store.begun")
                     self._drain(batch)
                     context = make(self, txn)
                     for request in batch:
                         request.result = request.apply(context)
                     context.finish()
+                    point("store.commit")
+                point("store.committed")
             except Exception as error:
                 if not batch:  # it could not even begin: each who leads shall see for itself
                     self._pending.remove(own)
