@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import threading
 
@@ -24,6 +25,7 @@ def main(processes: int, concurrency: int) -> int:
         )
     )
     install(supervisor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: two stops would be harsh
 
     def follow_parent() -> None:
         sys.stdin.buffer.read()
