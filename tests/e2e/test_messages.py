@@ -1,0 +1,521 @@
+"""Messages, on every broker that needs no server: put, get, acknowledge, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import decimal
+import itertools
+import math
+import queue
+import random
+import threading
+import time
+import uuid
+import zoneinfo
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill import (
+    CodecError,
+    DuplicateJob,
+    Filter,
+    InvalidOption,
+    JobNotFound,
+    LeaseLost,
+    QueueFull,
+    State,
+    Tidemill,
+)
+from tidemill.job import Envelope
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
+    url = "memory://" if request.param == "memory" else f"lmdb://{tmp_path}/store"
+    with Tidemill(url) as mill:
+        yield mill
+
+
+def bodies(mill: Tidemill, *queues: str) -> list[Any]:
+    """Take everything, one by one, and acknowledge it."""
+    found = []
+    while (message := mill.get(queues or ["q"], 0)) is not None:
+        found.append(message.body)
+        assert message.ack()
+    return found
+
+
+def later(seconds: float, call: Callable[[], Any]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    return timer
+
+
+class Looks:
+    """Counts the exchanges of an app's consumers."""
+
+    def __init__(self, mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        real = mill.broker.exchange
+
+        def exchange(step: Any) -> Any:
+            self.count += 1
+            return real(step)
+
+        monkeypatch.setattr(mill.broker, "exchange", exchange)
+
+
+def test_first_in_first_out(mill: Tidemill) -> None:
+    # case Q1
+    orders = mill.queue("q")
+    for item in (2, 3, 1):
+        orders.put(item)
+    assert bodies(mill) == [2, 3, 1]
+    assert orders.get_nowait() is None
+    assert orders.size() == 0
+
+
+def test_a_get_that_waits_is_woken_by_the_put(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case Q2, Q18
+    orders, put_at = mill.queue("q"), []
+    mill.queue("q").get(timeout=0)
+    looks = Looks(mill, monkeypatch)
+
+    def put() -> None:
+        orders.put("late")
+        put_at.append(time.monotonic())
+
+    timer = later(0.3, put)
+    message = orders.get(timeout=20)
+    took = time.monotonic()
+    timer.join()
+    assert message is not None
+    assert message.body == "late"
+    assert took - put_at[0] < 1  # 20 ms where nothing else runs; the benchmark says how long
+    assert looks.count <= 4  # woken, not polled
+
+
+def test_an_empty_queue_costs_nothing_to_wait_on(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case Q3, Q18
+    mill.queue("q").get(timeout=0)
+    looks = Looks(mill, monkeypatch)
+    began, cpu = time.monotonic(), time.thread_time()
+    assert mill.queue("q").get(timeout=0.2) is None
+    assert 0.2 <= time.monotonic() - began < 1.2
+    assert looks.count <= 3
+    assert time.thread_time() - cpu < 0.05
+
+
+def test_names_that_begin_alike_are_different_queues(mill: Tidemill) -> None:
+    # case Q5
+    names = ["q", "queue2", "a", "a.b", "a.b.c", "aa", "ä"]
+    for turn in range(3):
+        for name in names:
+            mill.queue(name).put([name, turn])
+    for name in names:
+        assert bodies(mill, name) == [[name, turn] for turn in range(3)]
+
+
+def test_put_many_keeps_order_and_types(mill: Tidemill) -> None:
+    # case Q6
+    zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    items = [
+        *(5, "text", b"bytes", None, True, False, 1.5, math.inf, [], {}, (), set(), ""),
+        *((1, (2, [3])), {1, "a"}, frozenset({b"x"}), {"a": {"b": (1,)}}, {1: 2, (1, 2): 3}),
+        *(decimal.Decimal("1.10"), uuid.uuid4(), 2**64, -(2**200), "\x00ü€", "a" * 10_000),
+        dt.datetime(2026, 3, 29, 2, 30, tzinfo=zone),
+        dt.datetime(2026, 1, 1, 12, 0, 0, 1),
+        *(dt.date(2026, 2, 28), dt.time(23, 59), dt.timedelta(days=-1, microseconds=1)),
+    ]
+    jobs = mill.queue("q").put_many(items)
+    assert [job.record.seq for job in jobs] == sorted(job.record.seq for job in jobs)
+    found = bodies(mill)
+    assert found == items
+    assert [type(item) for item in found] == [type(item) for item in items]
+    assert found[items.index(items[-5])].tzinfo in (zone, None)
+    with pytest.raises(InvalidOption, match="id names one message"):
+        mill.queue("q").put_many([1, 2], id="x")
+    assert mill.queue("q").put_many([]) == []
+    with pytest.raises(CodecError, match="object"):
+        mill.queue("q").put_many([1, object()])
+    assert mill.queue("q").size() == 0  # all or none
+
+
+def test_an_id_is_free_after_the_ack(mill: Tidemill) -> None:
+    # case Q13
+    orders = mill.queue("orders")
+    assert orders.put({"order": 17}, id="17", delay=0, ttr=100, priority=5).id == "17"
+    with pytest.raises(DuplicateJob):
+        mill.queue("others").put(1, id="17")
+    message = orders.get(5)
+    assert message is not None
+    assert (message.id, message.body, message.attempt) == ("17", {"order": 17}, 1)
+    with pytest.raises(DuplicateJob):
+        orders.put(2, id="17")
+    assert message.ack()
+    assert not message.ack()
+    assert orders.put(3, id="17").state is State.READY
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 201, "a\nb", "\x00", 5, None, "\ud800"])
+def test_bad_names_are_refused(mill: Tidemill, bad: Any) -> None:
+    # case Q13
+    with pytest.raises(InvalidOption, match=r"^queue "):
+        mill.queue(bad)
+    with pytest.raises(InvalidOption, match=r"^queue "):
+        mill.get([bad], 0)
+    if bad is not None:
+        for name in ("id", "key"):
+            with pytest.raises(InvalidOption, match=f"^{name} "):
+                mill.queue("q").put(1, **{name: bad})
+
+
+@pytest.mark.parametrize("bad", ["5", -1, math.nan, math.inf, 1e12, True, [3]])
+def test_bad_numbers_are_refused_by_name(mill: Tidemill, bad: Any) -> None:
+    # case Q17
+    orders = mill.queue("q")
+    for name in ("delay", "ttr", "expires", "timeout", "priority"):
+        if (name, bad) != ("priority", -1):
+            with pytest.raises(InvalidOption, match=f"^{name} "):
+                orders.put(1, **{name: bad})
+    with pytest.raises(InvalidOption, match=r"^timeout "):
+        orders.get(bad)
+    orders.put(1)
+    message = orders.get(5)
+    assert message is not None
+    for name, method in (("delay", message.release), ("ttr", message.touch)):
+        with pytest.raises(InvalidOption, match=f"^{name} "):
+            method(bad)
+    assert message.ack()
+    with pytest.raises(InvalidOption, match=r"^max_size "):
+        mill.queue("q", max_size=bad)
+
+
+def test_a_delay_is_never_early(mill: Tidemill) -> None:
+    # case Q14
+    orders, began = mill.queue("q"), time.monotonic()
+    orders.put("relative", delay=0.25)
+    orders.put("absolute", at=time.time() + 0.35)
+    for body, due in (("relative", 0.25), ("absolute", 0.35)):
+        message = orders.get(timeout=20)
+        assert message is not None
+        waited = time.monotonic() - began
+        assert message.body == body
+        assert due - 0.002 <= waited < due + 1
+
+
+def test_a_thousand_due_at_once_come_by_priority_then_age(mill: Tidemill) -> None:
+    # case Q14, S2
+    at = time.time() + 0.3
+    rng = random.Random(7)
+    given = [(rng.choice([-10, 0, 0.5, 10]), number) for number in range(1000)]
+    for priority, same in itertools.groupby(given, lambda item: item[0]):
+        mill.queue("q").put_many([(priority, n) for _, n in same], at=at, priority=priority)
+    first = mill.queue("q").get(timeout=20)
+    assert first is not None
+    assert first.ack()
+    found = [first.body, *bodies(mill)]
+    assert found == sorted(given, key=lambda item: (-item[0], item[1]))
+
+
+def test_several_queues_in_order(mill: Tidemill) -> None:
+    # case Q15
+    for name in ("C", "B", "A"):
+        mill.queue(name).put_many([f"{name}1", f"{name}2"], priority=5 if name == "C" else 0)
+    assert bodies(mill, "A", "B", "C") == ["A1", "A2", "B1", "B2", "C1", "C2"]
+    for bad in ([], (), "A", None):
+        with pytest.raises(InvalidOption, match="at least one queue"):
+            mill.get(bad, 0)  # type: ignore[arg-type]
+
+
+def test_at_most_once(mill: Tidemill) -> None:
+    # case Q16
+    job = mill.queue("q").put("once", ttr=0)
+    message = mill.queue("q").get(5)
+    assert message is not None
+    with pytest.raises(JobNotFound):
+        job.refresh()
+    with message:
+        assert message.body == "once"
+    assert not message.ack()
+    assert mill.queue("q").size() == 0
+
+
+def test_a_message_not_acknowledged_in_time_comes_back(mill: Tidemill) -> None:
+    # case Q16, S3
+    orders = mill.queue("q")
+    orders.put("again", id="a", ttr=0.2)
+    first = orders.get(5)
+    assert first is not None
+    assert orders.size() == 1
+    second = orders.get(timeout=20)
+    assert second is not None
+    assert (second.id, second.attempt, second.body) == ("a", 2, "again")
+    assert second.touch(60)
+    for late in (first.ack, first.release, first.touch, first.bury):
+        assert late() is False  # and the second holder's is untouched
+    assert orders.get_nowait() is None
+    assert second.ack()
+    assert second.release() is False
+    assert bodies(mill) == []
+
+
+def test_touch_gives_more_time(mill: Tidemill) -> None:
+    orders = mill.queue("q")
+    orders.put(1, ttr=0.3)
+    message = orders.get(5)
+    assert message is not None
+    assert message.ttr == 0.3
+    assert message.touch(60)
+    assert message.ttr == 60
+    assert orders.get(timeout=0.5) is None
+    assert message.ack()
+
+
+def test_the_block_decides(mill: Tidemill) -> None:
+    orders = mill.queue("q")
+    # acknowledged at the end
+    orders.put(1)
+    with orders.get(5) as message:  # type: ignore[union-attr]
+        assert message.body == 1
+    assert orders.size() == 0
+    # an exception brings it back, counted
+    orders.put(2)
+    with pytest.raises(KeyError), orders.get(5) as message:  # type: ignore[union-attr]
+        raise KeyError("x")
+    with orders.get(5) as message:  # type: ignore[union-attr]
+        assert (message.body, message.attempt) == (2, 2)
+        assert message.release(delay=1800)  # what the block itself says is not said again
+    assert mill.queues()[0].scheduled == 1
+    # a consumer that is stopped is not the message's fault
+    orders.put(3)
+    with pytest.raises(KeyboardInterrupt), orders.get(5):  # type: ignore[union-attr]
+        raise KeyboardInterrupt
+    with orders.get(5) as message:  # type: ignore[union-attr]
+        assert (message.body, message.attempt) == (3, 1)
+
+
+def test_the_block_says_when_the_lease_was_lost(mill: Tidemill) -> None:
+    orders = mill.queue("q")
+    orders.put(1, ttr=0.1)
+    message = orders.get(5)
+    assert message is not None
+    again = orders.get(20)
+    assert again is not None
+    with pytest.raises(LeaseLost, match=r"ttr of 0.1 s.*Touch it"), message:
+        pass
+    with pytest.raises(ZeroDivisionError), message:  # the block's own error comes first
+        raise ZeroDivisionError
+    assert again.ack() or again.attempt == 2
+
+
+def test_retries_bound_how_often_a_block_fails(mill: Tidemill) -> None:
+    job = mill.queue("q").put(1, retries=1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="bad"), mill.queue("q").get(20):  # type: ignore[union-attr]
+            raise ValueError("bad")
+    assert job.state is State.FAILED
+    assert job.error == "ValueError: bad"
+
+
+def test_buried_is_kept_for_a_human_and_can_be_kicked(mill: Tidemill) -> None:
+    job = mill.queue("q").put({"bad": 1})
+    message = mill.queue("q").get(5)
+    assert message is not None
+    assert message.bury("cannot be read")
+    assert not message.bury()
+    assert (job.state, job.error) == (State.FAILED, "cannot be read")
+    [found] = mill.find(Filter(states=frozenset({State.FAILED}))).records
+    assert (found.envelope.id, found.envelope.text) == (job.id, "{'bad': 1}")
+    assert mill.queue("q").size() == 0
+    assert job.retry()
+    assert bodies(mill) == [{"bad": 1}]
+
+
+def test_what_is_no_message_of_ours_is_buried_by_the_block(mill: Tidemill) -> None:
+    mill.broker.put([Envelope(id="odd", queue="q", body=b"\xc1")])
+    with pytest.raises(CodecError), mill.queue("q").get(5) as message:  # type: ignore[union-attr]
+        _ = message.body
+    assert mill.job("odd").state is State.FAILED
+
+
+def test_unsigned_messages_are_not_handed_out(mill: Tidemill) -> None:
+    # case T15
+    mill.keys = [b"secret"]
+    mill.queue("q").put("signed")
+    forged = Envelope(id="forged", queue="q", body=b"\x01", signature=b"x" * 32)
+    mill.broker.put([Envelope(id="bare", queue="q", body=b"\x01"), forged])
+    assert bodies(mill) == ["signed"]
+    for name in ("bare", "forged"):
+        assert "bad signature" in mill.job(name).error
+
+
+def test_a_full_queue_refuses_or_waits_for_room(mill: Tidemill) -> None:
+    # case Q19
+    orders = mill.queue("q", max_size=5)
+    for number in range(5):
+        orders.put(number)
+    with pytest.raises(QueueFull, match="max_size"):
+        orders.put(5)
+    with pytest.raises(queue.Full):
+        orders.put(5, timeout=0.05)
+    with pytest.raises(InvalidOption, match="before the commit"), mill.batch():
+        orders.put(5, timeout=1)
+    message = orders.get(5)
+    assert message is not None
+    timer = later(0.2, message.ack)
+    orders.put(5, timeout=20)
+    timer.join()
+    assert bodies(mill) == [1, 2, 3, 4, 5]
+    mill.queue("q", max_size=0).put_many(range(9))
+
+
+def test_keys_merge(mill: Tidemill) -> None:
+    # case S1
+    tasks = mill.queue("q")
+    first = tasks.put("a", key="a", on_conflict="merge", delay=1800)
+    merged = tasks.put("b", key="a", on_conflict="merge", priority=7)
+    assert (merged, merged.placed, tasks.size()) == (first, "merged", 1)
+    message = tasks.get(5)  # the earlier time and the higher priority won; the data stay
+    assert message is not None
+    assert message.body == "a"
+    assert tasks.put("c", key="a", on_conflict="merge").placed == "kept"
+    assert tasks.size() == 1
+    newest = [tasks.put(body, key="a", on_conflict="replace") for body in ("d", "e")]
+    assert tasks.size() == 2
+    with pytest.raises(DuplicateJob):
+        tasks.put("f", key="a", on_conflict="reject")
+    assert tasks.get_nowait() is None
+    assert message.ack()
+    assert bodies(mill) == ["e"]
+    assert newest[0] != newest[1]
+
+
+def test_a_due_message_takes_its_place_by_priority(mill: Tidemill) -> None:
+    # case S2
+    tasks = mill.queue("q")
+    tasks.put("high and late", priority=5, delay=0.2)
+    tasks.put_many(["one", "two"])
+    first = tasks.get(5)
+    threading.Event().wait(0.25)
+    assert first is not None
+    assert [first.body, *bodies(mill)] == ["one", "high and late", "two"]
+
+
+def test_size_counts_what_is_not_done(mill: Tidemill) -> None:
+    # case S3, S4
+    tasks = mill.queue("q")
+    jobs = [tasks.put("ready"), tasks.put("scheduled", delay=1800), tasks.put("last")]
+    running = tasks.get(5)
+    assert running is not None
+    assert tasks.size() == 3
+    assert not mill.job("unknown").delete()
+    assert [job.delete() for job in jobs] == [True, True, True]
+    assert running.ack() is False
+    assert tasks.size() == 0
+
+
+def test_pause_resume_purge(mill: Tidemill) -> None:
+    tasks = mill.queue("q")
+    tasks.put_many([1, 2, 3])
+    tasks.pause()
+    assert tasks.get_nowait() is None
+    timer = later(0.1, tasks.resume)
+    message = tasks.get(20)
+    timer.join()
+    assert message is not None
+    tasks.put(4, delay=1800)
+    assert tasks.purge() == 3
+    assert tasks.size() == 1
+    assert message.ack()
+
+
+def test_endless_consumption(mill: Tidemill) -> None:
+    tasks = mill.queue("q")
+    timer = later(0.1, lambda: tasks.put_many([1, 2, None]))
+    seen = []
+    for message in tasks:
+        with message:
+            seen.append(message.body)
+        if message.body is None:
+            break
+    timer.join()
+    assert seen == [1, 2, None]
+    assert tasks.size() == 0
+
+
+def test_asyncio(mill: Tidemill) -> None:
+    tasks = mill.queue("q")
+
+    async def main() -> None:
+        waiting = asyncio.create_task(tasks.aget(timeout=20))
+        await asyncio.sleep(0.05)
+        await tasks.aput(1, ttr=30)
+        message = await waiting
+        assert message is not None
+        assert await message.atouch()
+        assert await message.arelease()
+        await tasks.aput_many([2, 3])
+        assert await tasks.asize() == 3
+        seen = []
+        async for message in tasks:
+            async with message:
+                seen.append(message.body)
+            if len(seen) == 3:
+                break
+        assert seen == [1, 2, 3]
+        await tasks.aput(4)
+        other = await mill.aget(["none", "q"], timeout=5)
+        assert other is not None
+        assert await other.abury("why")
+        assert await tasks.aget(timeout=0) is None
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_get_takes_nothing(mill: Tidemill) -> None:
+    tasks = mill.queue("q")
+
+    async def main() -> None:
+        for _ in range(20):
+            waiting = asyncio.create_task(tasks.aget())
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await tasks.aput("mine")
+            message = await tasks.aget(timeout=20)
+            assert message is not None
+            assert message.attempt == 1
+            assert await message.aack()
+
+    asyncio.run(main())
+
+
+def test_many_threads_get_each_message_once(mill: Tidemill) -> None:
+    # case Q8, in one process
+    tasks, found = mill.queue("q"), []
+
+    def take() -> None:
+        while (message := tasks.get(timeout=1)) is not None:
+            with message:
+                found.append(message.body)
+            if len(found) >= 400:
+                return
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for start in range(0, 400, 40):
+        tasks.put_many(range(start, start + 40))
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == list(range(400))
