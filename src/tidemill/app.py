@@ -120,6 +120,8 @@ class Tidemill:
             "tidemill_batch", default=None
         )
         _apps.add(self)
+        if env is not None:  # at first use the caller may be inside a transaction, too late to open
+            self._broker = self._open()
 
     def after_fork_child(self) -> None:
         """In a forked child: no lock is held and nobody is at work there."""
