@@ -358,7 +358,9 @@ def check_no_overlap(lines: Iterable[Line]) -> None:
     """No job has two runs at a time, as far as ends are known."""
     for job_id, runs in runs_of(lines).items():
         for (_, ended), (begin, _) in zip(runs, runs[1:], strict=False):
-            assert ended is None or ended.time <= begin.time, f"two runs of {job_id} overlap: {runs}"
+            assert ended is None or ended.time <= begin.time, (
+                f"two runs of {job_id} overlap: {runs}"
+            )
 
 
 def check_counters(place: Place) -> None:

@@ -81,6 +81,7 @@ class Process:
         self._prefetch = setup.concurrency
         self._budget = setup.max_jobs or sys.maxsize
         self._told_to_go = False
+        self._dozing = True  # the clerk sleeps until it is rung for
         self._over = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._crew: list[threading.Thread] = []
@@ -188,6 +189,8 @@ class Process:
                 heapq.heappush(backlog, item)
             starts = self._pump()
         self._launch(starts)
+        if self._dozing:
+            self.out.ring()  # from now on there is something to look at
 
     def _admit(self, lease: Lease) -> Item | None:
         """What must be known before a job may wait for a slot; a verdict where it cannot run."""
@@ -410,11 +413,15 @@ class Process:
             self._die_unless_over()
 
     def _next_look(self) -> float:
+        self._dozing = True  # before the look: who comes after it rings
         deadline = self.interrupter.next_deadline()
         # Also once more after the last job has ended: what it did to memory must be seen.
         busy = self._free < self.setup.concurrency or self._backlog or self._finished
+        if deadline is None and not busy:
+            return -1
+        self._dozing = False
         if deadline is None:
-            return TICK if busy else -1
+            return TICK
         left = max(0.001, deadline - machine_time())
         return min(left, TICK) if busy else left
 

@@ -1,0 +1,451 @@
+"""The life of a worker: recycling, deaths, shutdown, signals, cancelling, order, waiting slots."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+import pytest
+from harness import Place, alive, check_counters, check_no_overlap, eventually, runs_of
+
+from tidemill.job import State
+
+S = State
+
+APP = """
+@mill.task
+def short(n=0): begin(); end(); return n
+
+@mill.task(retries=Retries(3, delay=0))
+def long(seconds=30.0):
+    begin()
+    until = time.time() + seconds
+    while time.time() < until and not os.path.exists(HERE + "/go"):
+        time.sleep(0.01)
+    end()
+
+@mill.task(retries=Retries(3, delay=0))
+def holds(seconds=30.0): begin(); hold_gil(seconds); end()
+
+@mill.task(retries=Retries(2, delay=0))
+def kills(): begin(); os.kill(os.getpid(), signal.SIGKILL)
+
+@mill.task
+async def along(seconds=30.0):
+    begin()
+    await asyncio.sleep(seconds)
+    end()
+"""
+
+
+def test_recycling_by_jobs(place: Place) -> None:  # case T8
+    place.write(APP)
+    worker = place.worker("--max-jobs", "2", slots=2)
+    jobs = place.enqueue_many("short", [(n,) for n in range(5)])
+    assert [job.result(20) for job in jobs] == [0, 1, 2, 3, 4]
+    by_pid = Counter(line.pid for line in place.ledger() if line.what == "begin")
+    assert len(by_pid) == 3
+    assert max(by_pid.values()) == 2
+    again = place.enqueue("short", 7)  # it goes on, also after it was idle with its number full
+    assert again.result(20) == 7
+    assert "right after its start" not in worker.output
+    assert worker.stop() == 0
+
+
+def test_recycling_by_memory(place: Place) -> None:  # case T8
+    place.write(
+        "@mill.task\ndef eats():\n    sys.kept = b'x' * 200_000_000\n    return os.getpid()\n"
+    )
+    worker = place.worker("--max-memory", "150", slots=1)
+    first = place.enqueue("eats").result(20)
+    eventually(lambda: not alive(first), "it is recycled")
+    eventually(lambda: len(worker.children()) == 1, "its replacement")
+    assert place.enqueue("eats").result(20) != first
+    assert worker.stop() == 0
+
+
+def test_kill_of_one_process(place: Place) -> None:  # case T9
+    place.write(APP)
+    worker = place.worker(processes=2, slots=1).wait_ready()
+    jobs = [place.enqueue("long") for _ in range(2)]
+    victim = place.wait_notes("begin", 2)[0].split()
+    other = next(job for job in jobs if job.id != victim[1])
+    waiting = place.enqueue_many("short", [(n,) for n in range(20)])
+    os.kill(int(victim[3]), signal.SIGKILL)
+    killed = time.time()
+    place.wait_notes(f"begin {victim[1]} 2")
+    again = next(line for line in place.ledger() if line.id == victim[1] and line.attempt == 2)
+    assert again.time - killed < 1.0 + 1.5
+    (place.path / "go").touch()
+    records = place.finish([*jobs, *waiting])
+    assert {record.state for record in records} == {S.SUCCEEDED}
+    by_id = {record.envelope.id: record for record in records}
+    assert by_id[victim[1]].attempt == 2
+    assert "killed by SIGKILL" in by_id[victim[1]].attempts[0].error
+    assert by_id[other.id].attempt == 1
+    assert all(by_id[job.id].attempt == 1 for job in waiting)
+    check_counters(place)
+    assert len(worker.children()) == 2
+
+
+def test_prefetched_jobs_are_uncounted(place: Place) -> None:  # case T9
+    place.write(APP)
+    worker = place.worker(slots=1).wait_ready()
+    place.finish(place.enqueue_many("short", [(n,) for n in range(200)]))  # it will fetch ahead
+    blocker = place.enqueue("holds", 1.0)
+    held = place.enqueue_many("short", [(n,) for n in range(50)])
+    place.wait_notes(f"begin {blocker.id}")
+    os.kill(worker.children()[0].pid, signal.SIGKILL)
+    (record,) = place.finish([blocker])
+    assert record.attempt == 2
+    assert all(record.attempt == 1 for record in place.finish(held))
+
+
+def test_a_job_that_kills_its_worker(place: Place) -> None:  # case T9
+    place.write(APP)
+    worker = place.worker(slots=2).wait_ready()
+    (record,) = place.finish([place.enqueue("kills")])
+    assert (record.state, record.attempt) == (S.FAILED, 3)
+    assert "SIGKILL" in record.error
+    assert place.enqueue("short", 1).result(20) == 1
+    assert "right after its start" not in worker.output
+    assert worker.stop() == 0
+
+
+def test_kill_of_the_supervisor(place: Place) -> None:  # case T10
+    place.write(
+        APP
+        + """
+@mill.task
+def has_child():
+    note("child", subprocess.Popen(["sleep", "300"]).pid)
+    time.sleep(300)
+"""
+    )
+    worker = place.worker(processes=2, slots=2).wait_ready()
+    jobs = [place.enqueue("long", 300.0)]
+    place.enqueue("has_child")
+    place.wait_notes("child")
+    place.wait_notes("begin", 1)
+    jobs.append(place.enqueue("holds", 300.0))
+    place.wait_notes("begin", 2)
+    child = int(place.wait_notes("child")[0].split()[1])
+    processes = [process.pid for process in worker.children()]
+    assert len(processes) == 2
+    os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: not any(map(alive, [*processes, child])), "all end by themselves", 2.0 + 1.5)
+    worker.wait()
+    # Nothing is lost: the next worker finds them, each with its attempt used.
+    place.worker(slots=4)
+    for job in jobs:
+        place.wait_notes(f"begin {job.id} 2")
+
+
+def test_kill_of_everything_with_another_worker(place: Place) -> None:  # case T10
+    place.write(APP)
+    worker = place.worker(processes=2, slots=1).wait_ready()
+    jobs = [place.enqueue("long", 300.0) for _ in range(2)]
+    place.wait_notes("begin", 2)
+    place.worker(processes=1, slots=4).wait_ready()
+    worker.kill_everything()
+    killed = time.time()
+    place.wait_notes("begin", 4)
+    for line in place.ledger()[2:]:
+        assert line.attempt == 2
+        assert line.time - killed < 1.0 + 1.5
+    (place.path / "go").touch()
+    for record in place.finish(jobs):
+        assert (record.state, record.attempt) == (S.SUCCEEDED, 2)
+        assert "died with its processes" in record.attempts[0].error
+    check_counters(place)
+
+
+def test_shutdown_lets_jobs_finish(place: Place) -> None:  # case T11
+    place.write(APP)
+    worker = place.worker(processes=2, slots=2).wait_ready()
+    jobs = [place.enqueue("long", 0.6), place.enqueue("along", 0.6)]
+    place.wait_notes("begin", 2)
+    later = place.enqueue_many("short", [(n,) for n in range(100)])
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    for job in jobs:
+        assert job.refresh().state is S.SUCCEEDED
+        assert job.refresh().attempt == 1
+    place.drain()
+    assert all(job.refresh().attempt == 1 for job in later)
+    assert all(len(runs) == 1 for runs in runs_of(place.ledger()).values())
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, None])
+def test_shutdown_that_interrupts(place: Place, second: int | None) -> None:  # case T11
+    place.write(APP)
+    timeout = "0.3" if second is None else "60"
+    worker = place.worker("--shutdown-timeout", timeout, slots=3).wait_ready()
+    jobs = [place.enqueue("long"), place.enqueue("along")]
+    place.wait_notes("begin", 2)
+    jobs.append(place.enqueue("holds"))
+    place.wait_notes("begin", 3)
+    worker.send(signal.SIGTERM)
+    if second is not None:
+        worker.wait_line("stopping")
+        worker.send(second)
+    assert worker.wait() == 1
+    for job in jobs:
+        record = job.refresh()
+        assert (record.state, record.attempt) == (S.READY, 0)  # it went back, uncounted
+    assert not [line for line in place.ledger() if alive(line.pid)]
+
+
+def test_exit_codes_of_a_bad_start(place: Place) -> None:  # case T11
+    place.write("raise RuntimeError('not today')", load=False)
+    worker = place.worker()
+    assert worker.wait() == 2
+    assert "RuntimeError: not today" in worker.output
+    place.write("sys.exit(5)", load=False)
+    assert place.worker().wait() == 2
+    place.app = "no_such_app"
+    worker = place.worker()
+    assert worker.wait() == 2
+    assert "no module 'no_such_app'" in worker.output
+    (place.path / "file").write_text("")
+    place.url, place.app = f"lmdb://{place.path}/newer", "app_newer"
+    place.write("", load=False)
+    os.makedirs(f"{place.path}/newer")
+    (place.path / "newer" / "data.mdb").write_bytes(b"nothing of lmdb" * 1000)
+    worker = place.worker()
+    assert worker.wait() == 3, worker.output
+
+
+def test_stop_while_the_app_loads(place: Place) -> None:
+    place.write("note('loading')\ntime.sleep(60)", load=False)
+    worker = place.worker()
+    place.wait_notes("loading")
+    assert worker.stop(signal.SIGINT) == 0
+
+
+def test_a_long_job_that_holds_the_lock_runs_once(place: Place) -> None:  # case T12
+    place.write(APP)
+    place.worker(slots=2).wait_ready()
+    place.worker(slots=2).wait_ready()
+    job = place.enqueue("holds", 3.0)
+    (record,) = place.finish([job])
+    assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 0)
+    assert len(runs_of(place.ledger())[job.id]) == 1
+
+
+def test_high_priority_first(place: Place) -> None:  # case T13
+    place.write(APP)
+    worker = place.worker(slots=1).wait_ready()
+    place.finish(place.enqueue_many("short", [(n,) for n in range(100)]))
+    blocker = place.enqueue("holds", 0.5)
+    place.wait_notes(f"begin {blocker.id}")
+    low = place.enqueue_many("short", [(n,) for n in range(10)], priority=-5)
+    high = place.enqueue_many("short", [(n,) for n in range(10)], priority=5)
+    place.finish([*low, *high])
+    order = [line.id for line in place.ledger() if line.what == "begin"][-20:]
+    assert order == [job.id for job in (*high, *low)]
+    assert worker.stop() == 0
+
+
+def test_expired_and_cancelled_before_the_start(place: Place) -> None:  # case T14
+    place.write(APP)
+    expired, cancelled = place.enqueue("short", expires=0.05), place.enqueue("short")
+    assert cancelled.cancel()
+    time.sleep(0.06)  # the expiry itself, not luck
+    worker = place.worker(slots=1).wait_ready()
+    one, two = place.finish([expired, cancelled])
+    assert (one.state, two.state) == (S.EXPIRED, S.CANCELLED)
+    # … and what a process has fetched in advance behind a job that gives others a chance to run
+    place.finish(place.enqueue_many("short", [(n,) for n in range(100)]))
+    ran = len(place.ledger())
+    blocker = place.enqueue("long", 1.0)
+    held = place.enqueue_many("short", [(n,) for n in range(5)])
+    place.wait_notes(f"begin {blocker.id}")
+    assert all(job.cancel() for job in held)
+    for record in place.finish(held):
+        assert record.state is S.CANCELLED
+    place.finish([blocker])
+    assert len(place.ledger()) == ran + 2
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("name", ["long", "along"])
+@pytest.mark.parametrize("slots", [1, 3], ids=["main", "threads"])
+def test_cancel_and_terminate_while_running(place: Place, name: str, slots: int) -> None:
+    # case T14
+    place.write(
+        APP
+        + """
+@mill.task
+def watches():
+    begin()
+    while not current_job().cancelled:
+        time.sleep(0.01)
+    return "seen"
+@mill.task
+async def awatches():
+    begin()
+    while not current_job().cancelled:
+        await asyncio.sleep(0.01)
+    return "seen"
+"""
+    )
+    worker = place.worker(slots=slots).wait_ready()
+    seen = place.enqueue("watches" if name == "long" else "awatches")
+    place.wait_notes(f"begin {seen.id}")
+    assert seen.cancel()
+    assert seen.result(10) == "seen"
+    job = place.enqueue(name)
+    place.wait_notes(f"begin {job.id}")
+    asked = time.time()
+    assert job.cancel(terminate=True)
+    record = place.wait_state(job, S.CANCELLED)
+    assert record.finished - asked < 1.0 + 1.5
+    (attempt,) = record.attempts
+    assert "sleep(" in attempt.traceback
+    assert not job.cancel()
+    assert len(worker.children()) == 1
+    assert worker.stop() == 0
+
+
+def test_short_jobs_do_not_wait_for_long_ones(place: Place) -> None:  # case T18
+    place.write(APP)
+    place.worker(processes=2, slots=30).wait_ready()
+    short = place.enqueue_many("short", [(n,) for n in range(2500)])
+    long = place.enqueue_many("long", [(30.0,) for _ in range(50)])
+    short += place.enqueue_many("short", [(n,) for n in range(2500)])
+    records = place.finish(short)
+    assert all(record.attempt == 1 for record in records)
+    assert {job.refresh().state for job in long} == {S.RUNNING}
+    (place.path / "go").touch()
+    place.finish(long)
+
+
+def test_burst_ends_when_nothing_is_left(place: Place) -> None:
+    place.write(
+        APP + "@mill.task\ndef grows(n):\n    begin()\n    if n: grows.enqueue(n - 1)\n    end()\n"
+    )
+    jobs = place.enqueue_many("short", [(n,) for n in range(300)])
+    place.enqueue("grows", 5)
+    delayed = place.enqueue("short", delay=600)
+    assert place.worker("--burst", processes=2).wait() == 0
+    assert all(job.refresh().state is S.SUCCEEDED for job in jobs)
+    assert delayed.refresh().state is S.SCHEDULED
+    assert len(runs_of(place.ledger())) == 306
+    assert place.worker("--burst").wait() == 0
+
+
+def test_reload(place: Place) -> None:
+    place.write("@mill.task\ndef version(): return 1\n")
+    worker = place.worker(processes=2, slots=2).wait_ready()
+    assert place.enqueue("version").result(20) == 1
+    old = {process.pid for process in worker.children()}
+    file = place.path / f"{place.app}.py"
+    text = file.read_text()
+    file.write_text(text.replace("return 1", "return 2  # other"))
+    worker.send(signal.SIGHUP)
+    eventually(lambda: not any(map(alive, old)), "the old processes go")
+    assert place.enqueue("version").result(20) == 2
+    eventually(lambda: len(worker.children()) == 2, "as many as before")
+    new = {process.pid for process in worker.children()}
+    file.write_text(text + "\nthis is broken")
+    worker.send(signal.SIGHUP)
+    worker.wait_line("the code from before go", 2)
+    assert place.enqueue("version").result(20) == 2
+    assert {process.pid for process in worker.children()} >= new
+    assert worker.stop() == 0
+
+
+def test_stacks_on_demand(place: Place) -> None:
+    place.write(APP)
+    worker = place.worker(slots=2).wait_ready()
+    place.enqueue("holds", 2.0)
+    place.wait_notes("begin")
+    worker.send(signal.SIGUSR1)
+    worker.wait_line("in hold_gil")
+    assert worker.stop() == 0
+
+
+def test_an_app_that_breaks_later_backs_off(place: Place) -> None:
+    place.write(
+        APP
+        + """
+if os.path.exists(HERE + "/broken"):
+    note("start", time.time())
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    worker = place.worker(slots=1).wait_ready()
+    (place.path / "broken").touch()
+    os.kill(eventually(worker.children)[0].pid, signal.SIGKILL)
+    starts = [float(line.split()[1]) for line in place.wait_notes("start", 3)]
+    assert starts[1] - starts[0] >= 0.4
+    assert starts[2] - starts[1] >= 0.9
+    (place.path / "broken").unlink()
+    assert place.enqueue("short", 3).result(20) == 3
+    assert worker.stop() == 0
+
+
+def test_sigterm_to_a_process_recycles_it(place: Place) -> None:
+    place.write(APP)
+    worker = place.worker(slots=1).wait_ready()
+    jobs = place.enqueue_many("short", [(n,) for n in range(2000)])
+    for _ in range(3):
+        pid = eventually(worker.children)[0].pid
+        os.kill(pid, signal.SIGTERM)
+        eventually(lambda pid=pid: not alive(pid), "it goes")
+    assert all(record.attempt == 1 for record in place.finish(jobs))
+    assert all(len(runs) == 1 for runs in runs_of(place.ledger()).values())
+    assert worker.stop() == 0
+
+
+def test_waiting_that_would_starve_the_worker(place: Place) -> None:
+    place.write(
+        """
+        @mill.task(retries=0)
+        def child(): return 1
+        @mill.task(retries=0)
+        def parent(): begin(); return child.enqueue().result(20)
+        @mill.task(retries=0)
+        async def aparent():
+            begin()
+            jobs = [await child.aenqueue() for _ in range(3)]
+            return sum(await asyncio.gather(*[job.aresult(20) for job in jobs]))
+        """
+    )
+    worker = place.worker(slots=1).wait_ready()
+    for name in ("parent", "aparent"):
+        (record,) = place.finish([place.enqueue(name)])
+        assert record.state is S.FAILED
+        assert "would wait for job" in record.error
+    assert worker.stop() == 0
+    worker = place.worker(processes=2, slots=1).wait_ready()
+    assert place.enqueue("parent").result(20) == 1
+    assert place.enqueue("aparent").result(20) == 3
+    assert worker.stop() == 0
+    # Another worker is there: it can run what the first one waits for.
+    place.worker("-Q", "parents", slots=1).wait_ready()
+    place.worker(slots=1).wait_ready()
+    assert place.enqueue("parent", queue="parents").result(20) == 1
+
+
+def test_large_bodies_do_not_block_the_supervisor(place: Place) -> None:
+    """A process that holds the interpreter lock reads nothing; it is still found out."""
+    place.write(
+        """
+        @mill.task
+        def takes(text): return len(text)
+        @mill.task(timeout=0.4, retries=0)
+        def holds(): begin(); hold_gil(60)
+        """
+    )
+    place.worker("--drain", "0.3", slots=4).wait_ready()
+    stuck = place.enqueue("holds")
+    place.wait_notes("begin")
+    jobs = place.enqueue_many("takes", [("x" * 1_000_000,) for _ in range(12)])
+    (record,) = place.finish([stuck])
+    assert "JobTimeout" in record.error
+    assert all(record.attempt == 1 for record in place.finish(jobs))
+    check_no_overlap(place.ledger())
