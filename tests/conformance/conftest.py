@@ -1,67 +1,16 @@
-"""Which brokers the suite runs on. A new broker joins by one line in ``KINDS``."""
+"""Fixtures of the conformance suite; the brokers it runs on are listed in ``kinds.py``."""
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
+from kinds import KINDS, Clock, Kind
 from seam import Hand, check_counts
 
 from tidemill.brokers.base import Broker, Feature, open_broker
-
-
-class Kind(msgspec.Struct, frozen=True):
-    """One broker under test: its URL (``{dir}`` is a fresh directory), and who reads the clock."""
-
-    name: str
-    url: str
-    clocks: tuple[str, ...] = ()
-
-
-KINDS = [
-    Kind("memory", "memory://", ("tidemill.brokers.memory",)),
-    Kind(
-        "lmdb",
-        "lmdb://{dir}/store",
-        ("tidemill.brokers.lmdb.broker", "tidemill.brokers.lmdb.inspect"),
-    ),
-]
-
-
-class Clock:
-    """The broker's clocks, which a test may move; where they cannot be, time passes really."""
-
-    def __init__(self, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._wall = self._machine = 0.0
-        self.fake = bool(modules)
-        clock = importlib.import_module("tidemill.clock")
-        wall, machine = clock.wall_time, clock.machine_time
-        for name in modules:
-            module = importlib.import_module(name)
-            for attribute, read in (
-                ("wall_time", lambda: wall() + self._wall),
-                ("machine_time", lambda: machine() + self._machine),
-            ):
-                if hasattr(module, attribute):
-                    monkeypatch.setattr(module, attribute, read)
-
-    def advance(self, seconds: float) -> None:
-        """Time passes."""
-        if not self.fake:
-            time.sleep(seconds)
-        self._wall += seconds
-        self._machine += seconds
-
-    def set_wall(self, seconds: float) -> None:
-        """Somebody sets the wall clock forward, or back. Only where clocks are fake."""
-        if not self.fake:
-            pytest.skip("the clock of this broker cannot be set")
-        self._wall += seconds
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Clock
+from kinds import Clock
 from seam import Hand, everything, ids_of, job, message, state
 
 from tidemill.brokers.base import Broker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Kind
+from kinds import Kind
 from seam import job
 
 from tidemill.brokers.base import Broker, Feature, need

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import Clock, Kind
+from kinds import Clock, Kind
 from seam import Hand, everything, ids_of, job, message, state
 
 from tidemill.brokers.base import Broker, Feature, Filter, Want, open_broker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Clock
+from kinds import Clock
 from seam import Hand, check_counts, ids_of, job, message, state
 
 from tidemill.brokers.base import KEEP_ATTEMPTS, Broker, Mode, Step

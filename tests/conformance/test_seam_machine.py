@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import KINDS, Clock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from kinds import KINDS, Clock
 from seam import check_counts, everything, job, message
 
 from tidemill.brokers.base import Broker, Mode, Reply, Step, Want, open_broker

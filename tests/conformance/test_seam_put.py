@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from conftest import Clock
+from kinds import Clock
 from seam import Hand, check_counts, everything, ids_of, job, message, state
 
 from tidemill.brokers.base import Broker, Mode
