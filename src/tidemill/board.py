@@ -4,9 +4,10 @@ Worker processes write it, one slot per running job, and whoever outlives them r
 supervisor, or, when everything died at once, the next worker to look. A token on the board was
 running and used an attempt; a job handed out but not on the board was only prefetched (law 6).
 
-A slot is (token, generation, started, deadline); the top bit of the generation says that the job
-waits for another. Starting writes the token last, ending clears it
-first, so that a kill in between never shows a job that does not run with another one's times.
+It begins with the id of the owner it belongs to, so that nobody takes another's board for it. A
+slot is (token, generation, started, deadline); the top bit of the generation says that the job
+waits for another. Starting writes the token last, ending clears it first, so that a kill in between
+never shows a job that does not run with another one's times.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import os
 import struct
 from typing import NamedTuple
 
-__all__ = ["Board", "Running", "read_board"]
+__all__ = ["Board", "Running", "read_board", "remove_board"]
 
+_OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")
 _REST = struct.Struct("=Qdd")
 _SLOT = struct.Struct("=QQdd")
@@ -45,7 +47,7 @@ class Board:
     def __init__(self, path: str, slots: int) -> None:
         self.path = path
         self.slots = slots
-        size = max(1, slots) * _SLOT.size
+        size = _at(max(1, slots))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(fd).st_size < size:
@@ -54,31 +56,35 @@ class Board:
         finally:
             os.close(fd)
 
+    def claim(self, owner_id: str) -> None:
+        """Say whose board it is."""
+        _OWNER.pack_into(self._map, 0, _claim(owner_id))
+
     def start(
         self, slot: int, token: int, generation: int, started: float, deadline: float
     ) -> None:
         """Say that the slot runs the lease ``token`` from now on."""
-        at = slot * _SLOT.size
+        at = _at(slot)
         _REST.pack_into(self._map, at + 8, generation, started, deadline)
         _TOKEN.pack_into(self._map, at, token)
 
     def wait(self, slot: int, waits: bool) -> None:
         """Say that what runs in the slot waits for another job, or no longer does."""
-        at = slot * _SLOT.size + _TOKEN.size
+        at = _at(slot) + _TOKEN.size
         (generation,) = _GENERATION.unpack_from(self._map, at)
         generation = generation | _WAITS if waits else generation & ~_WAITS
         _GENERATION.pack_into(self._map, at, generation)
 
     def end(self, slot: int) -> None:
         """Say that the slot is idle."""
-        _TOKEN.pack_into(self._map, slot * _SLOT.size, 0)
+        _TOKEN.pack_into(self._map, _at(slot), 0)
 
     def running(self, first: int = 0, count: int | None = None) -> list[Running]:
         """The occupied slots among ``count`` from ``first``."""
         last = self.slots if count is None else first + count
         rows = []
         for slot in range(first, last):
-            token, generation, started, deadline = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            token, generation, started, deadline = _SLOT.unpack_from(self._map, _at(slot))
             if token:
                 waits = bool(generation & _WAITS)
                 rows.append(Running(slot, token, generation & ~_WAITS, started, deadline, waits))
@@ -102,12 +108,38 @@ class Board:
             pass
 
 
-def read_board(path: str) -> dict[int, float] | None:
-    """The tokens that were running, with their start, by a dead worker's board; or None."""
+def _at(slot: int) -> int:
+    return _OWNER.size + slot * _SLOT.size
+
+
+def _claim(owner_id: str) -> bytes:
+    claim = owner_id.encode()
+    if not 0 < len(claim) <= _OWNER.size:
+        raise ValueError(f"owner id {owner_id!r} must have 1 to {_OWNER.size} bytes")
+    return claim.ljust(_OWNER.size, b"\0")
+
+
+def read_board(path: str, owner_id: str) -> dict[int, float] | None:
+    """The tokens that a dead owner was running, with their start; None when no board of it is left.
+
+    A file that is torn is read as far as it goes.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError:
         return None
-    usable = len(data) - len(data) % _SLOT.size
-    return {token: started for token, _, started, _ in _SLOT.iter_unpack(data[:usable]) if token}
+    if data[: _OWNER.size] != owner_id.encode().ljust(_OWNER.size, b"\0"):
+        return None
+    slots = data[_OWNER.size :]
+    usable = len(slots) - len(slots) % _SLOT.size
+    return {token: started for token, _, started, _ in _SLOT.iter_unpack(slots[:usable]) if token}
+
+
+def remove_board(path: str, owner_id: str) -> None:
+    """Delete the board of an owner that is gone, unless the file is somebody else's."""
+    if read_board(path, owner_id) is not None:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidemill import board as module
-from tidemill.board import Board, Running, read_board
+from tidemill.board import Board, Running, read_board, remove_board
 
 
 @pytest.fixture
@@ -38,24 +38,28 @@ def test_what_starts_is_shown_until_it_ends(path: str) -> None:
 
 def test_another_reader_sees_it_while_it_happens(path: str) -> None:
     writer, reader = Board(path, 2), Board(path, 2)
+    writer.claim("o")
     writer.start(1, 2**63, 4, 1.5, 2.5)
     assert reader.running() == [Running(1, 2**63, 4, 1.5, 2.5)]
-    assert read_board(path) == {2**63: 1.5}
+    assert read_board(path, "o") == {2**63: 1.5}
     writer.end(1)
     assert reader.running() == []
-    assert read_board(path) == {}
+    assert read_board(path, "o") == {}
 
 
 def test_a_board_may_grow(path: str) -> None:
-    Board(path, 1).start(0, 5, 1, 1.0, 0.0)
+    small = Board(path, 1)
+    small.claim("o")
+    small.start(0, 5, 1, 1.0, 0.0)
     larger = Board(path, 4)
     larger.start(3, 6, 1, 2.0, 0.0)
-    assert read_board(path) == {5: 1.0, 6: 2.0}
+    assert read_board(path, "o") == {5: 1.0, 6: 2.0}
 
 
 def test_the_token_is_written_last(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # a kill in between must not show a new token with another job's times
     board = Board(path, 1)
+    board.claim("o")
 
     class Killed(Exception):
         pass
@@ -70,30 +74,50 @@ def test_the_token_is_written_last(path: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Killed):
         board.start(0, 9, 3, 12.0, 0.0)
     assert board.running() == []
-    assert read_board(path) == {}
+    assert read_board(path, "o") == {}
 
 
 def test_it_is_read_after_its_process_was_killed(path: str) -> None:
     # law 6, case T9
     code = (
         "import sys, os, signal; from tidemill.board import Board\n"
-        "Board(sys.argv[1], 2).start(1, 42, 1, 10.0, 0.0); os.kill(os.getpid(), signal.SIGKILL)"
+        "board = Board(sys.argv[1], 2); board.claim('o'); board.start(1, 42, 1, 10.0, 0.0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", code, path], check=False, timeout=30)
     assert ended.returncode == -signal.SIGKILL
-    assert read_board(path) == {42: 10.0}
+    assert read_board(path, "o") == {42: 10.0}
 
 
 def test_no_board_is_no_witness_and_a_torn_one_is_read_as_far_as_it_goes(path: str) -> None:
-    assert read_board(path) is None
+    assert read_board(path, "o") is None
     Path(path).write_bytes(b"")
-    assert read_board(path) == {}
+    assert read_board(path, "o") is None
     board = Board(path, 1)
+    board.claim("o")
     board.start(0, 3, 1, 1.0, 0.0)
     with open(path, "ab") as file:
         file.write(b"torn")
-    assert read_board(path) == {3: 1.0}
+    assert read_board(path, "o") == {3: 1.0}
     board.remove()
     board.remove()
     assert not os.path.exists(path)
-    assert read_board(path) is None
+    assert read_board(path, "o") is None
+
+
+def test_the_board_of_another_owner_is_no_witness_and_is_left_alone(path: str) -> None:
+    # law 6
+    board = Board(path, 1)
+    board.start(0, 3, 1, 1.0, 0.0)
+    assert read_board(path, "mine") is None  # nobody has claimed it
+    board.claim("somebody else")
+    for owner in ("mine", "", "some", "x" * 40):
+        assert read_board(path, owner) is None
+        remove_board(path, owner)
+    assert read_board(path, "somebody else") == {3: 1.0}
+    remove_board(path, "somebody else")
+    remove_board(path, "somebody else")
+    assert not os.path.exists(path)
+    for wrong in ("", "x" * 33):
+        with pytest.raises(ValueError, match=r"owner id"):
+            board.claim(wrong)

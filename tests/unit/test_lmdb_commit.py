@@ -15,7 +15,9 @@ import lmdb
 import pytest
 
 from tidemill.brokers.base import Broker, Filter, Step, Want, open_broker
+from tidemill.brokers.lmdb import puts
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.store import Store
 from tidemill.clock import new_id
 from tidemill.errors import (
@@ -66,7 +68,7 @@ class Gate:
         self.store = store
         self.inside = threading.Event()
         self.open = threading.Event()
-        self.thread = threading.Thread(target=lambda: store.commit(_Nothing, self.hold))
+        self.thread = threading.Thread(target=lambda: store.commits.run(_Nothing, self.hold))
         self.thread.start()
         assert self.inside.wait(10)
 
@@ -76,7 +78,7 @@ class Gate:
 
     def release_when(self, pending: int) -> None:
         """Open once so many requests wait."""
-        while len(self.store._pending) < pending:
+        while len(self.store.commits.pending) < pending:
             os.sched_yield()
         self.open.set()
         self.thread.join(30)
@@ -155,29 +157,22 @@ def test_attaching_and_detaching_survive_a_replay(broker: LmdbBroker) -> None:
     join(threads)
     assert [type(a) for a in answers] == [type(None), DuplicateJob, type(None), type(None)]
     assert sorted(o.id for o in broker.owners()) == ["o2", "o3"]
-    assert len({m.sleeper.slot for m in broker._members.values()}) == 2
+    assert len({m.sleeper.slot for o in ("o2", "o3") for m in [broker._members[o]]}) == 2
 
 
 def test_when_the_store_is_full_each_is_replayed_by_itself(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # case Q10
-    moves = broker._moves
+    insert = puts._insert
 
-    def make(store: Store, txn: Any) -> Any:
-        context = moves(store, txn)
-        insert = context._insert
-
-        def full(envelope: Envelope, *args: Any, **kwargs: Any) -> None:
-            insert(envelope, *args, **kwargs)
-            if envelope.body == b"big":
-                raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached")
-
-        context._insert = full
-        return context
+    def full(moves: Moves, envelope: Envelope, *args: Any, **kwargs: Any) -> None:
+        insert(moves, envelope, *args, **kwargs)
+        if envelope.body == b"big":
+            raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached")
 
     gate = Gate(broker._store)
-    monkeypatch.setattr(broker, "_moves", make)
+    monkeypatch.setattr(puts, "_insert", full)
     calls = [lambda: broker.put([job(), job()]), lambda: broker.put([job(body=b"big")])] * 2
     threads, answers = in_threads(calls)
     gate.release_when(4)
@@ -197,21 +192,21 @@ def test_a_follower_that_is_interrupted_takes_its_request_back(broker: LmdbBroke
         def acquire(self, **_: object) -> bool:
             raise Interrupted
 
-    from tidemill.brokers.lmdb import store as module
+    from tidemill.brokers.lmdb import commit as module
 
-    real = module._Request
+    real = module.Request
 
     def interrupted_request(apply: Any) -> Any:
         request = real(apply)
         request.turn = Turn()
         return request
 
-    module._Request = interrupted_request
+    module.Request = interrupted_request
     try:
         with pytest.raises(Interrupted):
             broker.put([job(id="gone")])
     finally:
-        module._Request = real
+        module.Request = real
     threads, _ = in_threads([lambda: broker.put([job(id="kept")])])
     gate.release_when(1)
     join(threads)
@@ -226,10 +221,10 @@ def test_an_interrupted_leader_leaves_the_others_their_requests(broker: LmdbBrok
 
     def lead() -> None:
         with pytest.raises(KeyboardInterrupt):
-            broker._store.commit(broker._moves, interrupt)
+            broker._store.commits.run(broker._moves, interrupt)
 
     first, _ = in_threads([lead])
-    while len(broker._store._pending) < 1:
+    while len(broker._store.commits.pending) < 1:
         os.sched_yield()
     threads, answers = in_threads([lambda: broker.put([job()])] * 5)
     gate.release_when(6)
@@ -266,7 +261,7 @@ def test_many_threads_lose_nothing(broker: LmdbBroker) -> None:
 
 def test_a_step_inside_a_step_is_an_error_not_a_deadlock(broker: LmdbBroker) -> None:
     with pytest.raises(TidemillError, match=r"wait for itself"):
-        broker._store.commit(broker._moves, lambda moves: broker.put([job()]))
+        broker._store.commits.run(broker._moves, lambda moves: broker.put([job()]))
 
 
 # -- the caller's own transaction ----------------------------------------------------------------
@@ -358,10 +353,10 @@ def test_a_put_without_txn_inside_a_transaction_is_told_so(
 def test_waiting_for_a_leader_that_waits_for_us_ends(
     env: lmdb.Environment, guest: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.brokers.lmdb.store._PATIENCE", 0.2)
+    monkeypatch.setattr("tidemill.brokers.lmdb.commit.PATIENCE", 0.2)
     with env.begin(write=True) as txn:
         threads, answers = in_threads([lambda: guest.put([job(id="other")])])
-        while not guest._store._lead.locked():
+        while not guest._store.commits.lead.locked():
             os.sched_yield()
         with pytest.raises(TidemillError, match=r"txn="):
             guest.put([job(id="mine")])
@@ -437,7 +432,7 @@ def test_puts_are_refused_while_there_is_room_to_finish(
             assert all(broker.exchange(Step("o", verdicts=verdicts)).settled)
         broker.delete(accepted)
         accepted.clear()
-        broker._store._space_checked = -1.0
+        broker._store.room.look_again()
     # and putting works again
     assert broker.put([job()])
     broker.close()
@@ -492,7 +487,7 @@ def test_network_file_systems_are_refused(
     mounts = tmp_path / "mounts"
     escaped = str(base).replace(" ", "\\040") + mount
     mounts.write_text(f"overlay / overlay rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\n")
-    monkeypatch.setattr("tidemill.brokers.lmdb.store._MOUNTS", str(mounts))
+    monkeypatch.setattr("tidemill.brokers.lmdb.environment._MOUNTS", str(mounts))
     url = f"lmdb://{base}/store"
     if refused:
         with pytest.raises(BrokerUnavailable, match=r"network file system"):

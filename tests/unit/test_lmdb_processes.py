@@ -313,7 +313,9 @@ def test_a_killed_workers_jobs_are_accounted_by_its_board(
         from tidemill.board import Board
         broker.attach(Owner(id="o", name="dead", board={path!r}))
         one, two = take("o", 2)
-        Board({path!r}, 4).start(1, one.token, 1, 10.0, 0.0)
+        board = Board({path!r}, 4)
+        board.claim("o")
+        board.start(1, one.token, 1, 10.0, 0.0)
         say("running")
         time.sleep(60)
     """
@@ -354,7 +356,7 @@ def test_killed_in_the_middle_of_anything_the_store_goes_on(url: str, broker: Lm
     code = """
         import itertools
         broker.attach(Owner(id=new_id(), name="w", kind="consumer"))
-        owner = list(broker._members)[0]
+        owner = broker._members.ids()[0]
         say("busy")
         for n in itertools.count():
             broker.put([Envelope(id=new_id(), task="t") for _ in range(20)])
@@ -386,7 +388,7 @@ def test_a_clock_that_jumps_across_a_restart_moves_nothing(
     broker = open_broker(url)
     broker.put([job(id="first"), job(id="late", delay=60)])
     broker.close()
-    monkeypatch.setattr("tidemill.brokers.lmdb.broker.wall_time", lambda: time.time() + jump)
+    monkeypatch.setattr("tidemill.brokers.lmdb.storetime.wall_time", lambda: time.time() + jump)
     again = open_broker(url)
     again.put([job(id="second")])
     again.attach(Owner(id="o", name="w"))
@@ -405,7 +407,7 @@ def test_after_a_boot_time_goes_on_and_never_back(
     broker.put([job(id="late", delay=60)])
     broker.tick()  # notes how the clocks stand
     broker.close()
-    module = "tidemill.brokers.lmdb.broker"
+    module = "tidemill.brokers.lmdb.storetime"
     monkeypatch.setattr(f"{module}._boot_id", lambda: "another")
     monkeypatch.setattr(f"{module}.machine_time", lambda: time.monotonic() - 1e6)
     monkeypatch.setattr(f"{module}.wall_time", lambda: time.time() + wall)

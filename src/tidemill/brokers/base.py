@@ -172,6 +172,14 @@ class Broker(Protocol):
     url: str
     features: frozenset[Feature]
 
+    @property
+    def boards(self) -> str:
+        """A folder on this machine where an owner's board may lie.
+
+        Empty when the broker has none: the worker then uses a temporary one.
+        """
+        ...
+
     # -- producing ------------------------------------------------------------------------------
 
     def put(self, jobs: Sequence[Envelope], *, txn: Any = None) -> list[Put]:

@@ -97,6 +97,8 @@ class _Item:
 class MemoryBroker:
     """A broker in this process's memory."""
 
+    boards = ""
+
     features = frozenset(
         {
             Feature.DELAY,

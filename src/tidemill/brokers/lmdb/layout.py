@@ -1,7 +1,7 @@
 """What lies where in the LMDB environment. Keys are big-endian, so that byte order is their order.
 
     main   format · clock · counters (sequence, queue and owner numbers) · one row per queue
-    job    id → header, envelope, tail        the header changes, the envelope never
+    job    id → header, envelope, tail        see record.py
     ready  line·rank·seq → id                 line is the queue's number, twice, +1 for raw messages
     lease  owner·token → ready key, leased, deadline, id
     due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time
@@ -21,34 +21,21 @@ import struct
 from typing import NamedTuple
 
 import lmdb
-import msgspec
-
-from tidemill.job import Attempt, State
 
 __all__ = [
-    "CODE",
-    "DUE",
     "DUE_EXPIRY",
     "DUE_JOB",
+    "DUE_KEY",
     "DUE_LEASE",
-    "FIN",
+    "FIN_KEY",
     "FORMAT",
-    "HEADER",
     "LEASE_KEY",
     "LEASE_VALUE",
     "MICRO",
     "NUMBER",
-    "READY",
-    "ROW",
-    "STATES",
-    "TABLES",
-    "Flag",
-    "Header",
+    "READY_KEY",
     "Row",
     "Tables",
-    "Tail",
-    "decode_tail",
-    "encode_tail",
     "open_tables",
 ]
 
@@ -57,125 +44,39 @@ FORMAT = 1
 
 MICRO = 1_000_000
 
-STATES = tuple(State)
-CODE = {state: code for code, state in enumerate(STATES)}
-
 NUMBER = struct.Struct(">Q")
-READY = struct.Struct(">IIQ")  # line, rank, seq
+READY_KEY = struct.Struct(">IIQ")  # line, rank, seq
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
-DUE = struct.Struct(">BQBQ")  # clock, time, kind, number
+DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE = range(3)
-FIN = struct.Struct(">BQQ")  # class, prune time, seq
-HEADER = struct.Struct(">BBIIIIIQQQQQddI")
-
-
-class Flag:
-    """Bits of ``Header.flags``."""
-
-    CANCELLING = 1
-    MESSAGE = 2
-    NOTED = 4
-    WALL = 8  # due by wall time
-    KEYED = 16
-    RESULT_TTL = 32
-
-
-class Header(msgspec.Struct, gc=False):
-    """The part of a stored job that changes, in the order of ``HEADER``."""
-
-    state: int
-    flags: int
-    attempt: int
-    losses: int
-    limit: int
-    rank: int
-    line: int
-    seq: int
-    due: int
-    expires: int
-    finished: int
-    prune: int
-    ttr: float
-    timeout: float
-    size: int
-
-    def pack(self) -> bytes:
-        """The header as stored."""
-        return HEADER.pack(
-            self.state,
-            self.flags,
-            self.attempt,
-            self.losses,
-            self.limit,
-            self.rank,
-            self.line,
-            self.seq,
-            self.due,
-            self.expires,
-            self.finished,
-            self.prune,
-            self.ttr,
-            self.timeout,
-            self.size,
-        )
-
-
-class Tail(msgspec.Struct, array_like=True, gc=False):
-    """What a job has behind its envelope once something has happened to it."""
-
-    error: str = ""
-    result: bytes = b""
-    attempts: list[Attempt] = []
-
-
-encode_tail = msgspec.msgpack.Encoder().encode
-decode_tail = msgspec.msgpack.Decoder(Tail).decode
-
-ROW = struct.Struct(">IBI4Q6Q")
+FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
+_ROW = struct.Struct(">IBI4Q6Q")
 
 
 class Row:
     """One queue: settings, jobs by state, totals. Kept exact by every transaction."""
 
     __slots__ = (
-        "accepted",
-        "cancelled",
-        "dirty",
-        "expired",
-        "failed",
-        "max_size",
-        "name",
-        "number",
-        "paused",
-        "ready",
-        "retried",
-        "running",
-        "scheduled",
-        "succeeded",
-        "waiting",
+        "accepted", "cancelled", "dirty", "expired", "failed", "max_size", "name", "number",
+        "paused", "ready", "retried", "running", "scheduled", "succeeded", "waiting",
     )
 
     def __init__(self, name: str, number: int, data: bytes | None = None) -> None:
         self.name = name
         self.number = number
         self.dirty = data is None
-        values = ROW.unpack(data) if data else (number, *[0] * 12)
+        values = _ROW.unpack(data) if data else (number, *[0] * 12)
         (
-            self.number,
-            self.paused,
-            self.max_size,
-            self.waiting,
-            self.scheduled,
-            self.ready,
-            self.running,
-            self.accepted,
-            self.succeeded,
-            self.failed,
-            self.retried,
-            self.cancelled,
+            self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
+            self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
             self.expired,
         ) = values
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """The line of its tasks, and that of its messages."""
+        return self.number * 2, self.number * 2 + 1
 
     @property
     def size(self) -> int:
@@ -184,19 +85,9 @@ class Row:
 
     def pack(self) -> bytes:
         """The row as stored."""
-        return ROW.pack(
-            self.number,
-            self.paused,
-            self.max_size,
-            self.waiting,
-            self.scheduled,
-            self.ready,
-            self.running,
-            self.accepted,
-            self.succeeded,
-            self.failed,
-            self.retried,
-            self.cancelled,
+        return _ROW.pack(
+            self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
+            self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
             self.expired,
         )
 
@@ -215,9 +106,7 @@ class Tables(NamedTuple):
     note: lmdb._Database
 
 
-TABLES = Tables._fields
-
 
 def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:
     """Open the named databases, making those that are missing."""
-    return Tables(*(env.open_db(prefix + name.encode()) for name in TABLES))
+    return Tables(*(env.open_db(prefix + name.encode()) for name in Tables._fields))

@@ -1,164 +1,81 @@
-"""The environment: opened once per process, written by one leader at a time, safe across fork.
+"""A store: tidemill's tables under one prefix of an LMDB environment, and the files beside it.
 
-Group commit: a caller appends its request and tries to lead. The leader begins the transaction (and
-waits there for other processes), takes all requests that have arrived meanwhile, applies each,
-commits once, and wakes the others. When one request fails, the transaction is abandoned and each is
-replayed by itself, so that only the culprit sees its error.
-
-A caller that is interrupted while it waits takes its request back, or passes on the lead if that
-was just handed to it; a request is never left with a thread that has gone.
-
-Each LMDB call gives up the interpreter lock. With threads that compute, getting it back takes a
-whole switch interval (5 ms) a call, with every other process locked out of the store meanwhile: one
-busy thread cut 500,000 operations a second to 2,500. While a transaction is open the interval is
-therefore 10 µs.
+A process has each store open once, however often it asks: by URL or in an environment of the
+caller's own. Several stores may lie in one environment, told apart by their prefixes. All of them
+survive a fork: no thread is inside a commit while the process is copied, and the child opens its
+own when it needs them.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import errno
 import os
-import re
-import shutil
-import sys
 import threading
-import time
+import urllib.parse
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import lmdb
-import lmdb._envid
 
+from tidemill.brokers.lmdb.commit import GroupCommit, Writing
+from tidemill.brokers.lmdb.environment import Environment, folder_of, translated
 from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, open_tables
+from tidemill.brokers.lmdb.room import Room
 from tidemill.brokers.lmdb.wake import Bells
-from tidemill.crash import point
-from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
-from tidemill.shield import lower_shield, raise_shield
+from tidemill.config import check_name
+from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull
 
-__all__ = ["MAP_SIZE", "Store", "close_store", "open_store"]
+__all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_around"]
 
-T = TypeVar("T")
 MAP_SIZE = 1 << 38
 """Address space, not disk: the file is as large as what is in it."""
 
-MAX_READERS = 4096
-_BUSY_INTERVAL = 1e-5
-_PATIENCE = (
-    30.0  # seconds a thread waits for a leader that may be waiting for this thread's own txn
-)
-_BALLAST_MOST = 4 << 20
-_MOUNTS = "/proc/self/mounts"
-_NETWORK_FILESYSTEMS = {
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "fuse.sshfs",
-    "9p",
-    "ceph",
-    "glusterfs",
-}
+PREFIX = "tidemill-"
+"""What leads the names of our databases when nothing else is asked for."""
 
 
 class _Forked(Protocol):
     def after_fork_child(self) -> None: ...
 
 
-class _Request:
-    """One caller's part of a commit."""
-
-    __slots__ = ("apply", "done", "error", "result", "turn")
-
-    def __init__(self, apply: Callable[[Any], Any]) -> None:
-        self.apply = apply
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.done = False
-        self.turn = threading.Lock()
-        self.turn.acquire()
-
-
 class Store:
-    """One LMDB environment with tidemill's tables, and the files beside it.
+    """One store, as this process has it open.
 
-    ``make`` builds the transaction context of :mod:`.moves` around an LMDB write transaction.
+    ``folder`` is shared by all stores of the environment; ``files`` is this store's own.
     """
 
-    def __init__(
-        self, folder: str, *, map_size: int = MAP_SIZE, sync: bool = True, prefix: str = "tidemill-"
-    ) -> None:
-        self.folder = folder
-        self.sync = sync
-        self._prefix = prefix.encode()
-        self._map_size = map_size
-        self._own_env = True
-        os.makedirs(folder, exist_ok=True)
-        self._refuse_network(folder)
-        self._open(None)
-
-    @classmethod
-    def around(cls, env: lmdb.Environment, prefix: str) -> Store:
-        """A store inside the caller's own environment."""
-        store = cls.__new__(cls)
-        path = env.path()
-        store.folder = path if os.path.isdir(path) else path + ".tidemill"
-        store.sync = bool(env.flags()["sync"])
-        store._prefix = prefix.encode()
-        store._map_size = env.info()["map_size"]
-        store._own_env = False
-        os.makedirs(store.folder, exist_ok=True)
-        store._open(env)
-        return store
-
-    def _open(self, env: lmdb.Environment | None) -> None:
+    def __init__(self, environment: Environment, prefix: str) -> None:
+        self.environment = environment
+        self.prefix = prefix
+        self.folder = environment.folder
+        self.files = self.folder
+        if prefix != PREFIX:
+            self.files = os.path.join(self.folder, urllib.parse.quote(prefix, safe="") + ".files")
         self.users = 0
-        self.pid = os.getpid()
         self.brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()  # told when the process forks
-        self._lead = threading.Lock()
-        self._pending: collections.deque[_Request] = collections.deque()
-        self._leader = 0  # thread that has the transaction open
         self._keys: dict[str, bytes] = {}  # made once for each queue, not for each step
-        self._space_checked = -1.0
-        self._space_left = 0
-        self._space = ""
+        os.makedirs(self.files, exist_ok=True)
+        self._open()
+
+    def _open(self) -> None:
+        self.env = self.environment.env
+        self.pid = os.getpid()
         try:
-            self.env = env or self._open_env()
-        except lmdb.Error as error:
-            message = f"cannot open the LMDB store in {self.folder}: {error}"
-            raise BrokerUnavailable(message) from error
-        try:
-            self.tables: Tables = open_tables(self.env, self._prefix)
+            self.tables: Tables = open_tables(self.env, self.prefix.encode())
             self._check_format()
             self.env.reader_check()
-            self.bells = Bells(os.path.join(self.folder, "wake"))
+            self.bells = Bells(os.path.join(self.files, "wake"))
+        except lmdb.DbsFullError as error:
+            raise InvalidOption(
+                f"the environment has no room for {len(Tables._fields)} more databases; "
+                "open it with a larger max_dbs"
+            ) from error
         except Exception as error:
-            if self._own_env:
-                self.env.close()
-            if isinstance(error, lmdb.DbsFullError):
-                raise InvalidOption(
-                    f"the environment has no room for {len(Tables._fields)} more databases; "
-                    "open it with a larger max_dbs"
-                ) from error
-            raise self.translated(error) from error
-        _all_stores.add(self)
-
-    def _open_env(self) -> lmdb.Environment:
-        with _beside_a_parents() if self.folder in _abandoned else contextlib.nullcontext():
-            return lmdb.open(
-                self.folder,
-                map_size=self._map_size,
-                max_dbs=32,
-                max_readers=MAX_READERS,
-                lib_version=0,
-                readahead=False,
-                sync=self.sync,
-                metasync=True,
-                mode=0o600,
-            )
+            raise translated(error, self.folder) from error
+        self.room = Room(self.folder, self.env, self.tables)
+        shared = not self.environment.ours
+        self.commits = GroupCommit(self.env, self._translated, shared=shared)
 
     def _check_format(self) -> None:
         key = self.key("format")
@@ -173,157 +90,27 @@ class Store:
                 f"this tidemill reads format {FORMAT}; install the version that wrote it"
             )
 
-    @staticmethod
-    def _refuse_network(folder: str) -> None:
-        """LMDB's locks and mapping do not work across machines."""
-        try:
-            with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
-                mounts = [line.split()[1:3] for line in file]
-        except OSError:
-            return
-        place = os.path.realpath(folder) + "/"
-        inside = [
-            (p, kind) for p, kind in mounts if place.startswith(_unescaped(p).rstrip("/") + "/")
-        ]
-        path, kind = max(inside, key=lambda mount: len(mount[0]), default=("", ""))
-        if kind in _NETWORK_FILESYSTEMS:
-            raise BrokerUnavailable(
-                f"{folder} lies on {path}, a network file system ({kind}), where LMDB is not safe; "
-                "use a local disk, or a redis:// or postgresql:// broker"
-            )
+    @property
+    def url(self) -> str:
+        """What opens this store in another process."""
+        path = urllib.parse.quote(os.path.abspath(self.environment.path))
+        options = {"map_size": str(self.env.info()["map_size"])}
+        if not self.environment.sync:
+            options["durability"] = "relaxed"
+        if self.prefix != PREFIX:
+            options["prefix"] = self.prefix
+        return f"lmdb://{path}?{urllib.parse.urlencode(options)}"
 
     def key(self, name: str) -> bytes:
-        """A key of the main database, under the caller's prefix."""
+        """A key of the main database, under the store's prefix."""
         key = self._keys.get(name)
         if key is None:
-            key = self._keys[name] = self._prefix + b"=" + name.encode()
+            key = self._keys[name] = f"{self.prefix}={name}".encode()
         return key
 
-    # -- group commit ---------------------------------------------------------------------------
-
-    def commit(
-        self, make: Callable[[Store, lmdb.Transaction[bytes]], Any], apply: Callable[[Any], T]
-    ) -> T:
-        """Run ``apply(context)`` in a write transaction and return its result once it is durable.
-
-        Raises:
-            whatever ``apply`` raises, having changed nothing; StoreFull; BrokerUnavailable.
-        """
-        if self._leader == threading.get_ident():
-            raise TidemillError("this call would wait for itself: it was made inside a store step")
-        request = _Request(apply)
-        raise_shield()
-        try:
-            self._pending.append(request)
-            if self._lead.acquire(blocking=False) or self._follow(request):
-                try:
-                    if not request.done:
-                        self._run(make, request)
-                finally:
-                    self._pass_on()
-        finally:
-            lower_shield()
-        if request.error is not None:
-            raise request.error
-        return request.result  # type: ignore[no-any-return]
-
-    def _follow(self, request: _Request) -> bool:
-        """Wait for a leader to do the request; True when the lead is handed over instead."""
-        try:
-            # In the caller's own environment the leader may be waiting for a transaction that this
-            # very thread has open; that must not last for ever.
-            if not request.turn.acquire(timeout=-1 if self._own_env else _PATIENCE):
-                raise TidemillError(
-                    f"the store was not free for {_PATIENCE:g} s; inside a transaction of your own "
-                    "pass it as txn="
-                )
-        except BaseException:
-            self._leave(request)
-            raise
-        if request.done:
-            return False
-        self._pending.appendleft(request)
-        return True
-
-    def _leave(self, request: _Request) -> None:
-        """Take back a request whose caller stops waiting."""
-        try:
-            self._pending.remove(request)
-        except ValueError:  # a leader is at it, or has just made us the leader
-            request.turn.acquire()
-            if not request.done:
-                self._pass_on()
-
-    def _run(self, make: Callable[..., Any], own: _Request) -> None:
-        """With the lead: one transaction for everything pending once it has begun."""
-        batch: list[_Request] = []
-        try:
-            try:
-                point("store.begin")
-                with self.writing() as txn:
-                    point("store.begun")
-                    self._drain(batch)
-                    context = make(self, txn)
-                    for request in batch:
-                        request.result = request.apply(context)
-                    context.finish()
-                    point("store.commit")
-                point("store.committed")
-            except Exception as error:
-                if not batch:  # it could not even begin: each who leads shall see for itself
-                    self._pending.remove(own)
-                    batch.append(own)
-                if len(batch) == 1:
-                    self._answer(batch[0], self.translated(error))
-                else:
-                    self._replay(make, batch)
-            else:
-                for request in batch:
-                    self._answer(request)
-        except BaseException:  # Ctrl-C in the leader: nothing happened, the others try again
-            self._pending.extendleft(r for r in reversed(batch) if r is not own and not r.done)
-            raise
-
-    def _drain(self, batch: list[_Request]) -> None:
-        """Take what is pending. The deque is never replaced: an append may be under way."""
-        batch.extend(self._pending.popleft() for _ in range(len(self._pending)))
-
-    def _replay(self, make: Callable[..., Any], batch: list[_Request]) -> None:
-        """Each request in a transaction of its own, so that an error hits only its cause."""
-        for request in batch:
-            try:
-                with self.writing() as txn:
-                    context = make(self, txn)
-                    request.result = request.apply(context)
-                    context.finish()
-            except Exception as error:
-                self._answer(request, self.translated(error))
-            else:
-                self._answer(request)
-
-    @staticmethod
-    def _answer(request: _Request, error: Exception | None = None) -> None:
-        request.error = error
-        request.done = True
-        request.turn.release()
-
-    def _pass_on(self) -> None:
-        """Give up the lead, to somebody who came while the transaction was committed, if any.
-
-        Whoever appends a request and then fails to take the lead did so before the release here, so
-        that the second look at ``_pending`` sees the request.
-        """
-        while True:
-            self._lead.release()
-            if not self._pending or not self._lead.acquire(blocking=False):
-                return
-            if self._pending:
-                self._pending.popleft().turn.release()  # it wakes as the leader, not done
-                return
-
-    def writing(self) -> _Writing:
-        """A write transaction, as a context manager, with the short switch interval around it."""
-        return _Writing(self)
+    def writing(self) -> Writing:
+        """A write transaction of its own, as a context manager."""
+        return Writing(self.commits)
 
     @contextlib.contextmanager
     def nested(self, txn: Any) -> Iterator[lmdb.Transaction[bytes]]:
@@ -343,123 +130,30 @@ class Store:
             with inner:
                 yield inner
         except lmdb.Error as error:
-            raise self.translated(error) from error
+            raise self._translated(error) from error
 
-    def translated(self, error: Exception) -> Exception:
-        """A driver's error as one of ours; any other as it is."""
-        ours: TidemillError
-        no_space = isinstance(error, (lmdb.DiskError, OSError)) or "No space" in str(error)
-        if isinstance(error, lmdb.MapFullError) or (no_space and "No space" in str(error)):
-            self._space_checked = -1.0
-            ours = StoreFull(
-                f"the store in {self.folder} is full; finish or delete jobs, or make room"
-            )
-        elif isinstance(error, lmdb.Error) and "same thread" in str(error):
-            ours = TidemillError(
-                "this thread has a write transaction of its own open in the store; "
-                "pass it as txn=, or end it first"
-            )
-        elif isinstance(error, lmdb.Error):
-            ours = BrokerUnavailable(f"the LMDB store in {self.folder}: {error}")
-        else:
-            return error
-        ours.__cause__ = error
+    def _translated(self, error: Exception) -> Exception:
+        """A driver's error as one of ours; one of no room makes the next put look at the disk."""
+        ours = translated(error, self.folder)
+        if ours is not error and isinstance(ours, StoreFull):
+            self.room.look_again()
         return ours
 
-    # -- the reserve ----------------------------------------------------------------------------
-
-    def reserve(self) -> int:
-        """Bytes of disk that puts leave free, so that finishing and draining always work."""
-        total = shutil.disk_usage(self.folder).total
-        return min(64 << 20, max(1 << 20, total // 10))
-
-    def check_space(self, size: int) -> None:
-        """Refuse ``size`` bytes when the disk or the map is down to its reserve.
-
-        Looks at most every 50 ms, unless so much was put since that it matters sooner.
-
-        Raises:
-            StoreFull: naming which.
-        """
-        now = time.monotonic()
-        self._space_left -= size
-        if now - self._space_checked > 0.05 or self._space_left < 0:
-            self._space_checked = now
-            self._space, self._space_left = self._find_shortage()
-            self._space_left -= size
-        if self._space:
-            raise StoreFull(self._space)
-
-    def _find_shortage(self) -> tuple[str, int]:
-        """What is short, and the bytes that may be put before the next look."""
-        free, reserve = shutil.disk_usage(self.folder).free, self.reserve()
-        if free < reserve:
-            return (
-                f"the disk of {self.folder} has {free >> 20} MiB left, less than the reserve of "
-                f"{reserve >> 20} MiB; make room, or finish or delete jobs"
-            ), 0
-        info = self.env.info()
-        limit = info["map_size"] * 3 // 4
-        used = info["last_pgno"] * self.env.stat()["psize"]
-        if used > limit:
-            used = self.used_bytes()
-        if used > limit:
-            return (
-                f"the map of {self.folder} has {info['map_size'] >> 10} KiB, {used >> 10} KiB of "
-                "them used; a quarter is kept to finish work. Use a larger map_size, or finish or "
-                "delete jobs"
-            ), 0
-        return "", min(free - reserve, limit - used) // 8
-
-    def used_bytes(self) -> int:
-        """Bytes of pages in use; the rest of the file is free for reuse."""
-        with self.env.begin() as txn:
-            stats = [txn.stat(table) for table in self.tables]
-        pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
-        return pages * stats[0]["psize"]
-
-    @property
-    def ballast(self) -> str:
-        """A file that takes up room until the disk is full, and is then given up."""
-        return os.path.join(self.folder, "ballast")
-
-    def keep_ballast(self) -> None:
-        """Make the ballast when there is room for it."""
-        size = min(self.reserve() // 2, _BALLAST_MOST)
-        with contextlib.suppress(OSError):
-            if os.path.exists(self.ballast) and os.path.getsize(self.ballast) >= size:
-                return
-            if shutil.disk_usage(self.folder).free > 3 * self.reserve():
-                with open(self.ballast, "wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, size) if hasattr(
-                        os, "posix_fallocate"
-                    ) else file.write(b"\0" * size)
-
-    def drop_ballast(self) -> bool:
-        """Give the ballast up; True when there was some."""
-        try:
-            os.unlink(self.ballast)
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return False
-        return True
-
-    # -- processes ------------------------------------------------------------------------------
+    # -- forks ----------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
         """No thread of ours is inside a transaction when the process is copied."""
         if self.pid == os.getpid():
-            self._lead.acquire()
+            self.commits.lead.acquire()
 
     def after_fork_parent(self) -> None:
         """Go on."""
         if self.pid == os.getpid():
-            self._pass_on()
+            self.commits.pass_on()
 
     def after_fork_child(self) -> None:
-        """The parent's environment is not ours to use; :meth:`ready` opens another when needed."""
-        _abandoned[self.folder] = self.env
+        """In a forked child: close what is the parent's; :meth:`ready` opens ours when needed."""
+        self.environment.abandon()
         self.bells.close()
         for broker in list(self.brokers):
             broker.after_fork_child()
@@ -470,162 +164,145 @@ class Store:
         Raises:
             TidemillError: it lies in the caller's own environment.
         """
-        with _stores_lock:
-            if self.pid == os.getpid():
-                return
-            if not self._own_env:
-                raise TidemillError(
-                    "this process is a fork, and the store lies in an environment opened before: "
-                    "open the environment and the store again here"
-                )
-            users, brokers = self.users, self.brokers
-            self._open(None)
-            self.users, self.brokers = users, brokers
+        with _lock:
+            if self.pid != os.getpid():
+                self.environment.ready()
+                self._open()
 
     def close(self) -> None:
-        """Close the environment, unless it is the caller's."""
+        """Close what is open; the last store in an environment closes that, too."""
         self.bells.close()
-        if self._own_env:
-            self.env.close()
+        self.environment.users -= 1
+        if not self.environment.users:
+            self.environment.close()
 
 
-class _Writing:
-    """A write transaction of a store while this thread leads it."""
+# -- the stores of this process ------------------------------------------------------------------
 
-    __slots__ = ("store", "txn")
+_Place = tuple[int, int]  # device and inode of an environment's directory, or of its single file
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def __enter__(self) -> lmdb.Transaction[bytes]:
-        _pace.hurry()
-        try:
-            self.txn = self.store.env.begin(write=True)
-        except BaseException:
-            _pace.relax()
-            raise
-        self.store._leader = threading.get_ident()
-        return self.txn
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        self.store._leader = 0
-        try:
-            if kind is None:
-                self.txn.commit()
-            else:
-                self.txn.abort()
-        finally:
-            _pace.relax()
+_stores: weakref.WeakValueDictionary[tuple[_Place, str], Store] = weakref.WeakValueDictionary()
+_ours: set[Store] = set()  # in environments of ours: they live until the last broker closes them
+_lock = threading.Lock()
 
 
-class _Pace:
-    """The interpreter's switch interval: short while any store of this process is being written."""
+def open_store(path: str, *, map_size: int, sync: bool, prefix: str = PREFIX) -> Store:
+    """The store of a directory: the same one however often a process asks for it.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._writers = 0
-        self._normal = sys.getswitchinterval()
-
-    def hurry(self) -> None:
-        with self._lock:
-            if not self._writers:
-                self._normal = sys.getswitchinterval()
-                sys.setswitchinterval(_BUSY_INTERVAL)
-            self._writers += 1
-
-    def relax(self) -> None:
-        with self._lock:
-            self._writers -= 1
-            if not self._writers:
-                sys.setswitchinterval(self._normal)
-
-    def after_fork_child(self) -> None:
-        if self._writers:
-            sys.setswitchinterval(self._normal)
-        self._lock = threading.Lock()
-        self._writers = 0
-
-
-@contextlib.contextmanager
-def _beside_a_parents() -> Iterator[None]:
-    """Let py-lmdb open files that a parent process had open before the fork.
-
-    It refuses to open an environment twice in one process, and takes the parent's, which is of no
-    use here, for one of ours.
+    Raises:
+        InvalidOption: the prefix is none, or the store is open with another durability.
+        BrokerUnavailable: it cannot be opened.
     """
-    guard = lmdb._envid
-    keys = guard.env_keys
-    guard.env_keys = lambda path, subdir: ()
-    try:
-        yield
-    finally:
-        guard.env_keys = keys
-
-
-def _unescaped(path: str) -> str:
-    """A path as the mounts file writes it: blanks and the like as octal escapes."""
-    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
-
-
-_pace = _Pace()
-# Environments of a parent process, by folder. Never closed: that would free the parent's own reader
-# slots, and pages it is reading could be written over.
-_abandoned: dict[str, lmdb.Environment] = {}
-_stores: dict[tuple[int, int], Store] = {}
-_all_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-_stores_lock = threading.Lock()
-
-
-def open_store(folder: str, *, map_size: int, sync: bool) -> Store:
-    """The store of a directory: the same one however often a process asks for it."""
-    with _stores_lock:
-        os.makedirs(folder, exist_ok=True)
-        stat = os.stat(folder)
-        key = (stat.st_dev, stat.st_ino)
-        store = _stores.get(key)
-        if store is None:
-            store = _stores[key] = Store(os.path.realpath(folder), map_size=map_size, sync=sync)
-        elif store.sync != sync:
+    check_prefix(prefix)
+    if os.path.isfile(path) and not os.path.isdir(folder_of(path)):
+        raise InvalidOption(f"{path} is a file; a store is a directory")
+    with _lock:
+        os.makedirs(folder_of(path), exist_ok=True)
+        place = _place_of(path)
+        environment = _environment_at(place)
+        if environment is None:
+            path = os.path.realpath(path)
+            environment = Environment(path, map_size=map_size, sync=sync, env=None)
+        elif environment.sync != sync:
             raise InvalidOption(
-                f"the store in {folder} is open in this process with another durability; use one"
+                f"the store in {path} is open in this process with another durability; use one"
             )
-        store.users += 1
+        store = _store_in(environment, place, prefix)
     store.ready()
+    return store
+
+
+def store_around(env: lmdb.Environment, prefix: str) -> Store:
+    """The store inside the caller's own environment.
+
+    Raises:
+        InvalidOption: it is no open environment, it has no room for our tables, or the prefix is
+            none.
+    """
+    check_prefix(prefix)
+    try:
+        path, sync = os.path.abspath(env.path()), bool(env.flags()["sync"])
+    except (AttributeError, TypeError, lmdb.Error) as error:
+        raise InvalidOption("env must be an open lmdb.Environment") from error
+    with _lock:
+        place = _place_of(path)
+        environment = _environment_at(place)
+        if environment is None or environment.env is not env:
+            environment = Environment(path, sync=sync, env=env)
+        store = _store_in(environment, place, prefix)
+    store.ready()
+    return store
+
+
+def check_prefix(prefix: str) -> None:
+    """Refuse a prefix that is no name, or too long to be part of a file's name."""
+    check_name("prefix", prefix)
+    if len(urllib.parse.quote(prefix, safe="")) > 200:
+        raise InvalidOption(f"prefix {prefix[:20]!r}… is too long; take a shorter one")
+
+
+def _place_of(path: str) -> _Place:
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino
+
+
+def _environment_at(place: _Place) -> Environment | None:
+    """The environment of this process in a place, unless its owner has closed it."""
+    for (where, _), store in list(_stores.items()):
+        if where == place and store.environment.usable:
+            return store.environment
+    return None
+
+
+def _store_in(environment: Environment, place: _Place, prefix: str) -> Store:
+    """The store of that prefix in an environment, with one user more."""
+    store = _stores.get((place, prefix))
+    if store is None or store.environment is not environment:
+        try:
+            store = Store(environment, prefix)
+        except BaseException:
+            if not environment.users:
+                environment.close()
+            raise
+        environment.users += 1
+        _stores[place, prefix] = store
+        if environment.ours:
+            _ours.add(store)
+    store.users += 1
     return store
 
 
 def close_store(store: Store) -> None:
     """Give a store back; the last one out closes it."""
-    with _stores_lock:
+    with _lock:
         store.users -= 1
         if store.users <= 0:
-            for key in [k for k, s in _stores.items() if s is store]:
+            for key in [key for key, other in _stores.items() if other is store]:
                 del _stores[key]
-            _all_stores.discard(store)
+            _ours.discard(store)
             store.close()
 
 
 def _before_fork() -> None:
-    _stores_lock.acquire()
-    for store in _stores.values():
+    _lock.acquire()
+    for store in _ours:
         store.before_fork()
 
 
 def _after_fork_parent() -> None:
-    for store in _stores.values():
+    for store in _ours:
         store.after_fork_parent()
-    _stores_lock.release()
+    _lock.release()
 
 
 def _after_fork_child() -> None:
-    global _stores_lock
-    _stores_lock = threading.Lock()
-    _pace.after_fork_child()
-    for store in list(_all_stores):
+    global _lock
+    _lock = threading.Lock()
+    for key, store in list(_stores.items()):
         if store.pid != os.getpid():
             store.after_fork_child()
+        if not store.environment.ours:
+            del _stores[key]
 
 
 os.register_at_fork(

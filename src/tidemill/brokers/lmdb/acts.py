@@ -1,0 +1,148 @@
+"""Acting on jobs by their ids, and on queues: what people, handles and the command line ask for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from tidemill.brokers.lmdb.inspect import Holders
+from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, READY_KEY
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.record import (
+    CANCELLED,
+    SCHEDULED,
+    SUCCEEDED,
+    Flag,
+    Stored,
+)
+from tidemill.brokers.lmdb.roster import send
+from tidemill.brokers.lmdb.verdicts import drop_lease
+from tidemill.brokers.lmdb.wake import ALL, MESSAGES, SPACE, TASKS
+from tidemill.job import Command, decode_envelope
+
+__all__ = ["cancel", "delete", "kick", "purge", "set_queue"]
+
+
+def _load_all(moves: Moves, ids: Sequence[str]) -> Iterator[Stored | None]:
+    """The jobs of some ids, each read when its turn comes: the one before may have changed it."""
+    return (moves.load(job_id.encode()) if job_id else None for job_id in ids)
+
+
+def cancel(moves: Moves, ids: Sequence[str], *, terminate: bool) -> list[bool]:
+    """Cancel jobs; running ones through their owners."""
+    holders = Holders(moves.txn, moves.t)
+    verb = "terminate" if terminate else "cancel"
+    return [_cancel(moves, stored, holders, verb) for stored in _load_all(moves, ids)]
+
+
+def _cancel(moves: Moves, stored: Stored | None, holders: Holders, verb: str) -> bool:
+    if stored is None or stored.head.state >= SUCCEEDED:
+        return False
+    if moves.is_running(stored):
+        stored.head.flags |= Flag.CANCELLING
+        moves.save(stored)
+        owner, token = holders.lease_of(stored.id)
+        send(moves, owner, Command(verb, token))
+    else:
+        moves.unplace(stored)
+        moves.end(stored, CANCELLED, stored.tail, "cancelled before it started")
+    return True
+
+
+def kick(moves: Moves, ids: Sequence[str]) -> list[bool]:
+    """Make jobs ready again."""
+    return [_kick(moves, stored) for stored in _load_all(moves, ids)]
+
+
+def _kick(moves: Moves, stored: Stored | None) -> bool:
+    if stored is None:
+        return False
+    head = stored.head
+    if head.state == SCHEDULED:
+        moves.unplace(stored)
+        moves.place(stored, 0, 0)
+        return True
+    if head.state <= SUCCEEDED:
+        return False
+    envelope = decode_envelope(stored.envelope)
+    if envelope.key:
+        key = envelope.key.encode()
+        if moves.txn.get(key, db=moves.t.key) is not None:
+            return False  # at most one unfinished job per key
+        moves.txn.put(key, stored.id + b"\0", db=moves.t.key)
+    moves.unfinish(stored)
+    policy = envelope.retries.max_attempts
+    head.limit = head.attempt + policy if policy else 0
+    head.losses, head.finished, head.prune, head.expires = 0, 0, 0, 0
+    head.flags &= ~Flag.CANCELLING
+    tail = stored.tail
+    tail.error, tail.result = "", b""
+    moves.place(stored, 0, 0, tail)
+    return True
+
+
+def delete(moves: Moves, ids: Sequence[str]) -> list[bool]:
+    """Forget jobs in any state."""
+    return [_delete(moves, stored) for stored in _load_all(moves, ids)]
+
+
+def _delete(moves: Moves, stored: Stored | None) -> bool:
+    if stored is None:
+        return False
+    if stored.head.state >= SUCCEEDED:
+        moves.unfinish(stored)
+        moves.forget(stored)
+        return True
+    if moves.is_running(stored):
+        owner, token = Holders(moves.txn, moves.t).lease_of(stored.id)
+        drop_lease(moves, owner, token, stored)
+    else:
+        moves.unplace(stored)
+    moves.vanish(stored)
+    return True
+
+
+def set_queue(moves: Moves, queue: str, *, paused: bool | None, max_size: int | None) -> None:
+    """Change a queue's settings, and wake whoever they kept waiting."""
+    row = moves.row(queue)
+    row.paused = row.paused if paused is None else int(paused)
+    row.max_size = row.max_size if max_size is None else max_size
+    row.dirty = True
+    moves.store.bells.ring(TASKS | MESSAGES | SPACE, ALL)
+
+
+def purge(moves: Moves, queue: str, most: int) -> int:
+    """Delete up to ``most`` jobs that wait in a queue; how many that were."""
+    row = moves.existing_row(queue)
+    if row is None:
+        return 0
+    ids = [job_id for line in row.lines for job_id in _ready(moves, line, most)][:most]
+    if len(ids) < most and row.scheduled + row.waiting:
+        ids += _unready(moves, row.lines, most - len(ids))
+    return sum(_delete(moves, moves.load(job_id)) for job_id in ids)
+
+
+def _ready(moves: Moves, line: int, most: int) -> list[bytes]:
+    """The first jobs of a line."""
+    cursor = moves.txn.cursor(moves.t.ready)
+    found = cursor.set_range(READY_KEY.pack(line, 0, 0))
+    ids: list[bytes] = []
+    while found and READY_KEY.unpack(cursor.key())[0] == line and len(ids) < most:
+        ids.append(cursor.value())
+        found = cursor.next()
+    return ids
+
+
+def _unready(moves: Moves, lines: Sequence[int], most: int) -> list[bytes]:
+    """Scheduled jobs of some lines, found by their due time, and waiting ones, by their key."""
+    ids: list[bytes] = []
+    for key, job_id in moves.txn.cursor(moves.t.due):
+        if DUE_KEY.unpack(key)[2] == DUE_JOB:
+            ids.append(job_id)
+    for _, holders in moves.txn.cursor(moves.t.key):
+        successor = holders.partition(b"\0")[2]
+        if successor:
+            ids.append(successor)
+    jobs = ((job_id, moves.load(job_id)) for job_id in ids)
+    mine = (job_id for job_id, stored in jobs if stored and stored.head.line in lines)
+    return list(itertools.islice(mine, most))

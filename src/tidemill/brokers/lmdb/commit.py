@@ -1,0 +1,224 @@
+"""Group commit: a store is written by one leader at a time, for all who came meanwhile.
+
+A caller appends its request and tries to lead. The leader begins the transaction (and waits there
+for other processes), takes all requests that have arrived meanwhile, applies each, commits once,
+and wakes the others. When one request fails, the transaction is abandoned and each is replayed by
+itself, so that only the culprit sees its error.
+
+A caller that is interrupted while it waits takes its request back, or passes on the lead if that
+was just handed to it; a request is never left with a thread that has gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import lmdb
+
+from tidemill.brokers.lmdb.pace import pace
+from tidemill.crash import point
+from tidemill.errors import TidemillError
+from tidemill.shield import lower_shield, raise_shield
+
+__all__ = ["PATIENCE", "Context", "GroupCommit", "Request", "Writing"]
+
+PATIENCE = 30.0
+"""Seconds a thread waits for a leader that may be waiting for this thread's own transaction."""
+
+
+class Context(Protocol):
+    """What requests are applied to."""
+
+    def finish(self) -> None:
+        """Write what was gathered; called before the commit."""
+        ...
+
+
+C = TypeVar("C", bound=Context)
+T = TypeVar("T")
+
+
+class Request:
+    """One caller's part of a commit."""
+
+    __slots__ = ("apply", "done", "error", "result", "turn")
+
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self.apply = apply
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.turn = threading.Lock()
+        self.turn.acquire()
+
+
+class GroupCommit:
+    """The commits of one environment, as this process makes them.
+
+    ``translated`` makes a driver's error one of ours. In a ``shared`` environment a thread may have
+    a write transaction that we know nothing of.
+    """
+
+    def __init__(
+        self, env: lmdb.Environment, translated: Callable[[Exception], Exception], *, shared: bool
+    ) -> None:
+        self.env = env
+        self.leader = 0  # the thread that has the transaction open
+        self.lead = threading.Lock()
+        self.pending: collections.deque[Request] = collections.deque()
+        self._translated = translated
+        self._shared = shared
+
+    def run(self, make: Callable[[lmdb.Transaction[bytes]], C], apply: Callable[[C], T]) -> T:
+        """Run ``apply(make(txn))`` in a write transaction; its result, once that is durable.
+
+        Raises:
+            whatever ``apply`` raises, having changed nothing; StoreFull; BrokerUnavailable.
+        """
+        if self.leader == threading.get_ident():
+            raise TidemillError("this call would wait for itself: it was made inside a store step")
+        request = Request(apply)
+        raise_shield()
+        try:
+            self.pending.append(request)
+            if self.lead.acquire(blocking=False) or self._follow(request):
+                try:
+                    if not request.done:
+                        self._lead(make, request)
+                finally:
+                    self.pass_on()
+        finally:
+            lower_shield()
+        if request.error is not None:
+            raise request.error
+        return request.result  # type: ignore[no-any-return]
+
+    def _follow(self, request: Request) -> bool:
+        """Wait for a leader to do the request; True when the lead is handed over instead."""
+        try:
+            # In the caller's own environment the leader may be waiting for a transaction that this
+            # very thread has open; that must not last for ever.
+            if not request.turn.acquire(timeout=PATIENCE if self._shared else -1):
+                raise TidemillError(
+                    f"the store was not free for {PATIENCE:g} s; inside a transaction of your own "
+                    "pass it as txn="
+                )
+        except BaseException:
+            self._leave(request)
+            raise
+        if request.done:
+            return False
+        self.pending.appendleft(request)
+        return True
+
+    def _leave(self, request: Request) -> None:
+        """Take back a request whose caller stops waiting."""
+        try:
+            self.pending.remove(request)
+        except ValueError:  # a leader is at it, or has just made us the leader
+            request.turn.acquire()
+            if not request.done:
+                self.pass_on()
+
+    def _lead(self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request) -> None:
+        """With the lead: one transaction for everything pending once it has begun."""
+        batch: list[Request] = []
+        try:
+            try:
+                point("store.begin")
+                with Writing(self) as txn:
+                    point("store.begun")
+                    self._drain(batch)
+                    context = make(txn)
+                    for request in batch:
+                        request.result = request.apply(context)
+                    context.finish()
+                    point("store.commit")
+                point("store.committed")
+            except Exception as error:
+                if not batch:  # it could not even begin: each who leads shall see for itself
+                    self.pending.remove(own)
+                    batch.append(own)
+                if len(batch) == 1:
+                    self._answer(batch[0], self._translated(error))
+                else:
+                    self._replay(make, batch)
+            else:
+                for request in batch:
+                    self._answer(request)
+        except BaseException:  # Ctrl-C in the leader: nothing happened, the others try again
+            self.pending.extendleft(r for r in reversed(batch) if r is not own and not r.done)
+            raise
+
+    def _drain(self, batch: list[Request]) -> None:
+        """Take what is pending. The deque is never replaced: an append may be under way."""
+        batch.extend(self.pending.popleft() for _ in range(len(self.pending)))
+
+    def _replay(
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], batch: list[Request]
+    ) -> None:
+        """Each request in a transaction of its own, so that an error hits only its cause."""
+        for request in batch:
+            try:
+                with Writing(self) as txn:
+                    context = make(txn)
+                    request.result = request.apply(context)
+                    context.finish()
+            except Exception as error:
+                self._answer(request, self._translated(error))
+            else:
+                self._answer(request)
+
+    @staticmethod
+    def _answer(request: Request, error: Exception | None = None) -> None:
+        request.error = error
+        request.done = True
+        request.turn.release()
+
+    def pass_on(self) -> None:
+        """Give up the lead, to somebody who came while the transaction was committed, if any.
+
+        Whoever appends a request and then fails to take the lead did so before the release here, so
+        that the second look at ``pending`` sees the request.
+        """
+        while True:
+            self.lead.release()
+            if not self.pending or not self.lead.acquire(blocking=False):
+                return
+            if self.pending:
+                self.pending.popleft().turn.release()  # it wakes as the leader, not done
+                return
+
+
+class Writing:
+    """A write transaction, as a context manager: committed at its end, undone by an error."""
+
+    __slots__ = ("_commits", "_txn")
+
+    def __init__(self, commits: GroupCommit) -> None:
+        self._commits = commits
+
+    def __enter__(self) -> lmdb.Transaction[bytes]:
+        pace.hurry()
+        try:
+            self._txn = self._commits.env.begin(write=True)
+        except BaseException:
+            pace.relax()
+            raise
+        self._commits.leader = threading.get_ident()
+        return self._txn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self._commits.leader = 0
+        try:
+            if kind is None:
+                self._txn.commit()
+            else:
+                self._txn.abort()
+        finally:
+            pace.relax()

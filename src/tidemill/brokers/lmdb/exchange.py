@@ -1,0 +1,68 @@
+"""One exchange: what an owner hands in and takes, in one commit."""
+
+from __future__ import annotations
+
+from tidemill.brokers.base import Mode, Reply, Step, Want
+from tidemill.brokers.lmdb.layout import MICRO
+from tidemill.brokers.lmdb.leases import Leasing
+from tidemill.brokers.lmdb.members import Member
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.roster import is_listed, take_commands
+from tidemill.brokers.lmdb.timers import come_due, prune
+from tidemill.brokers.lmdb.verdicts import note, settle, touch
+from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, bloom
+from tidemill.job import Command
+
+__all__ = ["exchange"]
+
+
+def exchange(moves: Moves, member: Member, step: Step) -> Reply:
+    """Note, settle, touch and lease, in that order."""
+    number = member.number
+    if not is_listed(moves, number):
+        return _given_up(step)
+    reply = Reply()
+    more = come_due(moves)
+    for said in step.notes:
+        note(moves, number, said)
+    if step.verdicts:
+        worker = member.owner.name
+        reply.settled = [settle(moves, number, worker, verdict) for verdict in step.verdicts]
+    if step.touch:
+        reply.touched = [touch(moves, number, token, seconds) for token, seconds in step.touch]
+    if step.want and step.want.count:
+        _lease(moves, member, step.want, reply)
+    prune(moves, 2 * len(step.verdicts) + 2)
+    reply.commands = take_commands(moves, number)
+    reply.next_due = 0.0 if more else max(0.0, moves.next_due())
+    if step.want:
+        _mark(moves, member, step.want, reply)
+    return reply
+
+
+def _given_up(step: Step) -> Reply:
+    """The owner was given up for dead: all it held is lost, and it is told to stop."""
+    lost = [False] * len(step.verdicts), [False] * len(step.touch)
+    return Reply(*lost, commands=[Command("stop")])
+
+
+def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
+    leasing = Leasing(moves, member.number, deadlines=member.owner.kind == "consumer")
+    reply.leases = leasing.take(want, member.last_queue)
+    if reply.leases and want.mode is Mode.FAIR:
+        member.last_queue = leasing.last_queue
+    if len(reply.leases) == want.count:
+        moves.ring_rest(want.queues)
+
+
+def _mark(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
+    """Say that the owner is about to sleep, unless it has something to do."""
+    bells = moves.store.bells
+    if want.sleep and len(reply.leases) < want.count:  # it has room for what comes next
+        kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
+        bits = bloom(want.queues) if want.queues else ALL
+        endless = reply.next_due == float("inf")
+        until = ALL if endless else moves.now + int(reply.next_due * MICRO)
+        bells.mark(member.sleeper, kinds, bits, until)
+    else:
+        bells.mark(member.sleeper, 0, 0)

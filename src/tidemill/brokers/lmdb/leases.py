@@ -1,0 +1,161 @@
+"""Choosing what an owner gets, and leasing it.
+
+A *line* is the ready tasks of one queue, or its ready messages; within a line the order is
+priority, then age. A queue's lines are served as if they were one.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, MICRO, READY_KEY, Row
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.record import (
+    EXPIRED,
+    HEADER,
+    SUCCEEDED,
+    TOO_LATE,
+    Flag,
+    Stored,
+    Tail,
+)
+from tidemill.job import Lease
+
+__all__ = ["Leasing", "put_deadline"]
+
+_HEAD = HEADER.size
+_LEASED = struct.Struct(">QQ")  # what a lease has behind its ready key: leased, deadline
+
+
+def put_deadline(moves: Moves, deadline: int, owner: int, token: int) -> None:
+    """Have the lease end at a store time."""
+    key = DUE_KEY.pack(0, deadline, DUE_LEASE, token)
+    moves.txn.put(key, LEASE_KEY.pack(owner, token), db=moves.t.due)
+
+
+class Leasing:
+    """What one owner gets in one commit; with ``deadlines`` a lease ends after the job's ttr."""
+
+    def __init__(self, moves: Moves, owner: int, *, deadlines: bool) -> None:
+        self.leases: list[Lease] = []
+        self.last_queue = 0  # that a fair want was served from
+        self._moves = moves
+        self._owner = owner
+        self._deadlines = deadlines
+
+    def take(self, want: Want, last: int) -> list[Lease]:
+        """Lease up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
+        queues = self._wanted_lines(want)
+        if want.mode is Mode.FAIR:
+            queues.sort(key=lambda lines: (lines[0] >> 1 <= last, lines[0]))
+            self._take_fairly(queues, want.count)
+        elif want.mode is Mode.MERGED:
+            self._take_lines([line for lines in queues for line in lines], want.count)
+        else:
+            for lines in queues:
+                self._take_lines(lines, want.count - len(self.leases))
+        return self.leases
+
+    def _wanted_lines(self, want: Want) -> list[list[int]]:
+        """By queue: the lines that may be served and have something ready."""
+        moves = self._moves
+        kinds = [kind for kind, asked in ((0, want.tasks), (1, want.messages)) if asked]
+        queues: dict[int, list[int]] = {}
+        if want.queues:
+            for name in want.queues:
+                row = moves.existing_row(name)
+                if row and row.ready and not row.paused:
+                    queues[row.number] = [row.lines[kind] for kind in kinds]
+        else:
+            for line in moves.ready_lines():
+                if line & 1 in kinds and not moves.row_of(line).paused:
+                    queues.setdefault(line >> 1, []).append(line)
+        return list(queues.values())
+
+    def _take_fairly(self, queues: list[list[int]], count: int) -> None:
+        """Every queue its share, until the hand is full or nothing is left."""
+        leases = self.leases
+        while queues and len(leases) < count:
+            share = max(1, (count - len(leases)) // len(queues))
+            for lines in list(queues):
+                few = min(share, count - len(leases))
+                if few <= 0:
+                    return
+                before = len(leases)
+                self._take_lines(lines, few)
+                self.last_queue = lines[0] >> 1
+                if len(leases) - before < few:
+                    queues.remove(lines)
+
+    def _take_lines(self, lines: list[int], count: int) -> None:
+        """Take from several lines as if they were one."""
+        if len(lines) == 1:
+            self._take_line(lines[0], count)
+            return
+        full = len(self.leases) + count
+        while len(self.leases) < full and (line := self._best_line(lines)) is not None:
+            self._take_line(line, 1)
+
+    def _best_line(self, lines: list[int]) -> int | None:
+        """The line whose first job comes before those of the others."""
+        best = None
+        cursor = self._moves.txn.cursor(self._moves.t.ready)
+        for line in lines:
+            if cursor.set_range(READY_KEY.pack(line, 0, 0)):
+                found, rank, seq = READY_KEY.unpack(cursor.key())
+                if found == line and (best is None or (rank, seq) < best[:2]):
+                    best = rank, seq, line
+        return best[2] if best else None
+
+    def _take_line(self, line: int, count: int) -> None:
+        """The hot path: the first jobs of one line."""
+        moves = self._moves
+        txn, t_job, row = moves.txn, moves.t.job, moves.row_of(line)
+        prefix = READY_KEY.pack(line, 0, 0)[:4]
+        cursor = txn.cursor(moves.t.ready)
+        found = cursor.set_range(prefix)
+        row.dirty = True
+        while found and count > 0:
+            key, job_id = cursor.item()
+            if key[:4] != prefix:
+                break
+            cursor.delete()
+            found = bool(cursor.key())
+            data = txn.get(job_id, db=t_job)
+            assert data is not None
+            row.ready -= 1
+            if self._lend(row, key, job_id, data):
+                count -= 1
+            else:
+                found = cursor.set_range(prefix)  # its end may have made a successor ready
+
+    def _lend(self, row: Row, key: bytes, job_id: bytes, data: bytes) -> bool:
+        """Lease a job that is ready no more; False when it had expired, and is finished."""
+        moves = self._moves
+        (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
+            HEADER.unpack_from(data)
+        )
+        if expires and expires <= moves.now:
+            stored = Stored(job_id, data)
+            moves.end(stored, EXPIRED, stored.tail, TOO_LATE)
+            return False
+        token, deadline, ttr_used = moves.next_number(), 0, 0.0
+        if flags & Flag.MESSAGE and ttr == 0:  # at most once: gone when taken
+            moves.end(Stored(job_id, data), SUCCEEDED, Tail())
+        else:
+            if self._deadlines:
+                ttr_used = ttr if ttr > 0 else DEFAULT_TTR
+                deadline = moves.now + int(ttr_used * MICRO)
+                put_deadline(moves, deadline, self._owner, token)
+            moves.txn.put(
+                LEASE_KEY.pack(self._owner, token),
+                key + _LEASED.pack(moves.wall, deadline) + job_id,
+                db=moves.t.lease,
+            )
+            row.running += 1
+        leased, envelope = moves.wall / MICRO, data[_HEAD : _HEAD + size]
+        self.leases.append(
+            Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
+        )
+        return True

@@ -1,0 +1,52 @@
+"""The interpreter's switch interval: short while any store of this process is being written.
+
+Each LMDB call gives up the interpreter lock. With threads that compute, getting it back takes a
+whole switch interval (5 ms) a call, with every other process locked out of the store meanwhile: one
+busy thread cut 500,000 operations a second to 2,500. While a transaction is open the interval is
+therefore 10 µs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+__all__ = ["pace"]
+
+_BUSY_INTERVAL = 1e-5
+
+
+class _Pace:
+    """Counts the writers of this process; the interval is as it was when there are none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._writers = 0
+        self._normal = sys.getswitchinterval()
+
+    def hurry(self) -> None:
+        """A transaction is about to begin."""
+        with self._lock:
+            if not self._writers:
+                self._normal = sys.getswitchinterval()
+                sys.setswitchinterval(_BUSY_INTERVAL)
+            self._writers += 1
+
+    def relax(self) -> None:
+        """A transaction has ended."""
+        with self._lock:
+            self._writers -= 1
+            if not self._writers:
+                sys.setswitchinterval(self._normal)
+
+    def after_fork_child(self) -> None:
+        """In a forked child nobody writes yet."""
+        if self._writers:
+            sys.setswitchinterval(self._normal)
+        self._lock = threading.Lock()
+        self._writers = 0
+
+
+pace = _Pace()
+os.register_at_fork(after_in_child=pace.after_fork_child)

@@ -1,0 +1,157 @@
+"""Accepting jobs: new ones, and those whose key an unfinished job has already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.record import (
+    CANCELLED,
+    HEADER,
+    READY,
+    SCHEDULED,
+    WAITING,
+    Flag,
+    Stored,
+)
+from tidemill.errors import DuplicateJob, QueueFull
+from tidemill.job import Conflict, Envelope, Placed, Put, encode_envelope
+
+__all__ = ["follow", "may_refuse", "put"]
+
+_OVERHEAD = 400  # bytes a job takes up besides its body, about
+
+
+def may_refuse(moves: Moves, jobs: Sequence[Envelope]) -> bool:
+    """True when unfinished jobs may refuse one of these: by their key, or by filling a queue."""
+    return any(job.key or moves.row(job.queue).max_size for job in jobs)
+
+
+def put(moves: Moves, jobs: Sequence[Envelope]) -> list[Put]:
+    """Accept jobs, all or none."""
+    moves.store.room.check(sum([_OVERHEAD + len(job.body) for job in jobs]))
+    return [_put_one(moves, job) for job in jobs]
+
+
+def follow(moves: Moves, jobs: Sequence[Envelope]) -> None:
+    """Puts that must not fail, since settling must not: no limit holds, a taken id is kept."""
+    for job in jobs:
+        if moves.txn.get(job.id.encode(), db=moves.t.job) is None:
+            try:
+                _put_one(moves, job, limited=False)
+            except DuplicateJob:
+                pass  # its key rejects it; nothing was written yet
+
+
+def _put_one(moves: Moves, job: Envelope, *, limited: bool = True) -> Put:
+    if job.key:
+        holders = moves.txn.get(job.key.encode(), db=moves.t.key)
+        if holders is not None:
+            return _put_beside(moves, job, holders, limited=limited)
+        _insert(moves, job, READY, limited=limited)
+        moves.txn.put(job.key.encode(), job.id.encode() + b"\0", db=moves.t.key)
+    else:
+        _insert(moves, job, READY, limited=limited)
+    return Put(job.id, Placed.CREATED)
+
+
+def _put_beside(moves: Moves, job: Envelope, holders: bytes, *, limited: bool) -> Put:
+    """An unfinished job has the key already."""
+    holder, _, successor = holders.partition(b"\0")
+    current = moves.load(holder)
+    assert current is not None
+    if job.on_conflict == Conflict.REJECT:
+        raise DuplicateJob(f"an unfinished job has the key {job.key!r} already", job.id)
+    if moves.txn.get(job.id.encode(), db=moves.t.job) is not None:
+        raise _id_taken(job)
+    running = moves.is_running(current)
+    if job.on_conflict == Conflict.MERGE and not running:
+        _merge(moves, current, job)
+        return Put(holder.decode(), Placed.MERGED)
+    if job.on_conflict != Conflict.REPLACE:
+        return Put(holder.decode(), Placed.KEPT)
+    if successor:
+        _displace(moves, moves.load(successor), job)
+    key, new = job.key.encode(), job.id.encode()
+    if running:
+        _insert(moves, job, WAITING, limited=limited)
+        moves.txn.put(key, holder + b"\0" + new, db=moves.t.key)
+        return Put(job.id, Placed.SUCCESSOR)
+    _displace(moves, current, job)
+    _insert(moves, job, READY, limited=limited)
+    moves.txn.put(key, new + b"\0", db=moves.t.key)
+    return Put(job.id, Placed.REPLACED)
+
+
+def _displace(moves: Moves, stored: Stored | None, by: Envelope) -> None:
+    """Cancel a job whose key goes to another."""
+    assert stored is not None
+    moves.unplace(stored)
+    moves.end(stored, CANCELLED, stored.tail, f"replaced by {by.id}", promote=False)
+
+
+def _merge(moves: Moves, stored: Stored, job: Envelope) -> None:
+    """pyspider's rule: the higher priority and the earlier time win, the data stay."""
+    head = stored.head
+    due, wall = head.due, head.flags & Flag.WALL
+    if head.state == SCHEDULED:
+        mine = _due_of(moves, job)
+        if moves.left(*mine) < moves.left(due, wall):
+            due, wall = mine
+    moves.unplace(stored)
+    head.rank = min(head.rank, job.rank)
+    moves.place(stored, due, wall)
+
+
+def _due_of(moves: Moves, job: Envelope) -> tuple[int, int]:
+    """(due time, ``Flag.WALL`` or 0); zeros when due at once."""
+    if job.delay > 0:
+        return moves.now + int(job.delay * MICRO), 0
+    if job.at > 0:
+        return int(job.at * MICRO), Flag.WALL
+    return 0, 0
+
+
+def _id_taken(job: Envelope) -> DuplicateJob:
+    return DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
+
+
+def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool) -> None:
+    """The hot path: write one new job, and place it unless it waits for another."""
+    row = moves.row(job.queue)
+    job_id = job.id.encode()
+    if row.max_size and row.size >= row.max_size and limited:
+        if moves.txn.get(job_id, db=moves.t.job) is not None:
+            raise _id_taken(job)
+        raise QueueFull(f"queue {job.queue!r} holds max_size={row.max_size} jobs already")
+    due, flags = _due_of(moves, job) if job.delay or job.at else (0, 0)
+    line = row.number * 2
+    if not job.task:
+        line += 1
+        flags |= Flag.MESSAGE
+    if job.key:
+        flags |= Flag.KEYED
+    if job.result_ttl >= 0:
+        flags |= Flag.RESULT_TTL
+    seq = moves.next_number()
+    expires = 0
+    if job.expires:
+        expires = moves.now + int(job.expires * MICRO)
+        moves.txn.put(DUE_KEY.pack(0, expires, DUE_EXPIRY, seq), job_id, db=moves.t.due)
+    if state == READY and due and moves.left(due, flags & Flag.WALL) > 0:
+        state = SCHEDULED
+    envelope = encode_envelope(job)
+    header = HEADER.pack(
+        state, flags, 0, 0, job.retries.limit + 1, job.rank, line, seq, due, expires, 0, 0,
+        job.ttr, job.timeout, len(envelope),
+    )
+    if not moves.txn.put(job_id, header + envelope, overwrite=False, db=moves.t.job):
+        raise _id_taken(job)
+    row.accepted += 1
+    if state == READY:
+        moves.enter_ready(row, line, job.rank, seq, job_id)
+    elif state == SCHEDULED:
+        moves.enter_scheduled(row, due, flags & Flag.WALL, seq, job_id)
+    else:
+        moves.count(row, state, +1)

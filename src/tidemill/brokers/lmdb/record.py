@@ -1,0 +1,165 @@
+"""One job as it is stored: a header that changes, the envelope that never does, and a tail.
+
+The tail holds what has happened to the job so far, and is missing until something has. What a
+running job says of itself lies apart (:class:`Notes`), so that a talkative job does not rewrite its
+record.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from tidemill.job import Attempt, State
+
+__all__ = [
+    "CANCELLED",
+    "EXPIRED",
+    "FAILED",
+    "HEADER",
+    "NOTES",
+    "READY",
+    "RUNNING",
+    "SCHEDULED",
+    "STATES",
+    "SUCCEEDED",
+    "TOO_LATE",
+    "WAITING",
+    "Flag",
+    "Header",
+    "Notes",
+    "Stored",
+    "Tail",
+    "encode",
+    "key_of",
+    "result_ttl_of",
+]
+
+STATES = tuple(State)
+WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = range(len(STATES))
+"""The states as they are stored. From ``SUCCEEDED`` on a job is finished; ``RUNNING`` is never
+written, since a lease stands for it."""
+
+HEADER = struct.Struct(">BBIIIIIQQQQQddI")
+TOO_LATE = "not started before it expired"
+
+
+class Flag:
+    """Bits of ``Header.flags``."""
+
+    CANCELLING = 1
+    MESSAGE = 2
+    NOTED = 4
+    WALL = 8  # due by wall time
+    KEYED = 16
+    RESULT_TTL = 32
+
+
+class Header(msgspec.Struct, gc=False):
+    """The part of a stored job that changes, in the order of ``HEADER``."""
+
+    state: int
+    flags: int
+    attempt: int
+    losses: int
+    limit: int
+    rank: int
+    line: int
+    seq: int
+    due: int
+    expires: int
+    finished: int
+    prune: int
+    ttr: float
+    timeout: float
+    size: int
+
+    def pack(self) -> bytes:
+        """The header as stored."""
+        return HEADER.pack(
+            self.state, self.flags, self.attempt, self.losses, self.limit, self.rank, self.line,
+            self.seq, self.due, self.expires, self.finished, self.prune, self.ttr, self.timeout,
+            self.size,
+        )
+
+
+class Tail(msgspec.Struct, array_like=True, gc=False):
+    """What a job has behind its envelope once something has happened to it."""
+
+    error: str = ""
+    result: bytes = b""
+    attempts: list[Attempt] = []
+
+
+class Stored:
+    """One job read for a change: its header, and the bytes of envelope and tail behind it."""
+
+    __slots__ = ("data", "head", "id")
+
+    def __init__(self, job_id: bytes, data: bytes) -> None:
+        self.id = job_id
+        self.data = data
+        self.head = Header(*HEADER.unpack_from(data))
+
+    @property
+    def envelope(self) -> bytes:
+        """The envelope, encoded."""
+        return self.data[_HEAD : _HEAD + self.head.size]
+
+    @property
+    def tail(self) -> Tail:
+        """What has happened to the job so far."""
+        rest = self.data[_HEAD + self.head.size :]
+        return _TAIL.decode(rest) if rest else Tail()
+
+    def packed(self, tail: Tail | None = None) -> bytes:
+        """The job as stored, with the tail given, or the one that is there."""
+        size = _HEAD + self.head.size
+        rest = self.data[size:] if tail is None else encode(tail)
+        return self.head.pack() + self.data[_HEAD:size] + rest
+
+
+class Notes(msgspec.Struct, array_like=True):
+    """What a running job said."""
+
+    progress: tuple[float, float] | None = None
+    log: list[tuple[float, str]] = []
+
+
+class _Part(msgspec.Struct, array_like=True, gc=False):
+    """An envelope up to what a finishing job needs of it."""
+
+    id: str
+    queue: str
+    task: str
+    body: msgspec.Raw
+    created: float
+    rank: int
+    delay: float
+    at: float
+    expires: float
+    timeout: float
+    ttr: float
+    retries: msgspec.Raw
+    key: str
+    on_conflict: str
+    result_ttl: float
+
+
+def key_of(stored: Stored) -> bytes:
+    """The key of a job that has one, as stored."""
+    return _PART.decode(stored.envelope).key.encode()
+
+
+def result_ttl_of(stored: Stored) -> float:
+    """Seconds to keep the job, by its own wish; negative when it has none."""
+    given = stored.head.flags & Flag.RESULT_TTL
+    return _PART.decode(stored.envelope).result_ttl if given else -1.0
+
+
+_HEAD = HEADER.size
+_TAIL = msgspec.msgpack.Decoder(Tail)
+_PART = msgspec.msgpack.Decoder(_Part)
+NOTES = msgspec.msgpack.Decoder(Notes)
+encode = msgspec.msgpack.Encoder().encode

@@ -1,0 +1,71 @@
+"""The owners on the store's list, dead or alive, and the commands left for them."""
+
+from __future__ import annotations
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.layout import NUMBER, Tables
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.record import encode
+from tidemill.job import Command, Owner
+
+__all__ = [
+    "is_listed",
+    "list_owner",
+    "name_of",
+    "owner_rows",
+    "send",
+    "strike_owner",
+    "take_commands",
+]
+
+_OWNER = msgspec.msgpack.Decoder(Owner)
+_COMMAND = msgspec.msgpack.Decoder(Command)
+
+
+def owner_rows(txn: lmdb.Transaction[bytes], tables: Tables) -> list[tuple[int, Owner]]:
+    """(number, owner) of every owner on the list."""
+    return [(NUMBER.unpack(key)[0], _OWNER.decode(row)) for key, row in txn.cursor(tables.owner)]
+
+
+def name_of(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> str:
+    """The name the trail shows for an owner; empty when it is off the list."""
+    data = txn.get(NUMBER.pack(number), db=tables.owner)
+    return _OWNER.decode(data).name if data else ""
+
+
+def is_listed(moves: Moves, number: int) -> bool:
+    """False when the owner was given up for dead."""
+    return moves.txn.get(NUMBER.pack(number), db=moves.t.owner) is not None
+
+
+def list_owner(moves: Moves, number: int, owner: Owner) -> None:
+    """Add an owner, and tell the others: the ring of who watches whom has changed."""
+    for other, _ in owner_rows(moves.txn, moves.t):
+        moves.store.bells.ring_owner(other)
+    moves.txn.put(NUMBER.pack(number), encode(owner), db=moves.t.owner)
+
+
+def strike_owner(moves: Moves, number: int) -> None:
+    """Take an owner off the list, with its commands."""
+    moves.txn.delete(NUMBER.pack(number), db=moves.t.owner)
+    take_commands(moves, number)
+
+
+def send(moves: Moves, number: int, command: Command) -> None:
+    """Leave a command for an owner."""
+    key = NUMBER.pack(number) + NUMBER.pack(moves.next_number())
+    moves.txn.put(key, encode(command), db=moves.t.cmd)
+    moves.store.bells.ring_owner(number)
+
+
+def take_commands(moves: Moves, number: int) -> list[Command]:
+    """The commands for an owner, taken off."""
+    prefix = NUMBER.pack(number)
+    cursor = moves.txn.cursor(moves.t.cmd)
+    commands = []
+    while cursor.set_range(prefix) and cursor.key()[: NUMBER.size] == prefix:
+        commands.append(_COMMAND.decode(cursor.value()))
+        cursor.delete()
+    return commands

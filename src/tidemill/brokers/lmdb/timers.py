@@ -1,0 +1,100 @@
+"""Time: what comes due, and what has been kept for long enough."""
+
+from __future__ import annotations
+
+from tidemill.brokers.lmdb.layout import (
+    DUE_JOB,
+    DUE_KEY,
+    DUE_LEASE,
+    FIN_KEY,
+    LEASE_KEY,
+    MICRO,
+    NUMBER,
+)
+from tidemill.brokers.lmdb.moves import KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT, Moves
+from tidemill.brokers.lmdb.record import EXPIRED, READY, TOO_LATE, Flag
+from tidemill.brokers.lmdb.roster import name_of
+from tidemill.brokers.lmdb.verdicts import settle
+from tidemill.job import Outcome, Verdict
+
+__all__ = ["come_due", "prune"]
+
+_PROMOTE_MOST = 5000
+
+
+def come_due(moves: Moves) -> bool:
+    """Move everything whose time has come; True when that is more than one step should do."""
+    cursor = moves.txn.cursor(moves.t.due)
+    done = 0
+    for clock, now in ((0, moves.now), (1, moves.wall)):
+        while cursor.set_range(DUE_KEY.pack(clock, 0, 0, 0)):
+            found, time, kind, number = DUE_KEY.unpack(cursor.key())
+            if found != clock or time > now:
+                break
+            if done >= _PROMOTE_MOST:
+                return True
+            done += 1
+            reference = cursor.value()
+            cursor.delete()
+            if kind == DUE_LEASE:
+                _time_out(moves, reference, number)
+            else:
+                _job_due(moves, reference, kind)
+    return False
+
+
+def _time_out(moves: Moves, lease_key: bytes, token: int) -> None:
+    owner = LEASE_KEY.unpack(lease_key)[0]
+    ended = moves.wall / MICRO
+    verdict = Verdict(token, Outcome.RETRY, error="ttr passed without an ack", ended=ended)
+    settle(moves, owner, name_of(moves.txn, moves.t, owner), verdict)
+
+
+def _job_due(moves: Moves, job_id: bytes, kind: int) -> None:
+    """A scheduled job becomes ready, or a job expires. An old entry changes nothing."""
+    stored = moves.load(job_id)
+    if stored is None or stored.head.state > READY:
+        return
+    if kind == DUE_JOB:
+        moves.count(moves.row_of(stored.head.line), stored.head.state, -1)
+        moves.place(stored, stored.head.due, stored.head.flags & Flag.WALL)
+    elif not moves.is_running(stored):
+        moves.unplace(stored)
+        moves.end(stored, EXPIRED, stored.tail, TOO_LATE)
+
+
+def prune(moves: Moves, most: int) -> int:
+    """Forget finished jobs that are too old or too many; at most ``most`` of them."""
+    pruned = 0
+    for kept in (KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER):
+        if pruned < most and moves.kept[kept]:
+            pruned += _prune_class(moves, kept, most - pruned)
+    return pruned
+
+
+def _prune_class(moves: Moves, kept: int, most: int) -> int:
+    """The hot path: from the oldest on, until one may stay."""
+    count, now, retention = moves.kept, moves.now, moves.retention
+    cursor = moves.txn.cursor(moves.t.fin)
+    found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
+    young = now - int(retention.protect * MICRO)
+    pruned = 0
+    while found and pruned < most:
+        key, value = cursor.item()
+        whose, prune, _ = FIN_KEY.unpack(key)
+        if whose != kept:
+            break
+        if prune > now:
+            if kept == KEPT_OTHER or count[KEPT_PLAIN] + count[KEPT_RESULT] <= retention.count:
+                break
+            if kept == KEPT_RESULT and NUMBER.unpack_from(value)[0] > young:
+                break
+        cursor.delete()
+        found = bool(cursor.key())
+        job_id = value[NUMBER.size :]
+        data = moves.txn.pop(job_id, db=moves.t.job)
+        if data and data[1] & Flag.NOTED:
+            moves.txn.delete(job_id, db=moves.t.note)
+        count[kept] -= 1
+        pruned += 1
+    return pruned

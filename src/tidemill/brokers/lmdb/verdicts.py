@@ -1,0 +1,187 @@
+"""What becomes of a lease: settled, renewed, noted, given back, timed out or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemill.brokers.base import DEFAULT_TTR, KEEP_ATTEMPTS
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, LEASE_VALUE, MICRO
+from tidemill.brokers.lmdb.leases import put_deadline
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.puts import follow
+from tidemill.brokers.lmdb.record import (
+    CANCELLED,
+    EXPIRED,
+    FAILED,
+    NOTES,
+    RUNNING,
+    SUCCEEDED,
+    TOO_LATE,
+    Flag,
+    Notes,
+    Stored,
+    encode,
+)
+from tidemill.job import Attempt, Note, Outcome, Verdict
+
+__all__ = ["drop_lease", "leases_of", "note", "release_owner", "settle", "touch"]
+
+_END: dict[int, int] = {
+    Outcome.FAIL: FAILED,
+    Outcome.CANCELLED: CANCELLED,
+    Outcome.EXPIRED: EXPIRED,
+}
+_SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
+_BACK = (int(Outcome.RELEASE), int(Outcome.SNOOZE))
+_LOG_MOST = 100
+
+
+def settle(moves: Moves, owner: int, worker: str, verdict: Verdict) -> bool:
+    """Close a lease. False: it was lost, and nothing changed."""
+    lease = moves.txn.pop(LEASE_KEY.pack(owner, verdict.token), db=moves.t.lease)
+    if lease is None:
+        return False
+    _, _, _, leased, deadline = LEASE_VALUE.unpack_from(lease)
+    if deadline:
+        moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, verdict.token), db=moves.t.due)
+    stored = moves.load(lease[LEASE_VALUE.size :])
+    assert stored is not None
+    _close_attempt(moves, stored, worker, leased / MICRO, verdict)
+    if verdict.followers:
+        follow(moves, verdict.followers)
+    return True
+
+
+def _close_attempt(
+    moves: Moves, stored: Stored, worker: str, leased: float, verdict: Verdict
+) -> None:
+    """The hot path: count and write down the attempt, and place the job or end it."""
+    head, outcome, tail = stored.head, verdict.outcome, stored.tail
+    row = moves.row_of(head.line)
+    row.running -= 1
+    row.dirty = True
+    if outcome not in _BACK:
+        head.attempt += 1
+        tail.attempts.append(_attempt(head.attempt, worker, leased, verdict))
+        del tail.attempts[:-KEEP_ATTEMPTS]
+        if outcome == _RETRY and head.limit and head.attempt >= head.limit:
+            outcome = _FAIL
+    if outcome == _SUCCESS:
+        tail.result = verdict.result
+        moves.end(stored, SUCCEEDED, tail)
+    elif outcome in _END:
+        moves.end(stored, _END[outcome], tail, verdict.error)
+    elif head.flags & Flag.CANCELLING:
+        moves.end(stored, CANCELLED, tail, "cancelled while it was running")
+    elif head.expires and head.expires <= moves.now:
+        moves.end(stored, EXPIRED, tail, TOO_LATE)
+    else:
+        if outcome == _RETRY:
+            row.retried += 1
+        due = moves.now + int(verdict.delay * MICRO) if verdict.delay > 0 else 0
+        moves.place(stored, due, 0, tail)
+
+
+def _attempt(number: int, worker: str, leased: float, verdict: Verdict) -> Attempt:
+    v = verdict
+    return Attempt(number, worker, leased, v.started, v.ended, v.outcome, v.error, v.traceback)
+
+
+def touch(moves: Moves, owner: int, token: int, seconds: float) -> bool:
+    """Start a message lease's ttr anew. False: it was lost."""
+    key = LEASE_KEY.pack(owner, token)
+    lease = moves.txn.get(key, db=moves.t.lease)
+    if lease is None:
+        return False
+    line, rank, seq, leased, deadline = LEASE_VALUE.unpack_from(lease)
+    if deadline:
+        job_id = lease[LEASE_VALUE.size :]
+        stored = moves.load(job_id)
+        assert stored is not None
+        ttr = seconds or (stored.head.ttr if stored.head.ttr > 0 else DEFAULT_TTR)
+        moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, token), db=moves.t.due)
+        deadline = moves.now + int(ttr * MICRO)
+        put_deadline(moves, deadline, owner, token)
+        value = LEASE_VALUE.pack(line, rank, seq, leased, deadline) + job_id
+        moves.txn.put(key, value, db=moves.t.lease)
+    return True
+
+
+def note(moves: Moves, owner: int, note: Note) -> None:
+    """Keep what a running job said."""
+    stored = _leased(moves, owner, note.token)
+    if stored is None:
+        return
+    data = moves.txn.get(stored.id, db=moves.t.note)
+    notes = NOTES.decode(data) if data else Notes()
+    if note.done >= 0:
+        notes.progress = (note.done, note.total)
+    if note.line:
+        notes.log.append((note.time, note.line))
+        del notes.log[:-_LOG_MOST]
+    moves.txn.put(stored.id, encode(notes), db=moves.t.note)
+    if not stored.head.flags & Flag.NOTED:
+        stored.head.flags |= Flag.NOTED
+        moves.save(stored)
+
+
+def _leased(moves: Moves, owner: int, token: int) -> Stored | None:
+    """The job of a lease, or None when it was lost."""
+    lease = moves.txn.get(LEASE_KEY.pack(owner, token), db=moves.t.lease)
+    return moves.load(lease[LEASE_VALUE.size :]) if lease else None
+
+
+# -- without the owner's word --------------------------------------------------------------------
+
+
+def drop_lease(moves: Moves, owner: int, token: int, stored: Stored) -> None:
+    """Take a running job from its owner: whatever the owner says of it now is too late."""
+    lease = moves.txn.pop(LEASE_KEY.pack(owner, token), db=moves.t.lease)
+    if lease:
+        deadline = LEASE_VALUE.unpack_from(lease)[4]
+        if deadline:
+            moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, token), db=moves.t.due)
+    moves.count(moves.row_of(stored.head.line), RUNNING, -1)
+
+
+def leases_of(moves: Moves, owner: int) -> list[int]:
+    """The token of every lease an owner has."""
+    cursor = moves.txn.cursor(moves.t.lease)
+    found = cursor.set_range(LEASE_KEY.pack(owner, 0))
+    tokens = []
+    while found:
+        whose, token = LEASE_KEY.unpack(cursor.key())
+        if whose != owner:
+            break
+        tokens.append(token)
+        found = cursor.next()
+    return tokens
+
+
+def release_owner(moves: Moves, owner: int, worker: str, causes: Mapping[int, str] | None) -> int:
+    """Give back all that a dead owner held, by the witness's account; how many that was."""
+    tokens = leases_of(moves, owner)
+    for token in tokens:
+        if causes is None:
+            _lose(moves, owner, worker, token)
+        elif token in causes:
+            fail = Verdict(token, Outcome.RETRY, error=causes[token], ended=moves.wall / MICRO)
+            settle(moves, owner, worker, fail)
+        else:
+            settle(moves, owner, worker, Verdict(token, Outcome.RELEASE))
+    return len(tokens)
+
+
+def _lose(moves: Moves, owner: int, worker: str, token: int) -> None:
+    """No witness is left: the job gets a loss, and fails after as many as it has attempts."""
+    stored = _leased(moves, owner, token)
+    if stored is None:
+        return
+    head = stored.head
+    head.losses += 1
+    if head.limit and head.losses >= head.limit:
+        drop_lease(moves, owner, token, stored)
+        moves.end(stored, FAILED, stored.tail, f"lost {head.losses} times with its worker")
+    else:
+        moves.save(stored)
+        settle(moves, owner, worker, Verdict(token, Outcome.RELEASE))
