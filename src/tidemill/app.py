@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import copy
 import fnmatch
 import logging
 import os
@@ -329,7 +328,7 @@ class Tidemill:
         """The job that stands for a call: encoded, checked, signed."""
         options = call.options
         args, kwargs = call.args, call.kwargs
-        envelope = copy.copy(options.template)
+        envelope = options.envelope()
         envelope.task = call.task
         encode = pack_pickle_call if self.pickles else pack_call
         envelope.body = encode(args, kwargs)

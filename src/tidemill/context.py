@@ -87,7 +87,7 @@ class JobContext:
 
     @property
     def priority(self) -> float:
-        """The priority it was put with, −100 to 100."""
+        """The priority it was put with, -100 to 100."""
         return priority_of(self._envelope.rank)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,9 +76,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             changes["delay"] = 0.0
         return msgspec.structs.replace(self, **changes)
 
+    def envelope(self) -> Envelope:
+        """A new envelope with everything in it but what differs from job to job."""
+        return copy.copy(self._template)
+
     @functools.cached_property
-    def template(self) -> Envelope:
-        """An envelope with everything but what differs from job to job: made once, copied often."""
+    def _template(self) -> Envelope:
         return Envelope(
             id=self.id,
             queue=self.queue,

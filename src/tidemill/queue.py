@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import os
 import socket
@@ -92,7 +91,7 @@ class Queue:
 
     def _envelope(self, body: Any, options: Options) -> Envelope:
         mill = self._mill
-        envelope = copy.copy(options.template)
+        envelope = options.envelope()
         envelope.body = pack_pickle(body) if mill.pickles else pack(body)
         if len(envelope.body) <= TEXT_OF_BODY:
             envelope.text = summary((body,), {})
