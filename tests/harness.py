@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import operator
 import os
 import signal
@@ -109,6 +110,7 @@ class Worker:
     """One ``tidemill worker`` as a subprocess, in a process group of its own."""
 
     def __init__(self, place: Place, args: Sequence[str], env: dict[str, str]) -> None:
+        self._place = place
         self.log = place.path / f"worker-{len(place.workers)}.log"
         self._file = self.log.open("wb")
         self._known: set[int] = set()
@@ -178,6 +180,7 @@ class Worker:
         """``kill -9`` of the supervisor and of all its processes with their groups, at once."""
         self.children()
         groups = [pid for pid in self._known if alive(pid)]
+        self._place.killed.append(time.time())
         os.kill(self.pid, signal.SIGKILL)
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -205,6 +208,7 @@ class Place:
         self.url = url or f"lmdb://{path}/store"
         self.mill = Tidemill(self.url, allow_imports=["*"])
         self.workers: list[Worker] = []
+        self.killed: list[float] = []  # when workers were killed
         self.module: Any = None
 
     def write(self, source: str, *, load: bool = True, **options: Any) -> None:
@@ -357,7 +361,7 @@ def runs_of(lines: Iterable[Line]) -> dict[str, list[tuple[Line, Line | None]]]:
 def check_no_overlap(lines: Iterable[Line]) -> None:
     """No job has two runs at a time, as far as ends are known."""
     for job_id, runs in runs_of(lines).items():
-        for (_, ended), (begin, _) in zip(runs, runs[1:], strict=False):
+        for (_, ended), (begin, _) in itertools.pairwise(runs):
             assert ended is None or ended.time <= begin.time, (
                 f"two runs of {job_id} overlap: {runs}"
             )

@@ -12,7 +12,6 @@ from harness import Place, eventually
 
 from tidemill import JobFailed, JobNotFound, ResultTimeout, Tidemill
 from tidemill.clock import new_id, wall_time
-from tidemill.codec import pack
 from tidemill.job import Envelope, State
 from tidemill.retry import Retries
 
@@ -66,7 +65,7 @@ def test_kinds_of_tasks_and_falsy_results(place: Place) -> None:  # case T1
     assert jobs["dotted"].result() == -2.0
     assert jobs["async"].result() == [1, 2]
     assert [jobs[name].result() for name in ("list", "zero", "text", "none")] == [[], 0, "", None]
-    with pytest.raises(JobFailed, match="unknown task 'os.getpid'"):
+    with pytest.raises(JobFailed, match=r"unknown task 'os\.getpid'"):
         jobs["refused"].result()
 
 
@@ -140,7 +139,7 @@ def test_retry_and_fail(place: Place) -> None:  # case T4
         @mill.task
         def snoozes():
             begin()
-            if current_job().headers.get("x") is None and len(open(HERE + "/ledger").readlines()) < 9:
+            if len(open(HERE + "/ledger").readlines()) < 9:
                 raise Snooze(0.05)
         """
     )

@@ -112,7 +112,7 @@ def check_timed_out(record: Record, line: str) -> None:
     (attempt,) = record.attempts
     assert "JobTimeout" in attempt.error
     took = attempt.ended - attempt.started
-    assert TIMEOUT <= took + 0.01
+    assert took >= TIMEOUT - 0.01
     assert took <= TIMEOUT + MARGIN, f"verdict after {took:.2f} s"
     assert line in attempt.traceback, attempt.traceback
 
@@ -264,7 +264,7 @@ def test_terminate_ends_a_call_that_holds_the_lock(place: Place) -> None:  # cas
 
 @pytest.mark.parametrize("slots", [1, 4], ids=["main", "threads"])
 def test_a_storm_of_timeouts_hits_nothing_else(place: Place, slots: int) -> None:
-    """Jobs that end just as their time is over: one verdict each, and no exception lands elsewhere."""
+    """Jobs that end just as their time is over get one verdict; nothing else is hit."""
     place.write(
         """
         @mill.task(timeout=0.05, retries=0)

@@ -59,6 +59,7 @@ class Supervisor:
             board=self.crew.board.path,
         )
         self.crew.board.claim(self.owner.id)
+        self.crew.board.claim(self.owner.id)
         self.broker: Broker | None = None
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 while serving
         self._asked = 0

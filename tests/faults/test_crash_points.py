@@ -1,0 +1,146 @@
+"""Kills at every named step that moves jobs: nothing lost, doubled or miscounted (case Q20).
+
+A worker is started with ``TIDEMILL_CRASH=point:N`` under load and dies there, several times; then
+another drains the store, and the checker looks at what is left.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from checker import check
+from harness import Place, eventually
+
+APP = """
+@mill.task(queue="a", retries=Retries(20, delay=0))
+def work(n):
+    begin()
+    if n % 7 == 0:
+        time.sleep(0.003)
+    end()
+    return n
+
+@mill.task(queue="b", retries=Retries(20, delay=0.01))
+async def awork(n):
+    begin()
+    await asyncio.sleep(0.001)
+    end()
+    return n
+"""
+
+SUPERVISOR = [
+    "store.begin",
+    "store.begun",
+    "store.commit",
+    "store.committed",
+    "worker.exchanged",
+    "worker.handed",
+    "worker.collected",
+    "worker.spawning",
+    "worker.spawned",
+]
+CHILD = ["process.ended", "process.sent"]
+DEATHS = ["store.reaping", "store.reaped"]  # passed by who finds that another one died
+BURYING = ["worker.burying"]  # passed by a supervisor that lost a process
+ROUNDS = 3
+
+
+def kill_times(place: Place) -> list[float]:
+    """When processes died at a point, as they noted themselves."""
+    try:
+        lines = (place.path / "crashes").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [float(line.split()[2]) for line in lines]
+
+
+def crash_env(place: Place, point: str, count: int) -> dict[str, str]:
+    log = str(place.path / "crashes")
+    return {"TIDEMILL_CRASH": f"{point}:{count}", "TIDEMILL_CRASH_LOG": log}
+
+
+def load(place: Place, accepted: list[str]) -> None:
+    jobs = place.enqueue_many("work", [(n,) for n in range(60)])
+    jobs += place.enqueue_many("awork", [(n,) for n in range(20)])
+    accepted += [job.id for job in jobs]
+
+
+def crash_everywhere(place: Place, point: str, rounds: int, rng: random.Random) -> None:
+    place.write(APP)
+    accepted: list[str] = []
+    for _ in range(rounds):
+        load(place, accepted)
+        before = len(kill_times(place))
+        # Starting passes the store's points some five times, spawning twice; then comes the work.
+        least = {"worker.spawning": 1, "worker.spawned": 1}.get(point, 3)
+        count = rng.randint(least, least + (1 if "spawn" in point else 12))
+        worker = place.worker(processes=2, slots=3, env=crash_env(place, point, count))
+        if point in CHILD:
+            eventually(
+                lambda before=before: len(kill_times(place)) > before or not place.unfinished(),
+                point,
+            )
+            worker.kill_everything()
+        else:
+            worker._until(lambda: len(kill_times(place)) > before or quiet(place), point)
+            if len(kill_times(place)) == before:
+                worker.stop()
+            worker.wait()
+    if point in CHILD:  # the supervisors were killed as well
+        place.drain(slots=4)
+        check(place, accepted, [*kill_times(place), *ends_of(place)])
+    else:
+        place.drain(slots=4)
+        check(place, accepted, kill_times(place))
+    assert len(kill_times(place)) >= rounds - 1
+
+
+def ends_of(place: Place) -> list[float]:
+    return place.killed
+
+
+def quiet(place: Place) -> bool:
+    return not place.unfinished()
+
+
+@pytest.mark.parametrize("point", [*SUPERVISOR, *CHILD])
+def test_kill_at(place: Place, point: str) -> None:  # case Q20
+    crash_everywhere(place, point, ROUNDS, random.Random(point))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", [*SUPERVISOR, *CHILD])
+def test_kill_often_at(place: Place, point: str) -> None:  # case Q20
+    crash_everywhere(place, point, 20, random.Random(f"{point} often"))
+
+
+@pytest.mark.parametrize("point", DEATHS)
+def test_kill_while_reaping_the_dead(place: Place, point: str) -> None:  # case Q20
+    """One worker is killed; whoever finds out dies in the middle of giving back its jobs."""
+    place.write(APP)
+    accepted: list[str] = []
+    for _ in range(ROUNDS):
+        load(place, accepted)
+        first = place.worker(slots=2).wait_ready()
+        place.wait_notes("end")
+        first.kill_everything()
+        place.worker(slots=2, env=crash_env(place, point, 1)).wait()
+    place.drain(slots=4)
+    assert len(kill_times(place)) == ROUNDS
+    check(place, accepted, [*kill_times(place), *place.killed])
+
+
+@pytest.mark.parametrize("point", BURYING)
+def test_kill_while_burying_a_process(place: Place, point: str) -> None:  # case Q20
+    """A process dies with its jobs; the supervisor dies while it settles what that one held."""
+    place.write(APP + "\n@mill.task(retries=9)\ndef dies():\n    begin(); os.abort()\n")
+    accepted: list[str] = []
+    for _ in range(ROUNDS):
+        load(place, accepted)
+        accepted.append(place.enqueue("dies", retries=1).id)
+        place.worker(slots=2, env=crash_env(place, point, 1)).wait()
+    place.drain(slots=4)
+    assert len(kill_times(place)) == ROUNDS
+    aborts = [line.time for line in place.ledger() if line.what == "begin"]
+    check(place, accepted, [*kill_times(place), *aborts])
