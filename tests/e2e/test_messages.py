@@ -207,6 +207,16 @@ def test_a_delay_is_never_early(mill: Tidemill) -> None:
         assert due - 0.002 <= waited < due + 1
 
 
+def test_a_delay_is_never_early_for_who_keeps_asking_either(mill: Tidemill) -> None:
+    # case Q14
+    orders, began = mill.queue("q"), time.monotonic()
+    orders.put("x", delay=0.2)
+    while (message := orders.get_nowait()) is None:
+        threading.Event().wait(0.001)
+    assert time.monotonic() - began >= 0.2
+    assert message.ack()
+
+
 def test_a_thousand_due_at_once_come_by_priority_then_age(mill: Tidemill) -> None:
     # case Q14, S2
     at = time.time() + 0.3

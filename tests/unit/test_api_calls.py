@@ -168,7 +168,8 @@ def test_what_outlives_its_batch_is_not_lost(mill: Tidemill, double: Task[[int],
 
         async def late() -> Job[int]:
             await go.wait()
-            return await double.aenqueue(2)
+            await double.aenqueue(3)
+            return double.enqueue(2)
 
         async with mill.batch():
             await double.aenqueue(1)
@@ -179,7 +180,7 @@ def test_what_outlives_its_batch_is_not_lost(mill: Tidemill, double: Task[[int],
         return await task
 
     assert asyncio.run(main()).state is State.READY
-    assert ready(mill) == 2
+    assert ready(mill) == 3
 
 
 # -- asyncio --------------------------------------------------------------------------------------
