@@ -136,11 +136,15 @@ class Worker:
         """Its worker processes, oldest first."""
         try:
             children = psutil.Process(self.pid).children()
-            found = [c for c in children if "tidemill.worker" in " ".join(c.cmdline()[:3])]
         except psutil.NoSuchProcess:
             return []
         self._known.update(c.pid for c in children)
-        return sorted(found, key=lambda c: (c.create_time(), c.pid))
+        found = []
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                if "tidemill.worker" in child.cmdline():
+                    found.append((child.create_time(), child.pid, child))
+        return [child for *_, child in sorted(found, key=lambda row: row[:2])]
 
     def wait_line(self, text: str, count: int = 1, limit: float = LIMIT) -> None:
         """Until the text has been printed ``count`` times."""

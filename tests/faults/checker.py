@@ -46,7 +46,6 @@ def check(place: Place, accepted: Iterable[str], kills: Sequence[float]) -> dict
         "accepted": len(accepted),
         "succeeded": states.count(State.SUCCEEDED),
         "failed": states.count(State.FAILED),
-        "kills": len(kills),
         "repeated after an end": doubles,
         "runs": sum(map(len, runs.values())),
     }
@@ -74,7 +73,7 @@ def _check_runs(
             assert begin.time <= following.time
     # On the board a run begins a moment before its task can note it: a death may fall in between.
     assert record.attempt - len(deaths) <= len(runs), f"{job_id}: {record.attempts} of {runs}"
-    if all(end is not None for _, end in runs) and not doubles:
+    if all(end is not None for _, end in runs) and not doubles and not deaths:
         assert record.attempt == len(runs) or record.state is not State.SUCCEEDED, (
             f"{job_id} was never interrupted, ran {len(runs)} times, used {record.attempt}"
         )

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -103,7 +104,7 @@ class Storm:
         """Rage, calm down, drain, check; the table of what was seen."""
         self.place.write(APP)
         try:
-            while len(self.kills) < kills:
+            while self.kinds.total() < kills:
                 self._man()
                 time.sleep(self.rng.uniform(0.02, 0.3))
                 self._strike()
@@ -118,7 +119,8 @@ class Storm:
             if worker.process.poll() is None:
                 self._hit("end", worker.kill_everything)
         self.place.drain("--drain", str(DRAIN), slots=6)
-        return {**check(self.place, self._accepted(), self._all_kills()), **self.kinds}
+        blows = {"blows": self.kinds.total(), **self.kinds}
+        return {**check(self.place, self._accepted(), self._all_kills()), **blows}
 
     def _man(self) -> None:
         """Start whoever is missing."""
@@ -157,11 +159,11 @@ class Storm:
         else:
             self._hit(target, lambda: [one.kill_everything() for one in self.workers])
 
-    def _hit(self, kind: str, blow: object) -> None:
-        worker_ends = time.time()
+    def _hit(self, kind: str, blow: Callable[[], object]) -> None:
+        before = time.time()
         with contextlib.suppress(ProcessLookupError):
-            blow()  # type: ignore[operator]
-        self.kills += [worker_ends, time.time()]
+            blow()
+        self.kills += [before, time.time()]
         self.kinds[kind] += 1
 
     def _accepted(self) -> list[str]:

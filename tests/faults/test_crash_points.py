@@ -83,7 +83,9 @@ def crash_everywhere(place: Place, point: str, rounds: int, rng: random.Random) 
             )
             worker.kill_everything()
         else:
-            worker._until(lambda: len(kill_times(place)) > before or quiet(place), point)
+            worker._until(
+                lambda before=before: len(kill_times(place)) > before or quiet(place), point
+            )
             if len(kill_times(place)) == before:
                 worker.stop()
             worker.wait()

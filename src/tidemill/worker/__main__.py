@@ -36,6 +36,8 @@ def main(fd: int) -> int:
         line.send(Up(hello=hello))
         if hello.error:
             return 2
+        if not setup.board:  # it lies with the broker, which nobody knew before us
+            setup = _receive_setup(line)
     except Closed:
         return 1
     process = Process(mill, setup, line)

@@ -66,7 +66,8 @@ class Crew:
         # Twice the room: a process that drains keeps its slots while its replacement has its own.
         regions = settings.processes * 2 + 2
         self._regions = [n * settings.concurrency for n in range(regions)]
-        self.board = Board(os.path.join(folder, "board"), regions * settings.concurrency)
+        self._board_slots = regions * settings.concurrency
+        self.board: Board | None = None
         self._guard = Guard()
         self._ordered: set[int] = set()  # tokens somebody wants cancelled
         self._respawn_at = 0.0  # machine time; 0 when no start is held back
@@ -79,21 +80,10 @@ class Crew:
         """Start a process; None when the system has no room for one now."""
         settings = self.settings
         region = self._regions.pop()
-        hand = Hand(self.board, region, settings.concurrency)
+        hand = Hand(region, settings.concurrency)
+        hand.board = self.board
         hand.replaces = replaces
-        setup = Setup(
-            app=settings.app,
-            concurrency=settings.concurrency,
-            queues=settings.queues if settings.mode is Mode.STRICT else (),
-            board=self.board.path,
-            board_slots=self.board.slots,
-            first_slot=region,
-            stacks=os.path.join(self._folder, f"stacks-{region}"),
-            worker=self._name,
-            slots=settings.concurrency * settings.processes,
-            max_jobs=settings.max_jobs,
-            max_memory=settings.max_memory,
-        )
+        setup = self._setup(region)
         point("worker.spawning")
         try:
             if self._mill is not None:
@@ -109,6 +99,30 @@ class Crew:
         point("worker.spawned")
         self.hands.append(hand)
         return hand
+
+    def _setup(self, region: int) -> Setup:
+        settings = self.settings
+        return Setup(
+            app=settings.app,
+            concurrency=settings.concurrency,
+            queues=settings.queues if settings.mode is Mode.STRICT else (),
+            board=self.board.path if self.board is not None else "",
+            board_slots=self._board_slots,
+            first_slot=region,
+            stacks=os.path.join(self._folder, f"stacks-{region}"),
+            worker=self._name,
+            slots=settings.concurrency * settings.processes,
+            max_jobs=settings.max_jobs,
+            max_memory=settings.max_memory,
+        )
+
+    def open_board(self, owner_id: str, folder: str) -> str:
+        """Make the board, in the broker's folder if it has one, and show it to who is here."""
+        self.board = Board(os.path.join(folder or self._folder, owner_id), self._board_slots)
+        self.board.claim(owner_id)
+        for hand in self.hands:
+            hand.introduce(self.board, self._setup(hand.first_slot))
+        return self.board.path
 
     def replace(self) -> None:
         """Bring the number of processes back up, unless all is ending or starts are held back."""
@@ -362,4 +376,5 @@ class Crew:
             hand.kill()
             hand.bury()
         self._guard.close()
-        self.board.close()
+        if self.board is not None:
+            self.board.remove()

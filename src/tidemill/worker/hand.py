@@ -34,8 +34,8 @@ REAP_PATIENCE = 2.0
 class Hand:
     """One worker process, and the leases it holds."""
 
-    def __init__(self, board: Board, first_slot: int, slots: int) -> None:
-        self.board = board
+    def __init__(self, first_slot: int, slots: int) -> None:
+        self.board: Board | None = None
         self.first_slot = first_slot
         self.slots = slots
         self.held: dict[int, Lease] = {}
@@ -89,6 +89,11 @@ class Hand:
         self.hello = Hello(mill.url, (), len(mill.tasks))
         self._talk(ours, setup)
 
+    def introduce(self, board: Board, setup: Setup) -> None:
+        """Show it the board, as it was started without."""
+        self.board = board
+        self.line.post(Down(setup=setup))
+
     def _talk(self, sock: socket.socket, setup: Setup) -> None:
         self.line: Line[Down, Up] = Line(sock, Up)
         self.line.post(Down(setup=setup))
@@ -138,7 +143,7 @@ class Hand:
 
     def running(self) -> list[Running]:
         """What its part of the board says it runs."""
-        return self.board.running(self.first_slot, self.slots)
+        return self.board.running(self.first_slot, self.slots) if self.board else []
 
     def neighbours(self) -> list[Running]:
         """What it runs and is still expected to end by itself."""
@@ -235,7 +240,8 @@ class Hand:
             self._process.wait()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._stacks)
-        self.board.clear(self.first_slot, self.slots)
+        if self.board is not None:
+            self.board.clear(self.first_slot, self.slots)
         self.line.close()
         if self._thread is not None:
             self._thread.join(REAP_PATIENCE)

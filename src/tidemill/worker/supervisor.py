@@ -56,10 +56,7 @@ class Supervisor:
             started=wall_time(),
             queues=settings.queues,
             concurrency=settings.concurrency * settings.processes,
-            board=self.crew.board.path,
         )
-        self.crew.board.claim(self.owner.id)
-        self.crew.board.claim(self.owner.id)
         self.broker: Broker | None = None
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 while serving
         self._asked = 0
@@ -90,16 +87,19 @@ class Supervisor:
             self._wake_write.close()
 
     def _run(self) -> int:
-        broker = self._mill.broker if self._mill is not None else None
-        if self.crew.start_one() is None:
+        if self._mill is not None:
+            broker = self._mill.broker
+            self.owner.board = self.crew.open_board(self.owner.id, broker.boards)
+        elif self.crew.start_one() is None:
             return UNUSABLE
-        if broker is None:
+        else:
             code = self._await_first()
             if code is not None:
                 return code
             hello = self.crew.hands[0].hello
             assert hello is not None
             broker = open_broker(hello.url)
+            self.owner.board = self.crew.open_board(self.owner.id, broker.boards)
         self.broker = broker
         self.crew.replace()
         broker.attach(self.owner)

@@ -26,7 +26,11 @@ Out = TypeVar("Out")
 
 
 class Setup(msgspec.Struct, array_like=True):
-    """How a process is to be: sent first, once. ``slots`` counts those of all processes."""
+    """How a process is to be; sent first. ``slots`` counts those of all processes.
+
+    The very first process of a worker is sent one without a board and, once it has told where the
+    broker is, another with it.
+    """
 
     app: str
     concurrency: int
