@@ -18,7 +18,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 KINDS = [
-    Kind("memory", "memory://", ("tidemill.brokers.memory",)),
+    Kind("memory", "memory://", ("tidemill.brokers.memory.jobs",)),
     Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.storetime",)),
 ]
 

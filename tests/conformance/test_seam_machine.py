@@ -38,7 +38,7 @@ class SideBySide(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.clock = Clock(("tidemill.brokers.memory", *self.kind.clocks), self.patch)
+        self.clock = Clock((*KINDS[0].clocks, *self.kind.clocks), self.patch)
         self.dir = tempfile.mkdtemp()
         self.model: Broker = open_broker(f"memory://{OPTIONS}")
         self.subject: Broker = open_broker(self.kind.url.format(dir=self.dir) + OPTIONS)

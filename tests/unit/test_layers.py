@@ -30,9 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
 ]
 CONCRETE = ("memory", "lmdb")
 MOST_LINES = 450
-LARGE = {"brokers.lmdb.broker", "brokers.lmdb.moves", "brokers.lmdb.store", "brokers.memory"} | {
-    "worker.process"
-}
+LARGE = {"worker.process"}
 """Rooms that are too large still. Take a name out when its file has been divided."""
 
 

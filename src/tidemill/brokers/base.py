@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -357,7 +357,7 @@ def open_broker(text: str) -> Broker:
         )
     if isinstance(opener, str):
         try:
-            opener = importlib.import_module(opener).open_url
+            opener = cast("Callable[[Url], Broker]", importlib.import_module(opener).open_url)
         except ModuleNotFoundError as error:
             extra = _EXTRAS.get(error.name or "")
             if extra is None:
@@ -365,7 +365,6 @@ def open_broker(text: str) -> Broker:
             raise FeatureMissing(
                 f"{url.scheme}:// needs {error.name}; install it: pip install 'tidemill[{extra}]'"
             ) from error
-    assert callable(opener)
     return opener(url)
 
 

@@ -1,0 +1,78 @@
+"""Acting on jobs by their ids: each says whether it did anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.job import Command, State
+
+__all__ = ["cancel", "delete", "kick", "purge"]
+
+Send = Callable[[str, Command], object]
+
+_KICKABLE = {State.FAILED, State.CANCELLED, State.EXPIRED}
+
+
+def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool) -> bool:
+    """Cancel an unfinished job; a running one through its owner."""
+    item = jobs.items.get(job_id)
+    if item is None or item.record.state.finished:
+        return False
+    if item.record.state is State.RUNNING:
+        item.record.cancelling = True
+        send(item.holder, Command("terminate" if terminate else "cancel", item.token))
+    else:
+        jobs.finish(item, State.CANCELLED, "cancelled before it started")
+    return True
+
+
+def kick(jobs: Jobs, job_id: str) -> bool:
+    """Make a job ready again."""
+    item = jobs.items.get(job_id)
+    if item is None:
+        return False
+    if item.record.state in _KICKABLE:
+        key = item.record.envelope.key
+        if key and jobs.keys.get(key):
+            return False  # at most one unfinished job per key
+        if key:
+            jobs.keys[key] = [job_id]
+        _begin_anew(jobs, item)
+    elif item.record.state is not State.SCHEDULED:
+        return False
+    jobs.move(item, 0.0, 0.0)
+    return True
+
+
+def _begin_anew(jobs: Jobs, item: Item) -> None:
+    """Fresh attempts, and no end; the trail stays."""
+    jobs.unfinish(item)
+    record = item.record
+    policy = record.envelope.retries.max_attempts
+    item.limit = record.attempt + policy if policy else 0
+    record.losses, record.finished, record.cancelling = 0, 0.0, False
+    record.error, record.result = "", b""
+    item.expires_machine, record.expires = 0.0, 0.0
+
+
+def delete(jobs: Jobs, job_id: str) -> bool:
+    """Forget a job in any state."""
+    item = jobs.items.get(job_id)
+    if item is None:
+        return False
+    if item.record.state.finished:
+        jobs.unfinish(item)
+    else:
+        jobs.unplace(item)
+        jobs.give_up_key(item.record.envelope)
+    del jobs.items[job_id]
+    return True
+
+
+def purge(jobs: Jobs, queue: str) -> int:
+    """Delete what waits in a queue, in whatever state; how many that were."""
+    waiting = (State.WAITING, State.SCHEDULED, State.READY)
+    records = [item.record for item in jobs.items.values()]
+    gone = [r for r in records if r.envelope.queue == queue and r.state in waiting]
+    return sum(delete(jobs, record.envelope.id) for record in gone)

@@ -1,0 +1,263 @@
+"""The broker: every call of the seam is one step under one lock."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidemill.brokers.base import (
+    Feature,
+    Filter,
+    Page,
+    QueueStats,
+    Reply,
+    Retention,
+    Step,
+)
+from tidemill.brokers.memory import acts, inspect
+from tidemill.brokers.memory.jobs import Jobs
+from tidemill.brokers.memory.leases import lease
+from tidemill.brokers.memory.puts import put
+from tidemill.brokers.memory.timers import come_due, prune
+from tidemill.brokers.memory.verdicts import note, release_owner, settle, touch
+from tidemill.clock import id_time
+from tidemill.config import Url
+from tidemill.errors import FeatureMissing, TidemillError
+from tidemill.job import Command, Envelope, Owner, Put, Record
+
+__all__ = ["MemoryBroker", "open_url"]
+
+
+def open_url(url: Url) -> MemoryBroker:
+    """The broker of a ``memory://`` URL."""
+    return MemoryBroker(url.text, Retention.from_options(url.options))
+
+
+class MemoryBroker:
+    """A broker in this process's memory."""
+
+    boards = ""
+    features = frozenset(Feature) - {
+        Feature.DURABLE,
+        Feature.PROCESSES,
+        Feature.TRANSACTIONS,
+        Feature.BACKUP,
+    }
+
+    def __init__(self, url: str = "memory://", retention: Retention | None = None) -> None:
+        self.url = url
+        self._lock = threading.Condition(threading.RLock())
+        self._jobs = Jobs(retention or Retention(), self._wake_all)
+        self._owners: dict[str, Owner] = {}
+        self._commands: dict[str, list[Command]] = {}
+        self._pipes: dict[str, tuple[int, int]] = {}
+
+    # -- producing ------------------------------------------------------------------------------
+
+    def put(self, jobs: Sequence[Envelope], *, txn: Any = None) -> list[Put]:
+        if txn is not None:
+            raise FeatureMissing(
+                "txn= needs the feature transactions, which memory:// does not have"
+            )
+        with self._lock:
+            come_due(self._jobs)
+            puts = put(self._jobs, jobs)
+            self._wake_all()
+            return puts
+
+    # -- owning ---------------------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        with self._lock:
+            self.detach(owner.id)
+            self._owners[owner.id] = owner
+            self._commands[owner.id] = []
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            os.set_blocking(write, False)
+            self._pipes[owner.id] = (read, write)
+
+    def detach(self, owner_id: str) -> None:
+        with self._lock:
+            self.release(owner_id, {})
+            for fd in self._pipes.pop(owner_id, ()):
+                os.close(fd)
+
+    def exchange(self, step: Step) -> Reply:
+        with self._lock:
+            self._pipe(step.owner)
+            owner, jobs = self._owners.get(step.owner), self._jobs
+            if owner is None:  # given up for dead: all it held is lost
+                lost = [False] * len(step.verdicts), [False] * len(step.touch)
+                return Reply(*lost, commands=[Command("stop")])
+            come_due(jobs)
+            first_due = jobs.due[:1] + jobs.due_wall[:1]
+            reply = Reply()
+            for said in step.notes:
+                note(jobs, owner.id, said)
+            reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
+            reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
+            if step.want:
+                reply.leases = list(lease(jobs, owner, step.want))
+            reply.commands, self._commands[owner.id] = self._commands[owner.id], []
+            reply.next_due = jobs.next_due()
+            if jobs.due[:1] + jobs.due_wall[:1] != first_due:
+                self._wake_all()  # this owner may not come back in time for it
+            prune(jobs)
+            return reply
+
+    def _pipe(self, owner_id: str) -> tuple[int, int]:
+        pipe = self._pipes.get(owner_id)
+        if pipe is None:
+            raise TidemillError(f"owner {owner_id!r} is not attached")
+        return pipe
+
+    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        read, _ = self._pipe(owner_id)
+        ready, _, _ = select.select([read, *fds], [], [], max(0.0, min(timeout, 3600.0)))
+        if read in ready:
+            ready.remove(read)
+            try:
+                os.read(read, 4096)
+            except BlockingIOError:
+                pass
+        return ready
+
+    def wake(self, owner_id: str) -> None:
+        pipe = self._pipes.get(owner_id)
+        if pipe:
+            try:
+                os.write(pipe[1], b"x")
+            except BlockingIOError:
+                pass  # it is full of hints already
+
+    def _wake_all(self) -> None:
+        for owner_id in self._pipes:
+            self.wake(owner_id)
+        self._lock.notify_all()
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        with self._lock:
+            held = release_owner(self._jobs, owner_id, causes)
+            self._owners.pop(owner_id, None)
+            self._commands.pop(owner_id, None)
+            self._wake_all()
+            return held
+
+    def tick(self) -> float:
+        with self._lock:
+            come_due(self._jobs)
+            prune(self._jobs)
+            return 30.0
+
+    # -- waiting for jobs -----------------------------------------------------------------------
+
+    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
+        items = self._jobs.items
+
+        def over() -> bool:
+            return all(i not in items or items[i].record.state.finished for i in ids)
+
+        with self._lock:
+            self._sleep_until(over, timeout)
+            return [self.get(i) for i in ids]
+
+    def wait_space(self, queue: str, timeout: float) -> bool:
+        def over() -> bool:
+            row = self._jobs.stats.get(queue)
+            return not row or not row.max_size or row.size < row.max_size
+
+        with self._lock:
+            return self._sleep_until(over, timeout)
+
+    def _sleep_until(self, over: Callable[[], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while True:
+            come_due(self._jobs)
+            if over():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._lock.wait(min(left, self._jobs.next_due(), threading.TIMEOUT_MAX))
+
+    # -- inspecting -----------------------------------------------------------------------------
+
+    def get(self, job_id: str) -> Record | None:
+        with self._lock:
+            return inspect.get(self._jobs, job_id)
+
+    def was_here(self, job_id: str) -> bool:
+        made = id_time(job_id)
+        return made is not None and self._jobs.born - 1 <= made <= self._jobs.wall + 1
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        with self._lock:
+            return inspect.find(self._jobs, what, limit, cursor)
+
+    def stats(self) -> list[QueueStats]:
+        with self._lock:
+            return inspect.stats(self._jobs)
+
+    def owners(self) -> list[Owner]:
+        with self._lock:
+            return list(self._owners.values())
+
+    def info(self) -> dict[str, Any]:
+        with self._lock:
+            count = len(self._jobs.items)
+            return {"broker": "memory", "url": self.url, "jobs": count, "durable": False}
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+        with self._lock:
+            jobs, send = self._jobs, self.command
+            return [acts.cancel(jobs, i, send, terminate=terminate) for i in job_ids]
+
+    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+        with self._lock:
+            kicked = [acts.kick(self._jobs, i) for i in job_ids]
+            self._wake_all()
+            return kicked
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        with self._lock:
+            deleted = [acts.delete(self._jobs, i) for i in job_ids]
+            self._wake_all()
+            return deleted
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        with self._lock:
+            row = self._jobs.queue(queue)
+            row.paused = row.paused if paused is None else paused
+            row.max_size = row.max_size if max_size is None else max_size
+            self._wake_all()
+
+    def purge(self, queue: str) -> int:
+        with self._lock:
+            purged = acts.purge(self._jobs, queue)
+            self._wake_all()
+            return purged
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        with self._lock:
+            if owner_id not in self._owners:
+                return False
+            self._commands[owner_id].append(command)
+            self.wake(owner_id)
+            return True
+
+    def backup(self, target: str) -> None:
+        raise FeatureMissing("backup needs the feature backup, which memory:// does not have")
+
+    def close(self) -> None:
+        with self._lock:
+            for owner_id in list(self._owners):
+                self.detach(owner_id)

@@ -1,0 +1,106 @@
+"""Accepting jobs: new ones, and those whose key an unfinished job has already."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.errors import DuplicateJob, QueueFull
+from tidemill.job import Conflict, Envelope, Placed, Put, State
+
+__all__ = ["follow", "put"]
+
+
+def put(jobs: Jobs, envelopes: Sequence[Envelope]) -> list[Put]:
+    """Accept jobs, all or none."""
+    _refuse_any(jobs, envelopes)
+    return [_put_one(jobs, envelope) for envelope in envelopes]
+
+
+def follow(jobs: Jobs, envelope: Envelope) -> None:
+    """A put that must not fail, since settling must not: no limit holds, a taken id is kept."""
+    rejected = envelope.on_conflict == Conflict.REJECT and jobs.keys.get(envelope.key)
+    if envelope.id not in jobs.items and not rejected:
+        _put_one(jobs, envelope)
+
+
+def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
+    """Play the puts through for what could refuse one, before any is stored."""
+    ids: set[str] = set()
+    holders: dict[str, list[tuple[str, bool]]] = {}  # key -> (queue, runs) of job and successor
+    added: collections.Counter[str] = collections.Counter()
+    for job in envelopes:
+        if job.key and job.key not in holders:
+            records = [jobs.items[i].record for i in jobs.keys.get(job.key, [])]
+            holders[job.key] = [(r.envelope.queue, r.state is State.RUNNING) for r in records]
+        held = holders[job.key] if job.key else []
+        if held and job.on_conflict == Conflict.REJECT:
+            raise DuplicateJob(f"an unfinished job has the key {job.key!r} already", job.id)
+        if job.id in jobs.items or job.id in ids:
+            raise DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
+        if held and job.on_conflict != Conflict.REPLACE:
+            continue
+        stays = [holder for holder in held[:1] if holder[1]]
+        for queue, _ in held[len(stays) :]:
+            added[queue] -= 1
+        row = jobs.stats.get(job.queue)
+        if row and row.max_size and row.size + added[job.queue] >= row.max_size:
+            raise QueueFull(f"queue {job.queue!r} holds max_size={row.max_size} jobs already")
+        added[job.queue] += 1
+        ids.add(job.id)
+        if job.key:
+            holders[job.key] = [*stays, (job.queue, False)]
+
+
+def _put_one(jobs: Jobs, job: Envelope) -> Put:
+    holders = jobs.keys.get(job.key) if job.key else None
+    if not holders:
+        _insert(jobs, job, State.READY)
+        return Put(job.id, Placed.CREATED)
+    current = jobs.items[holders[0]]
+    running = current.record.state is State.RUNNING
+    if job.on_conflict == Conflict.MERGE and not running:
+        _merge(jobs, current, job)
+        return Put(current.record.envelope.id, Placed.MERGED)
+    if job.on_conflict != Conflict.REPLACE:
+        return Put(current.record.envelope.id, Placed.KEPT)
+    displaced = holders[1:] if running else holders[:]
+    for old in reversed(displaced):  # a successor first: it must not be promoted
+        jobs.finish(jobs.items[old], State.CANCELLED, f"replaced by {job.id}")
+    if not running:
+        _insert(jobs, job, State.READY)
+        return Put(job.id, Placed.REPLACED)
+    holders.append(job.id)
+    _insert(jobs, job, State.WAITING)
+    return Put(job.id, Placed.SUCCESSOR)
+
+
+def _merge(jobs: Jobs, item: Item, job: Envelope) -> None:
+    """pyspider's rule: the higher priority and the earlier time win, the data stay."""
+    record = item.record
+    record.rank = min(record.rank, job.rank)
+    due = record.due, item.due_machine
+    if record.state is State.SCHEDULED:
+        due = min(due, _due_of(jobs, job), key=lambda times: jobs.left(*times))
+    jobs.move(item, *due)
+
+
+def _insert(jobs: Jobs, job: Envelope, state: State) -> None:
+    item = jobs.items[job.id] = Item(job, jobs.next_number())
+    jobs.queue(job.queue).accepted += 1
+    if job.key:
+        jobs.keys.setdefault(job.key, [job.id])
+    if job.expires:
+        item.record.expires, item.expires_machine = jobs.due_after(job.expires)
+        jobs.look_at(item, item.expires_machine)
+    item.record.due, item.due_machine = _due_of(jobs, job)
+    item.record.state = state
+    jobs.count(item, +1)
+    if state is not State.WAITING:
+        jobs.move(item, item.record.due, item.due_machine)
+
+
+def _due_of(jobs: Jobs, job: Envelope) -> tuple[float, float]:
+    """(wall time for people, machine time when it is a delay); zeros when due at once."""
+    return jobs.due_after(job.delay) if job.delay > 0 else (job.at, 0.0)

@@ -1,0 +1,57 @@
+"""Time: what comes due, and what has been kept for long enough."""
+
+from __future__ import annotations
+
+import heapq
+
+from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.brokers.memory.verdicts import TOO_LATE, close_attempt
+from tidemill.job import Outcome, State, Verdict
+
+__all__ = ["come_due", "prune"]
+
+
+def come_due(jobs: Jobs) -> None:
+    """Move everything whose time has come."""
+    for heap, now in ((jobs.due, jobs.now), (jobs.due_wall, jobs.wall)):
+        while heap and heap[0][0] <= now:
+            _, _, job_id = heapq.heappop(heap)
+            if job_id in jobs.items:
+                _look_at(jobs, jobs.items[job_id])
+
+
+def _look_at(jobs: Jobs, item: Item) -> None:
+    """Something of this job came due; which, its state tells. Old entries change nothing."""
+    record, now = item.record, jobs.now
+    if record.state is State.RUNNING:
+        if item.deadline and item.deadline <= now:
+            error = "ttr passed without an ack"
+            late = Verdict(item.token, Outcome.RETRY, error=error, ended=jobs.wall)
+            close_attempt(jobs, item, late)
+    elif record.state.finished:
+        return
+    elif item.expires_machine and item.expires_machine <= now:
+        jobs.finish(item, State.EXPIRED, TOO_LATE)
+    elif record.state is State.SCHEDULED and jobs.left(record.due, item.due_machine) <= 0:
+        jobs.move(item, record.due, item.due_machine)
+
+
+def prune(jobs: Jobs) -> None:
+    """Forget finished jobs that are too old or too many."""
+    now, finished = jobs.now, jobs.finished
+    while finished and finished[0][0] <= now:
+        del jobs.items[finished.pop(0)[1]]
+    if len(finished) <= jobs.retention.count:
+        return
+    done = [entry for entry in finished if _succeeded(jobs, entry[1])]
+    surplus = max(0, len(done) - jobs.retention.count)
+    plain = [entry for entry in done if not jobs.items[entry[1]].record.result]
+    old = now - jobs.retention.protect
+    results = [e for e in done if e not in plain and jobs.items[e[1]].finished_machine <= old]
+    for entry in (plain + results)[:surplus]:
+        finished.remove(entry)
+        del jobs.items[entry[1]]
+
+
+def _succeeded(jobs: Jobs, job_id: str) -> bool:
+    return jobs.items[job_id].record.state is State.SUCCEEDED

@@ -1,0 +1,111 @@
+"""What becomes of a lease: settled, renewed, noted, given back or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemill.brokers.base import KEEP_ATTEMPTS
+from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.brokers.memory.leases import ttr_of
+from tidemill.brokers.memory.puts import follow
+from tidemill.job import Attempt, Note, Outcome, State, Verdict
+
+__all__ = ["TOO_LATE", "close_attempt", "note", "release_owner", "settle", "touch"]
+
+TOO_LATE = "not started before it expired"
+_LOG_MOST = 100
+_BACK = (Outcome.RELEASE, Outcome.SNOOZE)
+_END = {
+    Outcome.FAIL: State.FAILED,
+    Outcome.CANCELLED: State.CANCELLED,
+    Outcome.EXPIRED: State.EXPIRED,
+}
+
+
+def settle(jobs: Jobs, owner: str, verdict: Verdict) -> bool:
+    """Close a lease. False: it was lost, and nothing changed."""
+    item = jobs.leases.get((owner, verdict.token))
+    if item is None:
+        return False
+    close_attempt(jobs, item, verdict)
+    for follower in verdict.followers:
+        follow(jobs, follower)
+    jobs.tell()
+    return True
+
+
+def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
+    """Count and write down the attempt, and move the job on."""
+    record, outcome = item.record, Outcome(verdict.outcome)
+    if outcome not in _BACK:
+        record.attempt += 1
+        record.attempts.append(_attempt(item, verdict))
+        del record.attempts[:-KEEP_ATTEMPTS]
+    if outcome is Outcome.RETRY and item.limit and record.attempt >= item.limit:
+        outcome = Outcome.FAIL
+    if outcome is Outcome.SUCCESS:
+        record.result = verdict.result
+        jobs.finish(item, State.SUCCEEDED)
+    elif outcome in _END:
+        jobs.finish(item, _END[outcome], verdict.error)
+    elif record.cancelling:
+        jobs.finish(item, State.CANCELLED, "cancelled while it was running")
+    elif item.expires_machine and item.expires_machine <= jobs.now:
+        jobs.finish(item, State.EXPIRED, TOO_LATE)
+    else:
+        if outcome is Outcome.RETRY:
+            jobs.queue(record.envelope.queue).retried += 1
+        jobs.move(item, *jobs.due_after(verdict.delay))
+
+
+def _attempt(item: Item, verdict: Verdict) -> Attempt:
+    r, v = item.record, verdict
+    times = r.leased, v.started, v.ended
+    return Attempt(r.attempt, r.worker, *times, Outcome(v.outcome), v.error, v.traceback)
+
+
+def touch(jobs: Jobs, owner: str, token: int, seconds: float) -> bool:
+    """Start a message lease's ttr anew. False: it was lost."""
+    item = jobs.leases.get((owner, token))
+    if item is None:
+        return False
+    if item.deadline:
+        item.deadline = jobs.now + (seconds or ttr_of(item.record.envelope))
+        jobs.look_at(item, item.deadline)
+    return True
+
+
+def note(jobs: Jobs, owner: str, note: Note) -> None:
+    """Keep what a running job said."""
+    item = jobs.leases.get((owner, note.token))
+    if item is None:
+        return
+    if note.done >= 0:
+        item.record.progress = (note.done, note.total)
+    if note.line:
+        item.record.log.append((note.time, note.line))
+        del item.record.log[:-_LOG_MOST]
+
+
+def release_owner(jobs: Jobs, owner: str, causes: Mapping[int, str] | None) -> int:
+    """Give back all that a dead owner held, by the witness's account; how many that was."""
+    held = [(token, item) for (whose, token), item in jobs.leases.items() if whose == owner]
+    for token, item in held:
+        if causes is None:
+            _lose(jobs, item)
+        elif token in causes:
+            fail = Verdict(token, Outcome.RETRY, error=causes[token], ended=jobs.wall)
+            close_attempt(jobs, item, fail)
+        else:
+            close_attempt(jobs, item, Verdict(token, Outcome.RELEASE))
+    return len(held)
+
+
+def _lose(jobs: Jobs, item: Item) -> None:
+    """No witness is left: the job gets a loss, and fails after as many as it has attempts."""
+    record = item.record
+    record.losses += 1
+    if item.limit and record.losses >= item.limit:
+        jobs.finish(item, State.FAILED, f"lost {record.losses} times with its worker")
+    else:
+        close_attempt(jobs, item, Verdict(item.token, Outcome.RELEASE))
