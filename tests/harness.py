@@ -258,10 +258,10 @@ class Place:
         self.workers.append(worker)
         return worker
 
-    def drain(self, *args: str, slots: int = 8, env: dict[str, str] | None = None) -> Worker:
+    def drain(self, *args: str, slots: int = 8, limit: float = 60.0) -> Worker:
         """Run a worker until nothing unfinished is left."""
-        worker = self.worker(*args, slots=slots, env=env)
-        worker._until(lambda: not self.unfinished(), "draining", 60.0)
+        worker = self.worker(*args, slots=slots)
+        worker._until(lambda: not self.unfinished(), "draining", limit)
         worker.stop()
         return worker
 

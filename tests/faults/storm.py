@@ -76,8 +76,8 @@ def produce():
         calls += [later.call(n + i) for i in range(4)]
         if n % 5 == 0:
             calls += [holds.call(n)]
-        if n % 10 == 0:
-            calls += [hangs.call(n // 10), spins.call(n // 10)]
+        if n % 20 == 0:
+            calls += [hangs.call(n // 20), spins.call(n // 20)]
         jobs = mill.enqueue_many(calls)
         note("accepted", *[job.id for job in jobs])
         n += 1
@@ -118,7 +118,7 @@ class Storm:
         for worker in self.workers:
             if worker.process.poll() is None:
                 self._hit("end", worker.kill_everything)
-        self.place.drain("--drain", str(DRAIN), slots=6)
+        self.place.drain("--drain", str(DRAIN), slots=6, limit=300.0)
         blows = {"blows": self.kinds.total(), **self.kinds}
         return {**check(self.place, self._accepted(), self._all_kills()), **blows}
 

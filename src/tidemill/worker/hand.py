@@ -1,4 +1,4 @@
-"""One worker process as its supervisor sees it: spawned by exec, fed, watched, killed.
+"""One worker process as its supervisor sees it: spawned by exec, fed, watched, killed::
 
     starting ──► serving ──► quiet ──► gone
                     └──► stuck ─(drain)─► killed ──► gone

@@ -14,7 +14,6 @@ most ``concurrency`` run at a time.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import heapq
 import itertools
@@ -34,8 +33,9 @@ from tidemill.clock import machine_time, wall_time
 from tidemill.context import JobContext, running_job
 from tidemill.job import Command, Envelope, Lease, Note, Outcome, Verdict
 from tidemill.retry import JobTerminated
-from tidemill.task import Task
 from tidemill.worker.interrupt import Interrupter, Run
+from tidemill.worker.loop import Item, Loop
+from tidemill.worker.memory import resident_memory
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.runner import Runner, stuck_verdict
 from tidemill.worker.waits import Waits
@@ -49,8 +49,6 @@ TICK = 0.05
 """Seconds of work a process holds in advance, and how often it looks while it is busy."""
 
 PREFETCH_MOST = 4000
-
-Item = tuple[int, int, int, int, Lease, Envelope, Task[..., Any]]
 
 
 class Process:
@@ -83,10 +81,8 @@ class Process:
         self._told_to_go = False
         self._dozing = True  # the clerk sleeps until it is rung for
         self._over = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._crew: list[threading.Thread] = []
-        self._loop_lock = threading.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
+        self.loop = Loop(self)
+        self._employed: list[threading.Thread] = []
         self.waits = Waits(mill, setup, self.board)
         self._generations = itertools.count(1)
         self._order = {name: place for place, name in enumerate(setup.queues)}
@@ -114,9 +110,8 @@ class Process:
 
     def _tidy(self) -> None:
         """What a process leaves to the kernel, a thread must give back itself."""
-        threads = list(self._crew)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.stop()
+        threads = list(self._employed)
         for thread in threads:
             thread.join(1)
         self.line.close()
@@ -188,7 +183,7 @@ class Process:
             for item in items:
                 heapq.heappush(backlog, item)
             starts = self._pump()
-        self._launch(starts)
+        self.loop.launch(starts)
         if self._dozing:
             self.out.ring()  # from now on there is something to look at
 
@@ -217,18 +212,13 @@ class Process:
                 self._threads += 1
                 desk = _Desk()
                 desk.item = heapq.heappop(backlog)
-                self._employ(f"tidemill-{self._threads}", self._work, desk)
+                self.employ(f"tidemill-{self._threads}", self._work, desk)
             else:
                 break
             self._free -= 1
             self._started += 1
             self._budget -= 1
         return starts
-
-    def _launch(self, starts: list[Item]) -> None:
-        if starts:
-            loop = self._event_loop()
-            loop.call_soon_threadsafe(self._start_async, starts)
 
     # -- sync jobs ------------------------------------------------------------------------------
 
@@ -249,7 +239,7 @@ class Process:
                 return None
             self._idle.append(desk)
             starts = self._pump()
-        self._launch(starts)
+        self.loop.launch(starts)
         desk.wake.acquire()
         return desk.item
 
@@ -271,7 +261,7 @@ class Process:
                     break
                 starts.append(first)
         if starts:
-            self._launch(starts)
+            self.loop.launch(starts)
         if item is None:
             self.out.flush(wait=False)  # nothing else to do: no reason to let the clerk do it later
         return item
@@ -279,17 +269,15 @@ class Process:
     def _run(self, item: Item) -> None:
         lease, envelope, task = item[4], item[5], item[6]
         started = wall_time()
-        context = JobContext(envelope, lease.attempt, lease.token, self._say, self.waits)
-        run = Run(lease, envelope, context, next(self._generations), threading.get_ident())
-        slot = self._begin(run, started)
+        run = self.begin(lease, envelope, started)
         try:
-            call = self.runner.prepare(envelope, task, context)
+            call = self.runner.prepare(envelope, task, run.context)
             value = self.interrupter.guarded(run, self._perform, run, call)
         except BaseException as error:
             verdict = self.runner.failure(lease, envelope, error, started)
         else:
             verdict = self.runner.success(lease, envelope, value, started)
-        self._end(run, slot, verdict)
+        self.end(run, verdict)
 
     def _perform(self, run: Run, call: Any) -> Any:
         """Run in a context of the job's own, so that nothing leaks into the next."""
@@ -297,77 +285,38 @@ class Process:
             self.out.ring()  # only now is the run where the clerk looks for its deadline
         return contextvars.copy_context().run(_with_job, run.context, call)
 
-    def _begin(self, run: Run, started: float) -> int:
-        slot = self.slots.pop()
-        timeout = run.envelope.timeout
-        if timeout:
-            run.deadline = machine_time() + timeout
-        run.context.slot = slot
-        self.board.start(slot, run.lease.token, run.generation, started, run.deadline)
-        run.started = started
-        return slot
-
-    def _end(self, run: Run, slot: int, verdict: Verdict) -> None:
-        if self.interrupter.finished(run):
-            self.out.conclude(verdict)
-        self.board.end(slot)
-        self.slots.append(slot)
-
-    # -- async jobs -----------------------------------------------------------------------------
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        with self._loop_lock:
-            if self._loop is None:
-                runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-                self._loop = runner.get_loop()
-                self._employ("tidemill-loop", self._run_loop, runner)
-            return self._loop
-
-    def _run_loop(self, runner: asyncio.Runner) -> None:
-        with runner:  # at its end it cancels what is left and closes the loop
-            runner.get_loop().run_forever()
-
-    def _employ(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-        self._crew.append(thread)
-        thread.start()
-
-    def _start_async(self, items: list[Item]) -> None:
-        assert self._loop is not None
-        for item in items:
-            task = self._loop.create_task(self._run_async(item), context=contextvars.Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _run_async(self, item: Item) -> None:
-        lease, envelope, task = item[4], item[5], item[6]
-        started = wall_time()
+    def begin(self, lease: Lease, envelope: Envelope, started: float) -> Run:
+        """A run of a job, in the calling thread, and on the board from now on."""
         context = JobContext(envelope, lease.attempt, lease.token, self._say, self.waits)
         run = Run(lease, envelope, context, next(self._generations), threading.get_ident())
-        run.task, run.loop = asyncio.current_task(), self._loop
-        slot = self._begin(run, started)
-        running_job.set(context)
-        self.interrupter.begin(run)
-        if run.deadline or run.wanted:
-            self.out.ring()
-        try:
-            call = self.runner.prepare(envelope, task, context)
-            value = await call()
-            if run.interrupted is not None:
-                raise run.interrupted()  # it swallowed the cancellation
-        except BaseException as error:
-            if run.interrupted is not None and isinstance(error, asyncio.CancelledError):
-                error = run.interrupted().with_traceback(error.__traceback__)
-            verdict = self.runner.failure(lease, envelope, error, started)
-        else:
-            verdict = self.runner.success(lease, envelope, value, started)
-        self._end(run, slot, verdict)
+        run.started = started
+        if envelope.timeout:
+            run.deadline = machine_time() + envelope.timeout
+        slot = context.slot = self.slots.pop()
+        self.board.start(slot, run.token, run.generation, started, run.deadline)
+        return run
+
+    def end(self, run: Run, verdict: Verdict) -> None:
+        """The run is over; its verdict counts unless another has fallen meanwhile."""
+        if self.interrupter.finished(run):
+            self.out.conclude(verdict)
+        self.board.end(run.context.slot)
+        self.slots.append(run.context.slot)
+
+    def employ(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        """Start a thread that belongs to this process."""
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        self._employed.append(thread)
+        thread.start()
+
+    def ended_elsewhere(self) -> list[Item]:
+        """Give back the slot of an async job; those to start in it, as far as they are async."""
         with self._lock:
             self._free += 1
             self._finished += 1
             starts = self._pump()
-        self._start_async(starts)
         self.out.ring()
+        return starts
 
     # -- what a job is told and says ---------------------------------------------------------------
 
@@ -420,10 +369,7 @@ class Process:
         if deadline is None and not busy:
             return -1
         self._dozing = False
-        if deadline is None:
-            return TICK
-        left = max(0.001, deadline - machine_time())
-        return min(left, TICK) if busy else left
+        return TICK if deadline is None else min(TICK, max(0.001, deadline - machine_time()))
 
     def _tick(self) -> None:
         """Every 50 ms while busy: see that what is held moves."""
@@ -441,7 +387,7 @@ class Process:
             self._prefetch = 0  # long jobs: nothing in advance
         elif not full and not finished:
             self._prefetch = self.setup.concurrency  # idle: what comes next is unknown
-        if self.setup.max_memory and not self._quiet and _resident() > self.setup.max_memory:
+        if self.setup.max_memory and not self._quiet and resident_memory() > self.setup.max_memory:
             log.info("process %d is beyond max_memory and is replaced", os.getpid())
             self.quiet()
 
@@ -502,15 +448,3 @@ class _Desk:
 def _with_job(context: JobContext, call: Any) -> Any:
     running_job.set(context)
     return call()
-
-
-def _resident() -> int:
-    """Resident memory of this process in bytes."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        import resource
-
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
