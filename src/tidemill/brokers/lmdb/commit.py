@@ -142,7 +142,8 @@ class GroupCommit:
                         request.result = request.apply(context)
                     context.finish()
                     point("store.commit")
-                    self._wake()
+                    if self._answered:
+                        self._wake()
                 point("store.committed")
             except Exception as error:
                 if not batch:  # it could not even begin: each who leads shall see for itself
@@ -161,7 +162,8 @@ class GroupCommit:
 
     def _drain(self, batch: list[Request]) -> None:
         """Take what is pending. The deque is never replaced: an append may be under way."""
-        batch.extend(self.pending.popleft() for _ in range(len(self.pending)))
+        for _ in range(len(self.pending)):
+            batch.append(self.pending.popleft())
 
     def _replay(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], batch: list[Request]
@@ -198,7 +200,8 @@ class GroupCommit:
             if self.pending:
                 self.pending.popleft().turn.release()  # it wakes as the leader, not done
                 return
-            self._wake()
+            if self._answered:
+                self._wake()
             self.lead.release()
             if not self.pending or not self.lead.acquire(blocking=False):
                 return
