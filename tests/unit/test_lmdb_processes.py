@@ -1,8 +1,7 @@
-"""The LMDB store among processes: forks, wake-ups, deaths, a full disk. All are real."""
+"""The LMDB store among processes: forks, wake-ups, deaths. All are real."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -16,12 +15,12 @@ from typing import Any
 
 import lmdb
 import pytest
+from lmdb_desk import job
 
 from tidemill.board import Board
 from tidemill.brokers.base import Broker, Filter, Step, Want, open_broker
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.clock import new_id
-from tidemill.errors import StoreFull, TidemillError
+from tidemill.errors import TidemillError
 from tidemill.job import Envelope, Owner, State, Verdict
 
 PRELUDE = """
@@ -34,10 +33,6 @@ def say(text): print(text, flush=True)
 def take(owner, count=1, **kinds):
     return broker.exchange(Step(owner, want=Want(count, **kinds))).leases
 """
-
-
-def job(**fields: Any) -> Envelope:
-    return Envelope(**{"id": new_id(), "task": "t", **fields})
 
 
 @pytest.fixture
@@ -302,11 +297,11 @@ def test_a_killed_consumers_message_is_back_within_a_second(url: str, broker: Lm
 
 @pytest.mark.parametrize("witness", ["board", "no board"])
 def test_a_killed_workers_jobs_are_accounted_by_its_board(
-    url: str, broker: LmdbBroker, tmp_path: Path, witness: str
+    url: str, broker: LmdbBroker, witness: str
 ) -> None:
     # law 6, case T9, case T10
     broker.put([job(id="ran"), job(id="held")])
-    path = str(tmp_path / "board")
+    path = os.path.join(broker.boards, "board")
     board = Board(path, 4)
     broker.attach(Owner(id="me", name="m"))
     code = f"""
@@ -325,6 +320,7 @@ def test_a_killed_workers_jobs_are_accounted_by_its_board(
             board.remove()
         process.kill()
         until(broker, "me", lambda: broker.get("ran").state is State.READY)
+    assert os.listdir(broker.boards) == []  # whoever reaps takes it away
     ran, held = broker.get("ran"), broker.get("held")
     if witness == "board":
         assert (ran.attempt, ran.losses) == (1, 0)
@@ -375,91 +371,3 @@ def test_killed_in_the_middle_of_anything_the_store_goes_on(url: str, broker: Lm
     assert row.ready == sum(r.state is State.READY for r in records)
     assert row.succeeded == sum(r.state is State.SUCCEEDED for r in records)
     assert row.accepted == len(records)
-
-
-# -- clocks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
-def test_a_clock_that_jumps_across_a_restart_moves_nothing(
-    url: str, monkeypatch: pytest.MonkeyPatch, jump: float
-) -> None:
-    # case Q9, law 19
-    broker = open_broker(url)
-    broker.put([job(id="first"), job(id="late", delay=60)])
-    broker.close()
-    monkeypatch.setattr("tidemill.brokers.lmdb.storetime.wall_time", lambda: time.time() + jump)
-    again = open_broker(url)
-    again.put([job(id="second")])
-    again.attach(Owner(id="o", name="w"))
-    reply = again.exchange(Step("o", want=Want(9)))
-    assert [lease.open().id for lease in reply.leases] == ["first", "second"]
-    assert 50 < reply.next_due <= 60
-    again.close()
-
-
-@pytest.mark.parametrize(("wall", "left"), [(30.0, 30.0), (-7200.0, 60.0)])
-def test_after_a_boot_time_goes_on_and_never_back(
-    url: str, monkeypatch: pytest.MonkeyPatch, wall: float, left: float
-) -> None:
-    # law 19: the machine's clock starts anew; the wall clock may have been set meanwhile
-    broker = open_broker(url)
-    broker.put([job(id="late", delay=60)])
-    broker.tick()  # notes how the clocks stand
-    broker.close()
-    module = "tidemill.brokers.lmdb.storetime"
-    monkeypatch.setattr(f"{module}._boot_id", lambda: "another")
-    monkeypatch.setattr(f"{module}.machine_time", lambda: time.monotonic() - 1e6)
-    monkeypatch.setattr(f"{module}.wall_time", lambda: time.time() + wall)
-    again = open_broker(url)
-    again.attach(Owner(id="o", name="w"))
-    assert again.exchange(Step("o", want=Want(1))).next_due == pytest.approx(left, abs=5)
-    again.close()
-
-
-# -- a full disk ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield place
-    subprocess.run(["umount", str(place)], check=False)
-
-
-def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None:
-    # case Q10, law 16
-    broker = open_broker(f"lmdb://{small_disk}/store?keep=0&keep_failed=0")
-    broker.attach(Owner(id="o", name="w"))
-    accepted = 0
-
-    def fill() -> None:
-        nonlocal accepted
-        while True:
-            broker.put([job(body=b"x" * 500) for _ in range(100)])
-            accepted += 100
-
-    with pytest.raises(StoreFull, match="disk"):
-        fill()
-    assert broker.stats()[0].ready == accepted > 1000
-    # somebody else fills the rest
-    with contextlib.suppress(OSError), open(small_disk / "other", "wb", buffering=0) as file:
-        while file.write(b"x" * 65536):
-            pass
-    with pytest.raises(StoreFull):
-        broker.put([job()])
-    done = 0
-    while leases := broker.exchange(Step("o", want=Want(50))).leases:
-        verdicts = [Verdict(lease.token, 0) for lease in leases]
-        done += sum(broker.exchange(Step("o", verdicts=verdicts)).settled)
-    assert done == accepted
-    # when there is room again
-    (small_disk / "other").unlink()
-    broker.tick()
-    time.sleep(0.06)  # a look at the disk is believed for 50 ms
-    assert broker.put([job()])
-    broker.close()
