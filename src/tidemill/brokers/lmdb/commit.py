@@ -5,9 +5,9 @@ for other processes), takes all requests that have arrived meanwhile, applies ea
 and wakes the others. When one request fails, the transaction is abandoned and each is replayed by
 itself, so that only the culprit sees its error.
 
-Followers who have their answer are woken by the next leader, just before it waits for the disk, when
-there is a next one: woken earlier, they would take the interpreter lock from it at each of its calls;
-so they make their next requests while the disk is at work.
+Followers who have their answer are woken by the next leader, if there is one, just before it waits
+for the disk: woken earlier they would take the interpreter lock from it at each of its calls. So
+they make their next requests while the disk is at work.
 
 A caller that is interrupted while it waits takes its request back, or passes on the lead if that
 was just handed to it; a request is never left with a thread that has gone.
@@ -162,8 +162,7 @@ class GroupCommit:
 
     def _drain(self, batch: list[Request]) -> None:
         """Take what is pending. The deque is never replaced: an append may be under way."""
-        for _ in range(len(self.pending)):
-            batch.append(self.pending.popleft())
+        batch.extend([self.pending.popleft() for _ in range(len(self.pending))])
 
     def _replay(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], batch: list[Request]
