@@ -437,7 +437,7 @@ def test_large_bodies_do_not_block_the_supervisor(place: Place) -> None:
         """
         @mill.task
         def takes(text): return len(text)
-        @mill.task(timeout=0.4, retries=0)
+        @mill.task(timeout=1.5, retries=0)  # time enough to accept and lease the large ones
         def holds(): begin(); hold_gil(60)
         """
     )

@@ -171,13 +171,13 @@ class Storm:
         return [job_id for line in lines for job_id in line[1:]]
 
     def _all_kills(self) -> list[float]:
-        """Ours, the delayed ends of what we asked to stop, and those of stuck processes."""
+        """Ours, and those by supervisors: of stuck processes, and at the end of their patience."""
         kills = [*self.kills, *self.place.killed]
-        pattern = re.compile(r"^(\S+ \S+) .*(?:stuck and is replaced|stopping)", re.M)
+        pattern = re.compile(r"^(\S+ \S+) .*worker process \d+ is killed$", re.M)
         for worker in self.place.workers:
             for stamp in pattern.findall(worker.output):
-                when = dt.datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()
-                kills += [when, when + DRAIN, when + 1.0]
+                when = dt.datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f")
+                kills.append(when.timestamp())
         return kills
 
 

@@ -306,6 +306,7 @@ class Crew:
 
     def end(self, hand: Hand) -> None:
         """Kill a process and settle what it held."""
+        log.warning("worker process %d is killed", hand.pid)
         hand.kill()
         self._gone(hand)
 
