@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 
+from tidemill.app import Tidemill
 from tidemill.errors import InvalidOption
 from tidemill.loader import load_app
 from tidemill.worker.process import Process
@@ -26,15 +27,9 @@ def main(fd: int) -> int:
         # Open for life: faulthandler writes to it, from C, whoever holds the interpreter lock.
         stacks = open(setup.stacks, "w")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
-        try:
-            mill = load_app(setup.app)
-            queues = {task.options.queue for task in mill.tasks.values()}
-            hello = Hello(mill.url, tuple(sorted(queues)), len(mill.tasks))
-        except (Exception, SystemExit) as error:
-            text, trace = describe(error)
-            hello = Hello(error=text if isinstance(error, InvalidOption) else trace)
+        mill, hello = _load(setup.app)
         line.send(Up(hello=hello))
-        if hello.error:
+        if mill is None:
             return 2
         if not setup.board:  # it lies with the broker, which nobody knew before us
             setup = _receive_setup(line)
@@ -47,6 +42,17 @@ def main(fd: int) -> int:
     process.serve()
     mill.close()
     return 0
+
+
+def _load(app: str) -> tuple[Tidemill | None, Hello]:
+    """The app, if it can be loaded, and what to tell the supervisor of it."""
+    try:
+        mill = load_app(app)
+        queues = {task.options.queue for task in mill.tasks.values()}
+        return mill, Hello(mill.url, tuple(sorted(queues)), len(mill.tasks))
+    except (Exception, SystemExit) as error:
+        text, trace = describe(error)
+        return None, Hello(error=text if isinstance(error, InvalidOption) else trace)
 
 
 def _receive_setup(line: Line[Up, Down]) -> Setup:
