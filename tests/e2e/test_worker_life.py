@@ -441,10 +441,10 @@ def test_large_bodies_do_not_block_the_supervisor(place: Place) -> None:
         def holds(): begin(); hold_gil(60)
         """
     )
-    place.worker("--drain", "0.3", slots=4).wait_ready()
+    place.worker("--drain", "0.3", slots=12).wait_ready()
     stuck = place.enqueue("holds")
     place.wait_notes("begin")
-    jobs = place.enqueue_many("takes", [("x" * 1_000_000,) for _ in range(12)])
+    jobs = place.enqueue_many("takes", [("x" * 1_000_000,) for _ in range(24)])
     (record,) = place.finish([stuck])
     assert "JobTimeout" in record.error
     assert all(record.attempt == 1 for record in place.finish(jobs))
