@@ -427,7 +427,7 @@ def test_waiting_that_would_starve_the_worker(place: Place) -> None:
     assert worker.stop() == 0
     # Another worker is there: it can run what the first one waits for.
     place.worker("-Q", "parents", slots=1).wait_ready()
-    place.worker(slots=1).wait_ready()
+    place.worker("-Q", "default", slots=1).wait_ready()
     assert place.enqueue("parent", queue="parents").result(20) == 1
 
 
