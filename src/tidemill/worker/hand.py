@@ -1,7 +1,7 @@
 """One worker process as its supervisor sees it: spawned by exec, fed, watched, killed::
 
-    starting ──► serving ──► quiet ──► gone
-                    └──► stuck ─(drain)─► killed ──► gone
+starting ──► serving ──► quiet ──► gone
+                └──► stuck ─(drain)─► killed ──► gone
 """
 
 from __future__ import annotations
