@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from harness import Place, eventually
@@ -394,6 +397,18 @@ def test_imports_that_break(place: Place) -> None:
         assert record.state is S.FAILED
         assert "cannot be imported" in record.error
     assert len(worker.children()) == 1
+
+
+def test_a_users_module_may_have_the_name_of_one_of_pythons(place: Place) -> None:
+    place.write("@mill.task\ndef fine(): return 1")
+    (place.path / "queue.py").write_text("raise ImportError('not the standard library')")
+    job = place.enqueue("fine")
+    command = [Path(sys.executable).with_name("tidemill"), "worker", f"{place.app}:mill"]
+    done = subprocess.run(
+        [*command, "-p", "1", "--burst"], cwd=place.path, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert job.result(0) == 1
 
 
 def test_backoff_is_jittered_and_capped() -> None:  # case T5

@@ -65,7 +65,7 @@ class Hand:
         self._stacks = setup.stacks
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tidemill.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
