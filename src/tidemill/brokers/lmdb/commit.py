@@ -228,10 +228,10 @@ class Writing:
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         self._commits.leader = 0
-        try:
-            if kind is None:
-                self._txn.commit()
-            else:
-                self._txn.abort()
-        finally:
-            pace.relax()
+        # Before the commit, which gives up the interpreter lock once, for as long as the disk takes:
+        # the threads that compute meanwhile need not be hurried.
+        pace.relax()
+        if kind is None:
+            self._txn.commit()
+        else:
+            self._txn.abort()
