@@ -228,7 +228,7 @@ class Writing:
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         self._commits.leader = 0
-        # Before the commit, which gives up the interpreter lock once, for as long as the disk takes:
+        # Before the commit, which gives up the interpreter lock for as long as the disk takes:
         # the threads that compute meanwhile need not be hurried.
         pace.relax()
         if kind is None:
