@@ -10,7 +10,7 @@ help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
 demo: $(VENV)/ready      ## run the main job on real input: one job per file of DIR, embedded LMDB
-	$(BIN)/tidemill demo $(DIR)
+	$(BIN)/tidemill demo "$(patsubst ~%,$(HOME)%,$(DIR))"
 
 test: lint types unit pythons wheel  ## everything CI runs
 

@@ -260,6 +260,8 @@ class Tidemill:
             return [run_inline(self, call) for call in calls]
         envelopes, txns = [], set()
         for call in calls:
+            if not isinstance(call, Call):
+                raise InvalidOption(f"enqueue_many takes task.call(…), not {call!r}")
             envelopes.append(self.envelope(call))
             txns.add(call.options.txn)
         if len(txns) > 1:

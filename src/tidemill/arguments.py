@@ -62,24 +62,41 @@ class Arguments:
             kwargs = {k: by_name.get(k, others or _same)(arg) for k, arg in kwargs.items()}
         return args, kwargs
 
+    def result(self, value: Any) -> Any:
+        """What the function returned, as it came from the store, made what the annotation says.
+
+        Raises:
+            TypeError: it cannot be made that.
+        """
+        return self._convert_result(value)
+
+    @functools.cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return typing.get_type_hints(self._function)
+        except Exception:  # annotations may name what only a type checker sees
+            return {}
+
+    @functools.cached_property
+    def _convert_result(self) -> Convert:
+        hint = self._hints.get("return")
+        needed = hint is not None and _travels_as_plain_data(hint)
+        return functools.partial(_convert, hint, "the result") if needed else _same
+
     @functools.cached_property
     def _converters(
         self,
     ) -> tuple[dict[str, Convert], list[Convert], Convert | None, Convert | None]:
         """By name; by place; of ``*args``; of ``**kwargs``."""
-        try:
-            hints = typing.get_type_hints(self._function)
-        except Exception:  # annotations may name what only a type checker sees
-            hints = {}
         by_name: dict[str, Convert] = {}
         by_place: list[Convert] = []
         rest = others = None
         for name, parameter in self.signature.parameters.items():
-            hint = hints.get(name)
+            hint = self._hints.get(name)
             if hint is None and not by_place and name == "self":
                 hint = _class_of(self._function)
             needed = hint is not None and _travels_as_plain_data(hint)
-            convert = functools.partial(_convert, hint, name) if needed else None
+            convert = functools.partial(_convert, hint, f"argument {name}") if needed else None
             if parameter.kind is parameter.VAR_POSITIONAL:
                 rest = convert
             elif parameter.kind is parameter.VAR_KEYWORD:
@@ -170,7 +187,7 @@ def _convert(hint: Any, name: str, value: Any) -> Any:
     try:
         return msgspec.convert(value, hint, dec_hook=_from_text)
     except (msgspec.ValidationError, TypeError) as error:
-        raise TypeError(f"argument {name}: {error}") from error
+        raise TypeError(f"{name}: {error}") from error
 
 
 def _from_text(hint: type, value: Any) -> Any:

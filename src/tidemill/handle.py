@@ -148,7 +148,10 @@ class Job(Generic[R]):
     def _outcome(self) -> R:
         record = self.record
         if record.state is State.SUCCEEDED:
-            return unpack(record.result) if record.result else None  # type: ignore[return-value]
+            value: Any = unpack(record.result) if record.result else None
+            task = self._mill.tasks.get(record.envelope.task)
+            result: R = value if task is None else task.arguments.result(value)
+            return result
         if record.state is State.CANCELLED:
             raise JobCancelled(f"job {self.id} was cancelled: {record.error}")
         if record.state is State.EXPIRED:

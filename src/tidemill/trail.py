@@ -84,7 +84,9 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
         return f"It is ready and waits for a free slot among {workers} worker(s) of queue {queue!r}"
     if record.state is State.SCHEDULED:
         why = ", as it was put with a delay"
-        if record.attempts:
+        if record.error:
+            why = f": {record.error}"
+        elif record.attempts:
             why = f": attempt {record.attempt} failed ({record.attempts[-1].error})"
         return f"It waits for its time{why}"
     if record.state is State.WAITING:

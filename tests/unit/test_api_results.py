@@ -406,3 +406,22 @@ def test_what_ends_the_worker_is_raised(mill: Tidemill, monkeypatch: pytest.Monk
 def test_an_error_of_the_test_itself_comes_through(mill: Tidemill) -> None:
     with pytest.raises(ZeroDivisionError), worker(mill):
         _ = 1 / 0
+
+
+class Spot(msgspec.Struct):
+    x: int
+    y: int
+
+
+def test_a_result_is_what_the_annotation_says(mill: Tidemill) -> None:
+    @mill.task
+    def swapped(point: Spot) -> Spot:
+        return Spot(point.y, point.x)
+
+    @mill.task
+    def several(count: int) -> list[Spot]:
+        return [Spot(n, n) for n in range(count)]
+
+    with worker(mill):
+        assert swapped.enqueue(Spot(1, 2)).result(10) == Spot(2, 1)
+        assert several.enqueue(2).result(10) == [Spot(0, 0), Spot(1, 1)]

@@ -117,7 +117,16 @@ class Runner:
         age = now - envelope.created
         if age < self._grace:
             delay = min(30.0, max(1.0, age / 4), max(0.05, self._grace - age))
-            return Verdict(lease.token, Outcome.SNOOZE, delay=delay)
+            error = f"unknown task {envelope.task!r} to the worker that had it"
+            log.warning(
+                "job %s: unknown task %r; is the module that declares it imported by the app? "
+                "This app has %d task(s); the job is tried again for %g s",
+                envelope.id,
+                envelope.task,
+                len(self.mill.tasks),
+                self._grace,
+            )
+            return Verdict(lease.token, Outcome.SNOOZE, delay=delay, error=error)
         return self._refused(
             lease,
             f"unknown task {envelope.task!r}: no worker declared it within {self._grace:g} s",
@@ -165,8 +174,23 @@ def _failed(
 ) -> Verdict:
     if outcome is Outcome.RETRY and delay is None:
         delay = backoff(envelope.retries, lease.attempt)
-    log.warning("job %s (%s) attempt %d: %s", envelope.id, envelope.task, lease.attempt, text)
+    _report(lease, envelope, text, delay if outcome is Outcome.RETRY else None)
     return Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, wall_time())
+
+
+def _report(lease: Lease, envelope: Envelope, text: str, delay: float | None) -> None:
+    """A line in the log: which attempt failed, why, and what comes next."""
+    most = envelope.retries.max_attempts
+    again = delay is not None and (not most or lease.attempt < most)
+    log.warning(
+        "job %s (%s) attempt %d of %s: %s; %s",
+        envelope.id,
+        envelope.task,
+        lease.attempt,
+        most or "any number",
+        text,
+        f"again in {delay:.3g} s" if again else "not again",
+    )
 
 
 def _through(layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext) -> Any:
@@ -197,11 +221,12 @@ def stuck_verdict(
 def timed_out(lease: Lease, envelope: Envelope, trace: str, started: float) -> Verdict:
     """The verdict on a job that ran past its timeout, with the stack it was stuck in."""
     error = f"JobTimeout: not finished after its timeout of {envelope.timeout:g} s"
-    log.warning("job %s (%s) attempt %d: %s", envelope.id, envelope.task, lease.attempt, error)
+    delay = backoff(envelope.retries, lease.attempt)
+    _report(lease, envelope, error, delay)
     return Verdict(
         lease.token,
         Outcome.RETRY,
-        delay=backoff(envelope.retries, lease.attempt),
+        delay=delay,
         error=error,
         traceback=trace,
         started=started,

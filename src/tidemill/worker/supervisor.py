@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Broker, Reply, Step, Want, open_broker
+from tidemill.brokers.base import Broker, Feature, Reply, Step, Want, need, open_broker
 from tidemill.clock import machine_time, new_id, wall_time
 from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable, FeatureMissing, InvalidOption, StoreFull
@@ -99,14 +99,16 @@ class Supervisor:
             hello = self.crew.hands[0].hello
             assert hello is not None
             broker = open_broker(hello.url)
+            need(broker, Feature.PROCESSES, "a worker of its own")
             self.owner.board = self.crew.open_board(self.owner.id, broker.boards)
         self.broker = broker
         self.crew.replace()
         broker.attach(self.owner)
         log.info(
-            "worker %s serves %s with %d x %d",
+            "worker %s serves %s of %s with %d x %d",
             self.owner.name,
             ", ".join(self.settings.queues) or "all queues",
+            broker.url,
             self.settings.processes,
             self.settings.concurrency,
         )

@@ -225,8 +225,7 @@ class Moves:
             return
         head.state = state
         head.finished = self.wall
-        if error or state != SUCCEEDED:
-            tail.error = error
+        tail.error = error
         kept = _class_of(state, tail)
         head.prune = self.now + int(self._keep_for(stored, kept) * MICRO)
         self.save(stored, tail)

@@ -32,7 +32,8 @@ _END: dict[int, int] = {
     Outcome.EXPIRED: EXPIRED,
 }
 _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
-_BACK = (int(Outcome.RELEASE), int(Outcome.SNOOZE))
+_SNOOZE = int(Outcome.SNOOZE)
+_BACK = (int(Outcome.RELEASE), _SNOOZE)
 _LOG_MOST = 100
 
 
@@ -78,6 +79,7 @@ def _close_attempt(
     else:
         if outcome == _RETRY:
             row.retried += 1
+        tail.error = verdict.error if outcome == _SNOOZE else ""  # why it waits, for who asks
         due = moves.now + int(verdict.delay * MICRO) if verdict.delay > 0 else 0
         moves.place(stored, due, 0, tail)
 

@@ -55,6 +55,7 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
     else:
         if outcome is Outcome.RETRY:
             jobs.queue(record.envelope.queue).retried += 1
+        record.error = verdict.error if outcome is Outcome.SNOOZE else ""  # why it waits
         jobs.move(item, *jobs.due_after(verdict.delay))
 
 
