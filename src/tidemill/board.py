@@ -17,7 +17,7 @@ import os
 import struct
 from typing import NamedTuple
 
-__all__ = ["Board", "Running", "read_board", "remove_board"]
+__all__ = ["Board", "Running", "allocate", "read_board", "remove_board"]
 
 _OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")
@@ -25,6 +25,17 @@ _REST = struct.Struct("=Qdd")
 _SLOT = struct.Struct("=QQdd")
 _GENERATION = struct.Struct("=Q")
 _WAITS = 1 << 63
+
+
+def allocate(fd: int, size: int) -> None:
+    """Make a file that is to be mapped ``size`` bytes long, with blocks of its own.
+
+    Writing to a mapped hole when the disk is full ends the process with SIGBUS.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:  # macOS
+        os.pwrite(fd, b"\0" * size, 0)
 
 
 class Running(NamedTuple):
@@ -51,7 +62,7 @@ class Board:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(fd).st_size < size:
-                os.ftruncate(fd, size)
+                allocate(fd, size)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)

@@ -30,6 +30,7 @@ __all__ = [
     "check_seconds",
     "default_url",
     "parse_url",
+    "storable",
 ]
 
 MAX_BODY = 1024 * 1024
@@ -160,6 +161,11 @@ def check_body(body: bytes) -> bytes:
             "Store large data elsewhere and pass its name"
         )
     return body
+
+
+def storable(text: str) -> str:
+    """Text as it can be stored: lone surrogates, as in odd file names, become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Url(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from tidemill.clock import wall_time
+from tidemill.config import storable
 from tidemill.job import Envelope, Note, priority_of
 
 __all__ = ["JobContext", "Waits", "current_job", "running_job", "waiting_for"]
@@ -116,7 +117,7 @@ class JobContext:
 
     def log(self, line: str) -> None:
         """Add a line to the job's trail; the last 100 are kept, 2,000 characters each."""
-        self._tell(Note(self.token, line=str(line)[:2000], time=wall_time()))
+        self._tell(Note(self.token, line=storable(str(line)[:2000]), time=wall_time()))
 
     def _tell(self, note: Note) -> None:
         if self._say is not None:

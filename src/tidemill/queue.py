@@ -18,7 +18,7 @@ from tidemill.arguments import TEXT_OF_BODY, summary
 from tidemill.brokers.base import Feature, Mode, Reply, Step, Want, need
 from tidemill.clock import new_id, wall_time
 from tidemill.codec import pack, pack_pickle, unpack, unpack_pickle, verify
-from tidemill.config import Seconds, check_count, check_name, check_seconds
+from tidemill.config import Seconds, check_count, check_name, check_seconds, storable
 from tidemill.errors import BadSignature, CodecError, InvalidOption, LeaseLost, QueueFull
 from tidemill.job import Envelope, Lease, Outcome, Owner, Verdict
 from tidemill.options import PUT_OPTIONS, Options
@@ -253,7 +253,7 @@ class Message:
             self._token,
             outcome,
             delay=delay,
-            error=error,
+            error=storable(error)[:2000],
             started=self._leased,
             ended=wall_time(),
         )
@@ -312,19 +312,27 @@ class Consumers:
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         deadline = time.monotonic() + seconds
         with self._owner() as owner:
-            while stop is None or stop.goes_on(owner):
-                left = deadline - time.monotonic()
-                # The last look does not ask to be hinted: nobody will be there to hear it.
-                want = Want(1, names, Mode.STRICT, tasks=False, messages=True, sleep=left > 0)
-                reply = self.exchange(Step(owner, want=want))
-                if reply.leases:
-                    message = self._open(owner, reply.leases[0])
-                    if message is not None:
-                        return message
-                elif left <= 0:
-                    return None
-                else:
-                    self.mill.broker.wait(owner, max(0.0, min(left, reply.next_due)))
+            asleep = False
+            try:
+                while stop is None or stop.goes_on(owner):
+                    left = deadline - time.monotonic()
+                    # The last look does not ask to be hinted: nobody will be there to hear it.
+                    want = Want(1, names, Mode.STRICT, tasks=False, messages=True, sleep=left > 0)
+                    asleep = left > 0
+                    reply = self.exchange(Step(owner, want=want))
+                    if reply.leases:
+                        asleep = False
+                        message = self._open(owner, reply.leases[0])
+                        if message is not None:
+                            return message
+                    elif left <= 0:
+                        return None
+                    else:
+                        self.mill.broker.wait(owner, max(0.0, min(left, reply.next_due)))
+            finally:
+                if asleep:  # interrupted: a hint for us must reach somebody else
+                    want = Want(0, names, Mode.STRICT, tasks=False, messages=True, sleep=False)
+                    self.exchange(Step(owner, want=want))
         return None
 
     async def aget(self, queues: Sequence[str], timeout: Seconds | None) -> Message | None:

@@ -61,6 +61,16 @@ def backoff(policy: Retries, attempt: int) -> float:
     return random.uniform(0.0, bound) if policy.jitter else bound
 
 
+DELAY_MOST = 100 * 365 * 86400.0
+"""A hundred years: more seconds than that are a mistake of units."""
+
+
+def _check_delay(what: str, delay: float) -> float:
+    if not 0 <= delay <= DELAY_MOST:
+        raise InvalidOption(f"delay of {what} must be 0 or more seconds, not {delay!r}")
+    return delay
+
+
 class Retry(Exception):
     """Raised by a task: this attempt failed, run the job again.
 
@@ -70,10 +80,8 @@ class Retry(Exception):
     """
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
-        if delay is not None and not 0 <= delay < float("inf"):
-            raise InvalidOption(f"delay of Retry must be 0 or more seconds, not {delay!r}")
         super().__init__(reason or "retry asked for")
-        self.delay = delay
+        self.delay = None if delay is None else _check_delay("Retry", delay)
 
 
 class Fail(Exception):
@@ -84,10 +92,8 @@ class Snooze(Exception):
     """Raised by a task: run the job again after ``delay`` seconds; no attempt is counted."""
 
     def __init__(self, delay: float, reason: str = "") -> None:
-        if not 0 <= delay < float("inf"):
-            raise InvalidOption(f"delay of Snooze must be 0 or more seconds, not {delay!r}")
         super().__init__(reason or f"snoozed for {delay:g} s")
-        self.delay = delay
+        self.delay = _check_delay("Snooze", delay)
 
 
 class JobTimeout(BaseException):

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Place, eventually
+from harness import Place, eventually, open_place
 
 from tidemill import JobFailed, JobNotFound, ResultTimeout, Tidemill
 from tidemill.clock import new_id, wall_time
@@ -419,3 +419,43 @@ def test_backoff_is_jittered_and_capped() -> None:  # case T5
     assert max(drawn) <= 5.0
     assert len(set(drawn)) > 1000
     assert max(drawn[:300]) <= 1.0 < max(drawn[300:600]) <= 2.0
+
+
+def test_one_bad_job_takes_nobody_with_it(place: Place) -> None:  # law 16
+    place.write(
+        r"""
+        @mill.task(retries=0)
+        def odd_name():
+            current_job().log("caf\udce9.txt")
+            raise Snooze(0.05, "\udce9") if current_job().attempt == 0 else Fail("\udce9")
+        @mill.task(retries=0)
+        def nanoseconds(): raise Retry(delay=5e18)
+        @mill.task(retries=0)
+        def sleeps(): time.sleep(0.5); return "slept"
+        """
+    )
+    worker = place.worker(slots=4).wait_ready()
+    neighbour = place.enqueue("sleeps")
+    odd, late = place.finish([place.enqueue("odd_name"), place.enqueue("nanoseconds")])
+    assert odd.log[0][1] == r"caf\udce9.txt"
+    assert odd.error == r"Fail: \udce9"
+    assert "delay of Retry" in late.error
+    assert neighbour.result(20) == "slept"
+    assert len(worker.children()) == 1
+
+
+def test_a_result_that_finds_no_room_fails_alone(tmp_path: Path) -> None:  # law 16
+    with open_place(tmp_path / "small", f"lmdb://{tmp_path}/store?map_size=4194304") as place:
+        place.write(
+            """
+            @mill.task(retries=0)
+            def huge(): time.sleep(0.2); return "x" * 6_000_000
+            @mill.task(retries=0)
+            def small(): time.sleep(0.2); return 1
+            """
+        )
+        place.worker(slots=4).wait_ready()
+        huge, small = place.finish([place.enqueue("huge"), place.enqueue("small")])
+        assert small.state is S.SUCCEEDED
+        assert huge.state is S.FAILED
+        assert "could not be stored" in huge.error

@@ -13,6 +13,7 @@ from typing import Any
 from tidemill.app import Tidemill
 from tidemill.clock import wall_time
 from tidemill.codec import pack, unpack, unpack_pickle, verify
+from tidemill.config import storable
 from tidemill.context import JobContext
 from tidemill.errors import CodecError
 from tidemill.job import Envelope, Lease, Outcome, Verdict, decode_envelope
@@ -148,7 +149,7 @@ class Runner:
     ) -> Verdict:
         """The verdict on a job whose task raised."""
         if isinstance(error, Snooze):
-            return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=str(error))
+            return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=describe(error)[0])
         text, trace = describe(error)
         if isinstance(error, JobTerminated):
             return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
@@ -247,12 +248,9 @@ def describe(error: BaseException) -> tuple[str, str]:
     except BaseException:
         trace = "".join(traceback.format_tb(_users_part(error)))[-TRACEBACK_MOST:]
     text = f"{name}: {message}" if message else name
-    return _valid(text)[:2000], _valid(trace)
+    return storable(text)[:2000], storable(trace)
 
 
-def _valid(text: str) -> str:
-    """Lone surrogates cannot be stored."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _users_part(error: BaseException) -> Any:

@@ -23,9 +23,16 @@ from collections.abc import Callable
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Broker, Feature, Reply, Step, Want, need, open_broker
 from tidemill.clock import machine_time, new_id, wall_time
+from tidemill.config import storable
 from tidemill.crash import point
-from tidemill.errors import BrokerUnavailable, FeatureMissing, InvalidOption, StoreFull
-from tidemill.job import Command, Owner
+from tidemill.errors import (
+    BrokerUnavailable,
+    FeatureMissing,
+    InvalidOption,
+    StoreFull,
+    TidemillError,
+)
+from tidemill.job import Command, Outcome, Owner, Verdict
 from tidemill.worker.crew import Crew, Settings
 
 __all__ = ["Settings", "Supervisor", "install"]
@@ -169,10 +176,33 @@ class Supervisor:
         notes, crew.notes = crew.notes, []
         try:
             return broker.exchange(Step(self.owner.id, verdicts, want, notes=notes))
-        except (BrokerUnavailable, StoreFull) as error:
+        except BrokerUnavailable as error:
             log.error("%s; trying again", error)
             crew.verdicts, crew.notes = verdicts + crew.verdicts, notes + crew.notes
             return Reply(next_due=1.0)
+        except Exception as error:
+            if not (verdicts or notes or isinstance(error, StoreFull)):
+                raise
+            log.error("a step was refused: %s; its verdicts are handed in one by one", error)
+            for verdict in verdicts:
+                self._settle_alone(broker, verdict)
+            return Reply(next_due=1.0)
+
+    def _settle_alone(self, broker: Broker, verdict: Verdict) -> None:
+        """One bad verdict must not hold up the others, nor take the worker down."""
+        try:
+            broker.exchange(Step(self.owner.id, [verdict]))
+        except BrokerUnavailable:
+            self.crew.verdicts.append(verdict)
+        except Exception as error:
+            reason = storable(f"what became of it could not be stored: {error}")[:2000]
+            log.exception("a verdict cannot be stored; its job fails")
+            try:
+                broker.exchange(
+                    Step(self.owner.id, [Verdict(verdict.token, Outcome.FAIL, error=reason)])
+                )
+            except TidemillError:
+                self.crew.verdicts.append(verdict)  # the store has no room even for that, yet
 
     def _dry(self, reply: Reply) -> bool:
         """Nothing came and nothing is in hand: the end of a burst."""

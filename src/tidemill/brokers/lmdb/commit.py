@@ -131,10 +131,11 @@ class GroupCommit:
     def _lead(self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request) -> None:
         """With the lead: one transaction for everything pending once it has begun."""
         batch: list[Request] = []
+        writing = Writing(self)
         try:
             try:
                 point("store.begin")
-                with Writing(self) as txn:
+                with writing as txn:
                     point("store.begun")
                     self._drain(batch)
                     context = make(txn)
@@ -156,8 +157,13 @@ class GroupCommit:
             else:
                 for request in batch:
                     self._answer(request)
-        except BaseException:  # Ctrl-C in the leader: nothing happened, the others try again
-            self.pending.extendleft(r for r in reversed(batch) if r is not own and not r.done)
+        except BaseException:  # Ctrl-C in the leader
+            others = [request for request in batch if request is not own and not request.done]
+            if writing.committed:
+                for request in others:
+                    self._answer(request)
+            else:  # nothing happened: the others try again
+                self.pending.extendleft(reversed(others))
             raise
 
     def _drain(self, batch: list[Request]) -> None:
@@ -209,10 +215,11 @@ class GroupCommit:
 class Writing:
     """A write transaction, as a context manager: committed at its end, undone by an error."""
 
-    __slots__ = ("_commits", "_txn")
+    __slots__ = ("_commits", "_txn", "committed")
 
     def __init__(self, commits: GroupCommit) -> None:
         self._commits = commits
+        self.committed = False
 
     def __enter__(self) -> lmdb.Transaction[bytes]:
         pace.hurry()
@@ -230,8 +237,11 @@ class Writing:
         self._commits.leader = 0
         # Before the commit, which gives up the interpreter lock for as long as the disk takes:
         # the threads that compute meanwhile need not be hurried.
-        pace.relax()
-        if kind is None:
-            self._txn.commit()
-        else:
-            self._txn.abort()
+        try:
+            pace.relax()
+        finally:
+            if kind is None:
+                self._txn.commit()
+                self.committed = True
+            else:
+                self._txn.abort()

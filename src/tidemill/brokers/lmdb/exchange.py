@@ -32,6 +32,8 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
         reply.touched = [touch(moves, number, token, seconds) for token, seconds in step.touch]
     if step.want and step.want.count:
         _lease(moves, member, step.want, reply)
+    elif step.want:
+        moves.ring_rest(step.want.queues)  # a hint it was given and cannot follow
     prune(moves, 2 * len(step.verdicts) + 2)
     reply.commands = take_commands(moves, number)
     reply.next_due = 0.0 if more else max(0.0, moves.next_due())

@@ -187,6 +187,7 @@ class Members:
                     _strike(moves, number, owner, _causes(moves, number, owner))
                     point("store.reaping")
                     reaped.append(owner)
+            moves.ring_rest()  # hints they were given and did not follow
 
         self._commit(apply)
         point("store.reaped")

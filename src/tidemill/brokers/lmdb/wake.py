@@ -23,6 +23,8 @@ import struct
 import zlib
 from collections.abc import Sequence
 
+from tidemill.board import allocate
+
 __all__ = ["ALL", "MESSAGES", "RESULT", "SPACE", "TASKS", "Bells", "Sleeper", "bloom"]
 
 TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
@@ -81,7 +83,7 @@ class Bells:
         try:
             size = _SLOT.size * (_SLOTS + 1)
             if os.fstat(fd).st_size < size:
-                os.ftruncate(fd, size)
+                allocate(fd, size)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
