@@ -445,6 +445,7 @@ def test_one_bad_job_takes_nobody_with_it(place: Place) -> None:  # law 16
 
 
 def test_a_result_that_finds_no_room_fails_alone(tmp_path: Path) -> None:  # law 16
+    (tmp_path / "small").mkdir()
     with open_place(tmp_path / "small", f"lmdb://{tmp_path}/store?map_size=4194304") as place:
         place.write(
             """
