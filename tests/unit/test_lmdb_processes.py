@@ -371,3 +371,20 @@ def test_killed_in_the_middle_of_anything_the_store_goes_on(url: str, broker: Lm
     assert row.ready == sum(r.state is State.READY for r in records)
     assert row.succeeded == sum(r.state is State.SUCCEEDED for r in records)
     assert row.accepted == len(records)
+
+
+def test_queues_whose_names_collide_do_not_take_each_others_hints(tmp_path: Path) -> None:
+    # law 9: "orders" and "q40" share a bit of the 64
+    from tidemill.brokers.lmdb.wake import MESSAGES, Bells, bloom, digest
+
+    assert bloom(["orders"]) == bloom(["q40"])
+    bells = Bells(str(tmp_path))
+    wrong, right = bells.take(), bells.take()
+    bells.mark(wrong, MESSAGES, bloom(["q40"]), only=digest("q40"))
+    bells.mark(right, MESSAGES, bloom(["orders"]), only=digest("orders"))
+    assert bells.ring(MESSAGES, bloom(["orders"]), 1, digest("orders")) == 1
+    assert right.wait(0) == []
+    assert bells.ring(MESSAGES, bloom(["orders"]), 1, digest("orders")) == 0  # nobody is left
+    for sleeper in (wrong, right):
+        bells.give_up(sleeper)
+    bells.close()

@@ -10,7 +10,7 @@ from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.roster import is_listed, take_commands
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.verdicts import note, settle, touch
-from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, bloom
+from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, bloom, digest
 from tidemill.job import Command
 
 __all__ = ["exchange"]
@@ -65,6 +65,7 @@ def _mark(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
         bits = bloom(want.queues) if want.queues else ALL
         endless = reply.next_due == float("inf")
         until = ALL if endless else moves.now + int(reply.next_due * MICRO)
-        bells.mark(member.sleeper, kinds, bits, until)
+        only = digest(want.queues[0]) if len(want.queues) == 1 else 0
+        bells.mark(member.sleeper, kinds, bits, until, only)
     else:
         bells.mark(member.sleeper, 0, 0)

@@ -157,13 +157,17 @@ class Members:
             if epoch == member.epoch:
                 return
             member.epoch = epoch
-            others = [number for number, _ in owner_rows(txn, tables)]
+            rows = owner_rows(txn, tables)
 
         def died() -> None:
             self._deaths += 1
             self.wake(member.owner.id)
 
-        self._liveness.watch(member.number, others, died)
+        self._liveness.watch(member.number, [number for number, _ in rows], died)
+        if member.owner.kind == "worker":
+            # A consumer looks only while it waits; so workers have a ring of their own besides.
+            workers = [number for number, owner in rows if owner.kind == "worker"]
+            self._liveness.watch(member.number, workers, died)
 
     def look_after_deaths(self) -> None:
         """Reap, if a death was noticed."""

@@ -37,7 +37,7 @@ from tidemill.brokers.lmdb.record import (
     result_ttl_of,
 )
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.wake import MESSAGES, RESULT, SPACE, TASKS, bloom
+from tidemill.brokers.lmdb.wake import MESSAGES, RESULT, SPACE, TASKS, bloom, digest
 
 __all__ = ["KEPT_OTHER", "KEPT_PLAIN", "KEPT_RESULT", "Commit", "Moves"]
 
@@ -319,7 +319,7 @@ class Moves:
     def _ring(self) -> None:
         bells = self.store.bells
         for (name, kind), count in self._rings.items():
-            bells.ring(MESSAGES if kind else TASKS, bloom([name]), count)
+            bells.ring(MESSAGES if kind else TASKS, bloom([name]), count, digest(name))
         if self._finished:
             bells.ring(RESULT, bloom([job_id.decode() for job_id in self._finished]))
         if self._shrunk:

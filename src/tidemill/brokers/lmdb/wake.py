@@ -25,13 +25,14 @@ from collections.abc import Sequence
 
 from tidemill.board import allocate
 
-__all__ = ["ALL", "MESSAGES", "RESULT", "SPACE", "TASKS", "Bells", "Sleeper", "bloom"]
+__all__ = ["ALL", "MESSAGES", "RESULT", "SPACE", "TASKS", "Bells", "Sleeper", "bloom", "digest"]
 
 TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
 ALL = 2**64 - 1
 
 _SLOTS = 2048
-_SLOT = struct.Struct("=BBxxxxxxQQQ")  # taken, mask, owner, bloom of queues or ids, sleeps until
+# taken, mask, the one queue waited for (0: several, or all), owner, bloom of queues or ids, until
+_SLOT = struct.Struct("=BBxxIQQQ")
 _HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
 
 
@@ -41,6 +42,11 @@ def bloom(names: Sequence[str]) -> int:
     for name in names:
         bits |= 1 << (zlib.crc32(name.encode()) & 63)
     return bits
+
+
+def digest(name: str) -> int:
+    """A number for one name, never 0."""
+    return zlib.crc32(name.encode()) or 1
 
 
 class Sleeper:
@@ -111,7 +117,7 @@ class Bells:
             fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._forget_writer(slot)
             self._set_mask(slot, 0)
-            _SLOT.pack_into(self._map, slot * _SLOT.size, 1, 0, owner, 0, 0)
+            _SLOT.pack_into(self._map, slot * _SLOT.size, 1, 0, 0, owner, 0, 0)
             return Sleeper(slot, fd)
         raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
 
@@ -124,9 +130,16 @@ class Bells:
         os.close(sleeper.fd)
         sleeper.fd = -1
 
-    def mark(self, sleeper: Sleeper, mask: int, bits: int, until: int = ALL) -> None:
-        """Say what the sleeper waits for: kinds of hint, a bloom of queues or ids, and how long."""
-        struct.pack_into("=QQ", self._map, sleeper.slot * _SLOT.size + 16, bits, until)
+    def mark(
+        self, sleeper: Sleeper, mask: int, bits: int, until: int = ALL, only: int = 0
+    ) -> None:
+        """Say what the sleeper waits for: kinds of hint, a bloom of queues or ids, and how long.
+
+        ``only`` is the :func:`digest` of the queue when it waits for a single one.
+        """
+        at = sleeper.slot * _SLOT.size
+        struct.pack_into("=I", self._map, at + 4, only)
+        struct.pack_into("=QQ", self._map, at + 16, bits, until)
         self._set_mask(sleeper.slot, mask)
 
     def _set_mask(self, slot: int, mask: int) -> None:
@@ -148,8 +161,12 @@ class Bells:
         """False when certainly nobody sleeps."""
         return bool(_HEAD.unpack_from(self._map)[1])
 
-    def ring(self, kind: int, bits: int = ALL, most: int = _SLOTS) -> int:
-        """Hint up to ``most`` sleepers that wait for this kind and these bits; how many."""
+    def ring(self, kind: int, bits: int = ALL, most: int = _SLOTS, only: int = 0) -> int:
+        """Hint up to ``most`` sleepers that wait for this kind and these bits; how many.
+
+        With ``only`` the hint is for one queue: who waits for another with the same bit is left
+        alone, and who waits for several, of which one may just have the same bit, is not counted.
+        """
         high, sleepers = _HEAD.unpack_from(self._map)
         if not sleepers:
             return 0
@@ -157,10 +174,12 @@ class Bells:
         for slot in range(1, high + 1):
             if rung >= most:
                 break
-            taken, mask, _, wanted, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
-            if taken and mask & kind and wanted & bits:
-                self._set_mask(slot, 0)
-                rung += self._hint(slot)
+            taken, mask, single, _, wanted, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            if not (taken and mask & kind and wanted & bits) or (only and single not in (0, only)):
+                continue
+            self._set_mask(slot, 0)
+            certain = not only or single == only or wanted == ALL
+            rung += self._hint(slot) and certain
         return rung
 
     def keep_time(self, due: int) -> None:
@@ -168,7 +187,7 @@ class Bells:
         high, _ = _HEAD.unpack_from(self._map)
         late = []
         for slot in range(1, high + 1):
-            taken, mask, _, _, until = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            taken, mask, _, _, _, until = _SLOT.unpack_from(self._map, slot * _SLOT.size)
             if taken and mask & (TASKS | MESSAGES):
                 if until <= due:
                     return
@@ -182,7 +201,7 @@ class Bells:
         """Hint every slot of an owner, asleep or not: there is a command for it."""
         high, _ = _HEAD.unpack_from(self._map)
         for slot in range(1, high + 1):
-            taken, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            taken, _, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
             if taken and whose == owner:
                 self._hint(slot)
 
