@@ -64,6 +64,19 @@ def test_succeeded_jobs_are_kept_by_number(small: Broker, clock: Clock) -> None:
     assert kept(small) == set(ids[-3:])
 
 
+def test_cancelled_and_expired_jobs_are_kept_by_number_too(small: Broker, clock: Clock) -> None:
+    # law 15: debouncing cancels a job each time
+    for n in range(10):
+        small.put([job(id=f"k{n}", key="same", on_conflict="replace")])
+    small.put([job(id="late", expires=1)])
+    clock.advance(2)
+    small.tick()
+    assert len(kept(small)) == 11  # young: somebody may still ask
+    clock.advance(61)
+    small.tick()
+    assert kept(small) == {"k9", "k7", "k8", "late"}  # one waits, three are kept
+
+
 def test_a_young_result_is_never_pruned(small: Broker, clock: Clock) -> None:
     # law 15
     hand = Hand(small)

@@ -26,6 +26,7 @@ from tidemill.brokers.lmdb.layout import (
     Row,
 )
 from tidemill.brokers.lmdb.record import (
+    FAILED,
     READY,
     SCHEDULED,
     STATES,
@@ -270,7 +271,8 @@ class Moves:
     def _keep_for(self, stored: Stored, kept: int) -> float:
         if kept == KEPT_OTHER:
             return self.retention.failed
-        return self.retention.of_success(result_ttl_of(stored), kept == KEPT_RESULT)
+        ttl = result_ttl_of(stored) if stored.head.state == SUCCEEDED else -1.0
+        return self.retention.of_success(ttl, kept == KEPT_RESULT)
 
     @property
     def kept(self) -> list[int]:
@@ -336,6 +338,7 @@ class Commit(Protocol):
 
 
 def _class_of(state: int, tail: Tail) -> int:
-    if state != SUCCEEDED:
+    """Failed jobs are kept for a human; of the rest, those somebody may ask for, for a while."""
+    if state == FAILED:
         return KEPT_OTHER
-    return KEPT_RESULT if tail.result else KEPT_PLAIN
+    return KEPT_PLAIN if state == SUCCEEDED and not tail.result else KEPT_RESULT

@@ -154,8 +154,10 @@ class Jobs:
         self.tell()
 
     def _keep_for(self, record: Record) -> float:
-        if record.state is not State.SUCCEEDED:
+        if record.state is State.FAILED:
             return self.retention.failed
+        if record.state is not State.SUCCEEDED:
+            return self.retention.of_success(-1, has_result=True)
         return self.retention.of_success(record.envelope.result_ttl, bool(record.result))
 
     def unfinish(self, item: Item) -> None:

@@ -43,9 +43,13 @@ def prune(jobs: Jobs) -> None:
         del jobs.items[finished.pop(0)[1]]
     if len(finished) <= jobs.retention.count:
         return
-    done = [entry for entry in finished if _succeeded(jobs, entry[1])]
+    done = [entry for entry in finished if _state(jobs, entry[1]) is not State.FAILED]
     surplus = max(0, len(done) - jobs.retention.count)
-    plain = [entry for entry in done if not jobs.items[entry[1]].record.result]
+    plain = [
+        (when, job_id)
+        for when, job_id in done
+        if _state(jobs, job_id) is State.SUCCEEDED and not jobs.items[job_id].record.result
+    ]
     old = now - jobs.retention.protect
     results = [e for e in done if e not in plain and jobs.items[e[1]].finished_machine <= old]
     for entry in (plain + results)[:surplus]:
@@ -53,5 +57,5 @@ def prune(jobs: Jobs) -> None:
         del jobs.items[entry[1]]
 
 
-def _succeeded(jobs: Jobs, job_id: str) -> bool:
-    return jobs.items[job_id].record.state is State.SUCCEEDED
+def _state(jobs: Jobs, job_id: str) -> State:
+    return jobs.items[job_id].record.state
