@@ -64,7 +64,7 @@ def test_kinds_of_tasks_and_falsy_results(place: Place) -> None:  # case T1
     place.worker(env={"TIDEMILL_UNKNOWN_GRACE": "0"})
     place.finish(jobs.values())
     assert jobs["dataclass"].result() == 3
-    assert jobs["method"].result() == {"x": 4, "y": 5}
+    assert jobs["method"].result() == place.module.Point(4, 5)
     assert jobs["dotted"].result() == -2.0
     assert jobs["async"].result() == [1, 2]
     assert [jobs[name].result() for name in ("list", "zero", "text", "none")] == [[], 0, "", None]
