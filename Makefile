@@ -15,7 +15,8 @@ demo: $(VENV)/ready      ## run the main job on real input: one job per file of 
 test: lint types unit pythons wheel  ## everything CI runs
 
 quick: $(VENV)/dev lint  ## the fast part of the tests, under a minute
-	$(BIN)/pytest -m "not slow" tests/unit tests/conformance
+	@scripts/servers
+	TIDEMILL_EXAMPLES=10 $(BIN)/pytest -n 2 -m "not slow" tests/unit tests/conformance
 
 lint: $(VENV)/dev        ## style
 	$(BIN)/ruff check .
@@ -25,7 +26,8 @@ types: $(VENV)/dev       ## mypy strict and pyright
 	$(BIN)/pyright
 
 unit: $(VENV)/dev        ## all tests on this Python
-	$(BIN)/pytest
+	@scripts/servers
+	$(BIN)/pytest -n 2
 
 pythons: $(VENV)/dev     ## the fast tests on the other Pythons that are installed
 	scripts/other-pythons 3.12 3.13
@@ -33,8 +35,8 @@ pythons: $(VENV)/dev     ## the fast tests on the other Pythons that are install
 wheel: $(VENV)/dev       ## the wheel, installed into a clean environment, runs the demo
 	scripts/try-wheel
 
-storm: $(VENV)/dev       ## random kills at full size; SEED and KILLS may be given
-	$(BIN)/python -m tests.faults.storm --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
+storm: $(VENV)/dev       ## random kills at full size; SEED, KILLS and BROKER may be given
+	$(BIN)/python -m tests.faults.storm --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER))
 
 bench: $(VENV)/dev       ## tidemill beside its peers, one table; ARGS go to benchmarks/run.py
 	$(BIN)/python benchmarks/run.py $(ARGS)

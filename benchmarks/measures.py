@@ -304,13 +304,13 @@ def _cpu_seconds(processes: list[psutil.Process]) -> float:
 
 
 def idle(system: Any, options: Options) -> dict[str, float]:
-    """After jobs: CPU in percent of a core, of Redis too; memory (USS) of the workers."""
+    """After jobs: CPU in percent of a core, of the server too; memory (USS) of the workers."""
     marks = _here()
-    redis = int(os.environ.get("BENCH_REDIS_PID", "0"))
+    server = int(os.environ.get("BENCH_SERVER_PID", "0"))
     with _workers(system.start_workers) as workers:
         _warm(system, marks, workers, jobs=min(options.jobs, 2_000))
         time.sleep(2)
-        roots = [worker.pid for worker in workers] + ([redis] if redis else [])
+        roots = [worker.pid for worker in workers] + ([server] if server else [])
         before = _cpu_seconds(tree(roots))
         start = time.perf_counter()
         time.sleep(options.idle)

@@ -111,3 +111,66 @@ def private_redis(folder: Path) -> Iterator[Redis | None]:
         yield redis
     finally:
         stop([process])
+
+
+class Postgres:
+    """A private PostgreSQL: random port, 127.0.0.1 only, as durable as it is by default."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.pid = process.pid
+        self.port = port
+        self.url = f"postgresql://bench@127.0.0.1:{port}/postgres"
+
+    def flush(self) -> None:
+        """Empty it."""
+        self.psql("DROP SCHEMA IF EXISTS tidemill CASCADE; DROP SCHEMA public CASCADE")
+        self.psql("CREATE SCHEMA public; CHECKPOINT")
+
+    def psql(self, statement: str) -> None:
+        """Run a statement."""
+        command = ["psql", "-qX", "-v", "ON_ERROR_STOP=1", self.url, "-c", statement]
+        subprocess.run(command, check=True, timeout=60, capture_output=True)
+
+
+@contextlib.contextmanager
+def private_postgres(folder: Path) -> Iterator[Postgres | None]:
+    """Run one as long as the context lasts; None where PostgreSQL is not installed."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin")) or [
+        Path(path).parent for path in [shutil.which("postgres")] if path
+    ]
+    if not found:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    data = folder / "postgres"
+    data.mkdir()
+    user = "postgres" if os.getuid() == 0 else None  # it refuses root
+    if user:
+        folder.chmod(0o711)
+        shutil.chown(data, user)
+    initdb = [found[-1] / "initdb", "-D", data, "-U", "bench", "--auth", "trust", "-E", "UTF8"]
+    subprocess.run(initdb, check=True, capture_output=True, user=user, cwd=data, timeout=120)
+    command = [found[-1] / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", data]
+    command += ["-c", "client_min_messages=warning"]
+    process = subprocess.Popen(
+        command,
+        user=user,
+        cwd=data,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        postgres = Postgres(process, port)
+        for _ in range(200):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                postgres.flush()
+                break
+            time.sleep(0.05)
+        else:
+            raise RuntimeError("postgres did not answer within 10 s")
+        yield postgres
+    finally:
+        stop([process])

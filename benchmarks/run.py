@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from measures import MEASURES, Options
-from processes import Redis, private_redis, stop
-from systems import OURS, PEERS, SYSTEMS
+from processes import Postgres, Redis, private_postgres, private_redis, stop
+from systems import FLOORS, OURS, PEERS, SYSTEMS
 from table import Results, lines_for, render
 
 HERE = Path(__file__).resolve().parent
 IMPORTS = f"{HERE}{os.pathsep}{HERE.parent / 'src'}"
 """The code measured is that of this checkout, whatever is installed."""
 
+Servers = dict[str, Redis | Postgres]
 GROUPS = {"enqueue": ["single", "bulk", "async", "threads"], "delayed": ["burst", "alone"]}
 QUICK = Options(jobs=4_000, seconds=0.7, budget=20, latency_jobs=100, burst=500, alone=40, idle=10)
 
@@ -40,6 +41,11 @@ def arguments() -> argparse.Namespace:
         "--peers",
         default=",".join(PEERS),
         help="comma-separated, or none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ours",
+        default="tidemill,tidemill-redis",
+        help="of tidemill itself; ratios are those of the first (default: %(default)s)",
     )
     parser.add_argument(
         "--only",
@@ -64,6 +70,10 @@ def arguments() -> argparse.Namespace:
     for name in chosen.peers:
         if name not in PEERS:
             parser.error(f"unknown peer {name!r}; there are {', '.join(PEERS)}")
+    chosen.ours = [name for name in chosen.ours.split(",") if name]
+    for name in chosen.ours:
+        if name not in FLOORS:
+            parser.error(f"unknown {name!r}; there are {', '.join(FLOORS)}")
     wanted = [name for name in chosen.only.split(",") if name]
     chosen.measures = [m for name in wanted for m in GROUPS.get(name, [name])] or list(MEASURES)
     for name in chosen.measures:
@@ -113,7 +123,7 @@ def has_tidemill() -> bool:
 
 
 def measure(
-    python: str, name: str, what: str, options: Options, redis: Redis | None, tmp: Path
+    python: str, name: str, what: str, options: Options, servers: Servers, tmp: Path
 ) -> dict[str, Any]:
     """One turn of one system: its figures, ``unsupported`` or ``error``."""
     with tempfile.TemporaryDirectory(dir=tmp, ignore_cleanup_errors=True) as folder:
@@ -125,9 +135,11 @@ def measure(
             "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
         }
         environment.pop("TIDEMILL_URL", None)
-        if SYSTEMS[name].redis:
-            redis.flush()
-            environment |= {"BENCH_REDIS_URL": redis.url, "BENCH_REDIS_PID": str(redis.pid)}
+        for kind, server in servers.items():
+            if getattr(SYSTEMS[name], kind):
+                server.flush()
+                environment[f"BENCH_{kind.upper()}_URL"] = server.url
+                environment["BENCH_SERVER_PID"] = str(server.pid)
         log = Path(folder) / "driver.log"
         with log.open("wb") as output:
             driver = subprocess.Popen(
@@ -170,8 +182,9 @@ def turns(
             # Idling long enough is its own average.
             for run in range(1 if what == "idle" else chosen.runs):
                 plan += [(label, what, run, name, options) for name in systems]
-                if what == "single" and "tidemill" in systems:
-                    plan.append((label, what, run, "lmdb", options))
+                if what == "single":
+                    floors = [FLOORS[name] for name in systems if name in FLOORS]
+                    plan += [(label, what, run, name, options) for name in floors]
     return plan
 
 
@@ -193,16 +206,20 @@ def run(chosen: argparse.Namespace, systems: list[str], pythons: dict[str, str])
         tmp = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=chosen.tmp))
         )
-        redis = None
-        if any(SYSTEMS[name].redis for name in systems):
-            redis = stack.enter_context(private_redis(tmp))
-            if redis is None:
-                say("redis-server is not installed: leaving out the peers that need it")
-                systems[:] = [name for name in systems if not SYSTEMS[name].redis]
+        servers: Servers = {}
+        for kind, start in (("redis", private_redis), ("postgres", private_postgres)):
+            if not any(getattr(SYSTEMS[name], kind) for name in systems):
+                continue
+            server = stack.enter_context(start(tmp))
+            if server is None:
+                say(f"no {kind} is installed: leaving out the systems that need it")
+                systems[:] = [name for name in systems if not getattr(SYSTEMS[name], kind)]
+            else:
+                servers[kind] = server
         plan = turns(chosen, systems)
         try:
             for number, (label, what, turn, name, options) in enumerate(plan, 1):
-                answer = measure(pythons[name], name, what, options, redis, tmp)
+                answer = measure(pythons[name], name, what, options, servers, tmp)
                 results.add(label, name, turn, answer)
                 figures = answer.get("values") or answer.get("error") or "not offered"
                 if isinstance(figures, dict):
@@ -223,13 +240,13 @@ def main() -> None:
         pythons |= dict.fromkeys(chosen.peers, peers_python())
     systems = list(chosen.peers)
     if has_tidemill():
-        systems.insert(0, "tidemill")
+        systems[:0] = chosen.ours
     before = machine()
     results = run(chosen, systems, pythons)
     drains = [chosen.options.jobs, *chosen.backlog]
     print(f"{before['when']}, {before['cores']} cores, Python {before['python']}, ", end="")
     print(f"load {before['load']} at the start, medians of {chosen.runs}")
-    print("(nx): tidemill is n times better than that column\n")
+    print(f"(nx): {systems[0]} is n times better than that column\n")
     print(render(results, systems, lines_for(drains, chosen.options.burst)))
     print()
     for name in systems:

@@ -6,6 +6,14 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from systems import FLOORS
+
+_FLOOR_TITLES = {
+    "lmdb": "bare LMDB, put + commit /s",
+    "evalsha": "bare EVALSHA round trip /s",
+    "insert": "bare INSERT + commit /s",
+}
+
 
 class Line(NamedTuple):
     """One figure: where it is found and which direction is better."""
@@ -108,15 +116,17 @@ def lines_for(drains: Iterable[int], burst: int) -> list[Line]:
 
 def render(results: Results, systems: list[str], lines: list[Line]) -> str:
     """The table as text; a ratio says how many times better tidemill is than that column."""
-    ours = "tidemill"
+    ours = systems[0]
     rows = [["", *systems]]
     for line in lines:
         if any(results.median(line.measure, each, line.value) is not None for each in systems):
             rows.append([line.title, *(_cell(results, line, ours, each) for each in systems)])
-        if line.measure == "single" and ("single", "lmdb") in results.values:
-            row = [""] * len(rows[0])
-            row[:2] = ["  bare LMDB, put + commit /s", _cell(results, line, ours, "lmdb")]
-            rows.append(row)
+        for name, floor in FLOORS.items() if line.measure == "single" else ():
+            if name in systems and ("single", floor) in results.values:
+                row = [""] * len(rows[0])
+                row[0] = f"  {_FLOOR_TITLES[floor]}"
+                row[1 + systems.index(name)] = _cell(results, line, name, floor)
+                rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = [
         "  ".join(

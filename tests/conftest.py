@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness import Place, open_place
+
+os.environ.pop("COLUMNS", None)  # which tests in several processes find set
 
 _numbers = itertools.count()
 

@@ -109,13 +109,15 @@ class Line(NamedTuple):
 class Worker:
     """One ``tidemill worker`` as a subprocess, in a process group of its own."""
 
-    def __init__(self, place: Place, args: Sequence[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, place: Place, args: Sequence[str], env: dict[str, str], under: Sequence[str] = ()
+    ) -> None:
         self._place = place
         self.log = place.path / f"worker-{len(place.workers)}.log"
         self._file = self.log.open("wb")
         self._known: set[int] = set()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill", "worker", f"{place.app}:mill", *args],
+            [*under, sys.executable, "-m", "tidemill", "worker", f"{place.app}:mill", *args],
             cwd=place.path,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
@@ -250,11 +252,16 @@ class Place:
         return operator.attrgetter(name)(self.module).using(**options)
 
     def worker(
-        self, *args: str, processes: int = 1, slots: int = 4, env: dict[str, str] | None = None
+        self,
+        *args: str,
+        processes: int = 1,
+        slots: int = 4,
+        env: dict[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> Worker:
-        """Start a worker."""
+        """Start a worker; ``under`` another command."""
         numbers = ["-p", str(processes), "-c", str(slots)]
-        worker = Worker(self, [*numbers, *args], env or {})
+        worker = Worker(self, [*numbers, *args], env or {}, under)
         self.workers.append(worker)
         return worker
 

@@ -1,7 +1,8 @@
 """The systems under measurement, one small module each, behind one tiny interface.
 
 A module is at once the application that workers import and the interface the driver calls. It finds
-its folder in ``$BENCH_TMP`` and its Redis in ``$BENCH_REDIS_URL``, and defines:
+its folder in ``$BENCH_TMP`` and its server in ``$BENCH_REDIS_URL`` or ``$BENCH_POSTGRES_URL``, and
+defines:
 
 - ``setup(tmp)``: connect, make tables; called once in the producer
 - ``enqueue_one(stamp=0.0)``: one job, accepted when this returns
@@ -27,6 +28,7 @@ class System(NamedTuple):
     package: str
     set_up: str
     redis: bool = False
+    postgres: bool = False
 
     def module(self, name: str) -> str:
         """The module of this package that the name on the command line stands for."""
@@ -35,9 +37,18 @@ class System(NamedTuple):
 
 OURS = {
     "tidemill": System("tidemill", "LMDB, fsync, 2 processes x 8 threads"),
+    "tidemill-redis": System("tidemill", "Redis, 2 processes x 8 threads", redis=True),
+    "tidemill-postgres": System(
+        "tidemill", "PostgreSQL, every commit synced, 2 processes x 8 threads", postgres=True
+    ),
     "lmdb": System("lmdb", "bare LMDB: one put per durable commit, same disk"),
+    "evalsha": System("redis", "bare EVALSHA round trips by redis-py", redis=True),
+    "insert": System("psycopg", "bare INSERTs by psycopg, a commit each", postgres=True),
 }
 PEERS = {
+    "procrastinate": System(
+        "procrastinate", "PostgreSQL, 2 processes, 8 jobs at a time", postgres=True
+    ),
     "huey-redis": System("huey", "Redis, 2 consumers x 4 threads", redis=True),
     "huey-sqlite": System("huey", "SQLite without fsync, 2 processes"),
     "dramatiq": System("dramatiq", "Redis, 2 processes x 16 threads", redis=True),
@@ -46,4 +57,7 @@ PEERS = {
     "rq": System("rq", "Redis, 2 SimpleWorkers", redis=True),
     "flexiq": System("flexiq", "SQLite, prefork 2"),
 }
+FLOORS = {"tidemill": "lmdb", "tidemill-redis": "evalsha", "tidemill-postgres": "insert"}
+"""What a single enqueue cannot be faster than, measured in the same turns."""
+
 SYSTEMS = OURS | PEERS

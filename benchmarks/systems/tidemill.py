@@ -7,7 +7,7 @@ from processes import spawn_python
 
 from tidemill import Tidemill
 
-mill = Tidemill(f"lmdb://{os.environ['BENCH_TMP']}/mill")
+mill = Tidemill(os.environ.get("BENCH_URL") or f"lmdb://{os.environ['BENCH_TMP']}/mill")
 
 
 @mill.task(name="noop")

@@ -2,6 +2,7 @@
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter, QueueStats
+from tidemill.compose import Chain, Flow, Group, chain, group, map_many
 from tidemill.context import JobContext, current_job
 from tidemill.errors import (
     BadSignature,
@@ -19,9 +20,12 @@ from tidemill.errors import (
     QueueFull,
     ResultTimeout,
     StoreFull,
+    StoreMoved,
     TidemillError,
 )
+from tidemill.groups import JobChain, JobGroup
 from tidemill.handle import Job
+from tidemill.hooks import Ended
 from tidemill.job import State
 from tidemill.middleware import Middleware
 from tidemill.queue import Message, Queue
@@ -34,17 +38,23 @@ __all__ = [
     "BadSignature",
     "BrokerUnavailable",
     "Call",
+    "Chain",
     "CodecError",
     "DuplicateJob",
+    "Ended",
     "Fail",
     "FeatureMissing",
     "Filter",
+    "Flow",
+    "Group",
     "InvalidOption",
     "Job",
     "JobCancelled",
+    "JobChain",
     "JobContext",
     "JobExpired",
     "JobFailed",
+    "JobGroup",
     "JobNotFound",
     "JobPruned",
     "JobTerminated",
@@ -61,8 +71,12 @@ __all__ = [
     "Snooze",
     "State",
     "StoreFull",
+    "StoreMoved",
     "Task",
     "Tidemill",
     "TidemillError",
+    "chain",
     "current_job",
+    "group",
+    "map_many",
 ]

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from tidemill.arguments import TEXT_OF_BODY, summary
@@ -19,28 +19,49 @@ from tidemill.brokers.base import (
     Filter,
     Page,
     QueueStats,
+    check_url,
     need,
     open_broker,
 )
 from tidemill.clock import new_id, wall_time
 from tidemill.codec import pack_call, pack_pickle_call, sign
-from tidemill.config import Seconds, check_body, check_known, check_name, default_url, parse_url
+from tidemill.compose import Composition
+from tidemill.config import (
+    Seconds,
+    check_body,
+    check_known,
+    check_name,
+    default_url,
+    url_from_environment,
+)
+from tidemill.enqueuing import enqueue_composed, enqueue_many, given, is_composed, txn_of
 from tidemill.errors import InvalidOption
 from tidemill.gathered import GatheredPuts
+from tidemill.groups import JobGroup
 from tidemill.handle import Job
 from tidemill.inline import run_inline
-from tidemill.job import Envelope
+from tidemill.job import Envelope, Links
 from tidemill.middleware import Middleware
 from tidemill.options import TASK_OPTIONS, Options
 from tidemill.queue import Consumers, Message, Queue
-from tidemill.task import AsyncTask, Call, Declare, Task, make_task, task_name
-from tidemill.threads import Threads
+from tidemill.task import (
+    AsyncTask,
+    Call,
+    Declare,
+    Task,
+    doubt,
+    make_task,
+    no_such_task,
+    task_name,
+)
+from tidemill.threads import ACTING, WAITING, Threads
 
 __all__ = ["Tidemill"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+H = TypeVar("H")
 log = logging.getLogger("tidemill")
 
 
@@ -94,8 +115,9 @@ class Tidemill:
             raise InvalidOption("allow_imports must be a list of patterns, as ['math.*']")
         if url is not None and env is not None:
             raise InvalidOption("give either url or env, not both")
-        if url is not None:
-            parse_url(url)
+        named = url_from_environment() if url is None and env is None else url
+        if named is not None:  # a mistake is seen here, not at the first job
+            check_url(named)
         check_known("Tidemill", defaults, (*TASK_OPTIONS, *_OWN_OPTIONS))
         self.defaults = Options().changed("Tidemill", defaults, TASK_OPTIONS)
         self.tasks: dict[str, Task[..., Any]] = {}
@@ -104,10 +126,9 @@ class Tidemill:
         self.allow_imports = tuple(allow_imports)
         self.middleware = tuple(middleware)
         self.sync = sync
-        self.threads = Threads()
-        self.before_close: list[
-            Callable[[], None]
-        ] = []  # ends what uses the broker in this process
+        self.threads, self.waiters = _pools()
+        self.before_close: list[Callable[[], None]] = []  # ends the workers of this process
+        self.inner: set[str] = set()  # tasks declared inside functions, that nobody named
         self._url = url
         self._found = url is None  # not given: looked for, and so worth a line in the log
         self._env = env, prefix
@@ -131,9 +152,7 @@ class Tidemill:
 
     @property
     def url(self) -> str:
-        """Where the jobs live."""
-        if self._broker is not None:
-            return self._broker.url
+        """Where the jobs live, password and all; ``broker.url`` may be shown."""
         if self._url is None and self._env[0] is None:
             self._url = default_url()
         return self._url or self.broker.url
@@ -155,7 +174,7 @@ class Tidemill:
             return LmdbBroker.around(env, prefix)
         broker = open_broker(self.url)
         if self._found:
-            log.info("jobs live in %s", self.url)
+            log.info("jobs live in %s", broker.url)
         return broker
 
     def close(self) -> None:
@@ -165,10 +184,12 @@ class Tidemill:
         self._consumers.close()
         with self._lock:
             broker, self._broker = self._broker, None
-            threads, self.threads = self.threads, Threads()
+            pools = self.threads, self.waiters
+            self.threads, self.waiters = _pools()
         if broker is not None:
             broker.close()
-        threads.close()
+        for pool in pools:
+            pool.close()
 
     def __enter__(self) -> Tidemill:
         return self
@@ -218,6 +239,8 @@ class Tidemill:
                 f"{before.function.__qualname__} and by {own}; give one another name="
             )
         task = self.tasks[name] = make_task(self, function, name, options)
+        if name == own and "<locals>" in function.__qualname__:
+            self.inner.add(name)
         return task
 
     def may_import(self, path: str) -> bool:
@@ -226,47 +249,64 @@ class Tidemill:
 
     # -- enqueueing -----------------------------------------------------------------------------
 
+    def call(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
+        """The call of a task by its name, or of a dotted path, not made: as ``task.call(…)``.
+
+        Raises:
+            InvalidOption: there is no such task, and ``allow_imports`` does not allow the path.
+            TypeError: the task does not take these arguments.
+        """
+        known = self.tasks.get(task)
+        if known is not None:
+            return known.call(*args, **kwargs)
+        check_name("task", task)
+        if not self.may_import(task):
+            raise no_such_task(self, task)
+        return Call(task, args, kwargs, self.defaults)
+
     @overload
     def enqueue(self, call: Call[R], /) -> Job[R]: ...
     @overload
+    def enqueue(self, call: Composition[H], /) -> H: ...
+    @overload
     def enqueue(self, call: str, /, *args: Any, **kwargs: Any) -> Job[Any]: ...
-    def enqueue(self, call: Call[Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+    def enqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Enqueue a call, or a dotted path (or the name of a task) with its arguments.
+
+        Or a chain, a group, a flow; then the handle is that of all of it.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
             CodecError: an argument has no encoding.
         """
-        call = self._call_of(call, args, kwargs)
+        what: Any = given(self, call, args, kwargs)
+        if is_composed(what):
+            return enqueue_composed(self, what)
         if self.sync:
-            return run_inline(self, call)
-        return self.put([self.envelope(call)], call.options.txn)[0]
+            return run_inline(self, what)
+        return self.put([self.envelope(what)], what.options.txn)[0]
 
     @overload
     async def aenqueue(self, call: Call[R], /) -> Job[R]: ...
     @overload
+    async def aenqueue(self, call: Composition[H], /) -> H: ...
+    @overload
     async def aenqueue(self, call: str, /, *args: Any, **kwargs: Any) -> Job[Any]: ...
-    async def aenqueue(self, call: Call[Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+    async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
-        call = self._call_of(call, args, kwargs)
-        if self.sync or self.in_batch() or call.options.txn is not None:
-            return self.enqueue(call)
-        put = await self._gathered.put(self.envelope(call))
+        what = given(self, call, args, kwargs)
+        if self.sync or self.in_batch() or txn_of(what) is not None:
+            return self.enqueue(what)
+        if is_composed(what):
+            return await self.threaded(enqueue_composed, self, what)
+        put = await self._gathered.put(self.envelope(what))
         return Job(self, put.id, put.placed)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Enqueue many calls in one durable commit, all or none, in order."""
         if self.sync:
-            return [run_inline(self, call) for call in calls]
-        envelopes, txns = [], set()
-        for call in calls:
-            if not isinstance(call, Call):
-                raise InvalidOption(f"enqueue_many takes task.call(…), not {call!r}")
-            envelopes.append(self.envelope(call))
-            txns.add(call.options.txn)
-        if len(txns) > 1:
-            raise InvalidOption("txn must be the same for all calls of one enqueue_many")
-        return self.put(envelopes, txns.pop()) if envelopes else []
+            return [self.enqueue(call) for call in calls]
+        return enqueue_many(self, calls)
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """As ``enqueue_many``, without blocking the event loop."""
@@ -306,30 +346,14 @@ class Tidemill:
             need(broker, Feature.TRANSACTIONS, "txn=")
         return [Job(self, put.id, put.placed) for put in broker.put(envelopes, txn=txn)]
 
-    def _call_of(
-        self, call: Call[Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Call[Any]:
-        if isinstance(call, Call):
-            if args or kwargs:
-                raise InvalidOption("a call has its arguments already; make it with task.call(…)")
-            return call
-        if not isinstance(call, str):
-            raise InvalidOption(f"enqueue takes task.call(…) or a dotted path, not {call!r}")
-        task = self.tasks.get(call)
-        if task is not None:
-            return task.call(*args, **kwargs)
-        check_name("task", call)
-        if not self.may_import(call):
-            raise InvalidOption(
-                f"{call!r} is no task of this app and matches none of allow_imports; declare it "
-                "with @mill.task, or pass allow_imports=[…] to Tidemill"
-            )
-        return Call(call, args, kwargs, self.defaults)
-
-    def envelope(self, call: Call[Any]) -> Envelope:
+    def envelope(self, call: Call[Any], job_id: str = "", links: Links | None = None) -> Envelope:
         """The job that stands for a call: encoded, checked, signed."""
+        if call.lacks is not None:
+            raise call.lacks
         options = call.options
         args, kwargs = call.args, call.kwargs
+        if self.inner and call.task in self.inner:
+            doubt(self, call.task)
         envelope = options.envelope()
         envelope.task = call.task
         encode = pack_pickle_call if self.pickles else pack_call
@@ -338,6 +362,9 @@ class Tidemill:
             envelope.key = check_name("key", options.key(*args, **kwargs))
         if len(envelope.body) <= TEXT_OF_BODY:
             envelope.text = summary(args, kwargs)
+        if job_id:
+            envelope.id = check_name("id", job_id)
+        envelope.links = links
         return self.seal(envelope)
 
     def seal(self, envelope: Envelope) -> Envelope:
@@ -355,6 +382,10 @@ class Tidemill:
     def job(self, job_id: str) -> Job[Any]:
         """A handle on the job with this id; nothing is read yet."""
         return Job(self, check_name("id", job_id))
+
+    def group(self, group_id: str) -> JobGroup[Any]:
+        """A handle on the group, or flow, with this id; nothing is read yet."""
+        return JobGroup(self, check_name("id", group_id))
 
     def find(self, what: Filter | None = None, *, limit: int = 100, cursor: str = "") -> Page:
         """Records of jobs, newest first."""
@@ -394,6 +425,14 @@ class Tidemill:
     async def threaded(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking call in a thread of this app's own: never in the loop's small pool."""
         return await self.threads.run(function, *args)
+
+    async def patiently(self, function: Callable[..., T], *args: Any) -> T:
+        """As ``threaded``, for a call that waits: it takes no thread from those that act."""
+        return await self.waiters.run(function, *args)
+
+
+def _pools() -> tuple[Threads, Threads]:
+    return Threads("act", ACTING), Threads("wait", WAITING)
 
 
 _apps: weakref.WeakSet[Tidemill] = weakref.WeakSet()

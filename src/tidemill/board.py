@@ -8,16 +8,22 @@ It begins with the id of the owner it belongs to, so that nobody takes another's
 slot is (token, generation, started, deadline); the top bit of the generation says that the job
 waits for another. Starting writes the token last, ending clears it first, so that a kill in between
 never shows a job that does not run with another one's times.
+
+Who claims a board holds a ``flock`` on it as long as it lives. Whoever finds one unlocked, and its
+owner on no list, may remove it, and does so while holding the lock itself: a claim that waited for
+that lock sees that its file is gone, and makes another.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
+from collections.abc import Collection
 from typing import NamedTuple
 
-__all__ = ["Board", "Running", "allocate", "read_board", "remove_board"]
+__all__ = ["Board", "Running", "allocate", "read_board", "remove_board", "sweep_boards"]
 
 _OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")
@@ -58,18 +64,28 @@ class Board:
     def __init__(self, path: str, slots: int) -> None:
         self.path = path
         self.slots = slots
-        size = _at(max(1, slots))
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._open()
+
+    def _open(self) -> None:
+        size = _at(max(1, self.slots))
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(fd).st_size < size:
-                allocate(fd, size)
-            self._map = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
+            if os.fstat(self._fd).st_size < size:
+                allocate(self._fd, size)
+            self._map = mmap.mmap(self._fd, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def claim(self, owner_id: str) -> None:
-        """Say whose board it is."""
-        _OWNER.pack_into(self._map, 0, _claim(owner_id))
+        """Say whose board it is, and that it is needed as long as this process lives."""
+        claim = _claim(owner_id)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        while not _is_at(self.path, self._fd):  # it was swept before it was locked
+            self.close()
+            self._open()
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        _OWNER.pack_into(self._map, 0, claim)
 
     def start(
         self, slot: int, token: int, generation: int, started: float, deadline: float
@@ -109,10 +125,13 @@ class Board:
     def close(self) -> None:
         """Unmap; the file stays for whoever needs it."""
         self._map.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def remove(self) -> None:
         """Unmap and delete the file."""
-        self._map.close()
+        self.close()
         try:
             os.unlink(self.path)
         except FileNotFoundError:
@@ -145,6 +164,37 @@ def read_board(path: str, owner_id: str) -> dict[int, float] | None:
     slots = data[_OWNER.size :]
     usable = len(slots) - len(slots) % _SLOT.size
     return {token: started for token, _, started, _ in _SLOT.iter_unpack(slots[:usable]) if token}
+
+
+def _is_at(path: str, fd: int) -> bool:
+    """True when the file that is open is the one the path names."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def sweep_boards(folder: str, listed: Collection[str]) -> None:
+    """Delete boards left by the dead: their names not ``listed``, and not claimed by who lives.
+
+    Called while the list of owners cannot change.
+    """
+    for name in os.listdir(folder):
+        if name in listed:
+            continue
+        path = os.path.join(folder, name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, fd):
+                os.unlink(path)
+        except OSError:
+            pass  # somebody has it
+        finally:
+            os.close(fd)
 
 
 def remove_board(path: str, owner_id: str) -> None:

@@ -52,6 +52,7 @@ def new_id() -> str:
 
 def id_time(job_id: str) -> float | None:
     """The wall time an own id was made at, or None when the id is a user's own."""
+    job_id = job_id.partition(".")[0]  # what follows names a part of a chain or group
     if len(job_id) != 26:
         return None
     try:

@@ -2,7 +2,7 @@
 
 msgpack of plain data (law 18). What msgpack has no type for travels as an extension: tuple, set,
 frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond 64 bits,
-and dicts with such keys.
+dicts with such keys, and references to the results of other jobs.
 Dataclasses, msgspec structs and enums travel as plain data and become themselves again through the
 task's annotations, never by a name in the data. Pickle only if asked for, and only when signed.
 """
@@ -26,7 +26,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from tidemill.errors import BadSignature, CodecError
-from tidemill.job import Envelope
+from tidemill.job import Envelope, Ref
 
 __all__ = [
     "pack",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 10)
-_BIGINT, _MAPPING = 10, 11
+_BIGINT, _MAPPING, _REF = 10, 11, 12
 
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN = frozenset({str, bytes, bool, float, type(None)})
@@ -178,6 +178,7 @@ _ENCODERS: dict[type, Callable[[Any], Ext]] = {
     dt.timedelta: lambda value: Ext(
         _TIMEDELTA, struct.pack(">iii", value.days, value.seconds, value.microseconds)
     ),
+    Ref: lambda value: Ext(_REF, _encode(value)),
 }
 
 
@@ -214,6 +215,7 @@ _DECODERS: dict[int, Callable[[bytes], Any]] = {
     _TIMEDELTA: _decode_timedelta,
     _BIGINT: lambda data: int.from_bytes(data, "big", signed=True),
     _MAPPING: lambda data: dict(_decode(data)),
+    _REF: msgspec.msgpack.Decoder(Ref).decode,
 }
 
 

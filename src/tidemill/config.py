@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidemill.elsewhere import option_elsewhere
 from tidemill.errors import InvalidOption
 from tidemill.job import Conflict, rank_of
 from tidemill.retry import Retries
@@ -29,8 +30,10 @@ __all__ = [
     "check_retries",
     "check_seconds",
     "default_url",
+    "lmdb_url",
     "parse_url",
     "storable",
+    "url_from_environment",
 ]
 
 MAX_BODY = 1024 * 1024
@@ -148,9 +151,15 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     known = sorted(known)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise InvalidOption(f"unknown option {name!r} of {what}; {hint}")
+            raise InvalidOption(f"unknown option {name!r} of {what}; {_hint(name, known)}")
+
+
+def _hint(name: str, known: list[str]) -> str:
+    elsewhere = option_elsewhere(name)
+    if elsewhere:
+        return f"here it is {elsewhere}"
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
 def check_body(body: bytes) -> bytes:
@@ -193,12 +202,26 @@ def parse_url(text: str) -> Url:
         pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise InvalidOption(f"the part after ? in url {text!r} is not name=value&…") from None
-    return Url(text, scheme.lower(), urllib.parse.unquote(rest), dict(pairs))
+    return Url(text, scheme.lower(), _unquoted(rest), dict(pairs))
+
+
+def lmdb_url(folder: str | Path) -> str:
+    """The URL of a store in a folder, whatever is in the folder's name."""
+    return f"lmdb://{urllib.parse.quote(os.fsencode(folder))}"
+
+
+def _unquoted(path: str) -> str:
+    return os.fsdecode(urllib.parse.unquote_to_bytes(path))
+
+
+def url_from_environment() -> str | None:
+    """``$TIDEMILL_URL``, if it says anything."""
+    return os.environ.get("TIDEMILL_URL") or None
 
 
 def default_url() -> str:
     """``$TIDEMILL_URL``, else LMDB in ``.tidemill`` beside the nearest project marker upward."""
-    url = os.environ.get("TIDEMILL_URL")
+    url = url_from_environment()
     if url:
         return url
     here = Path.cwd()
@@ -210,4 +233,4 @@ def default_url() -> str:
         ),
         here,
     )
-    return f"lmdb://{urllib.parse.quote(str(root / '.tidemill'))}"
+    return lmdb_url(root / ".tidemill")

@@ -68,7 +68,8 @@ class JobContext:
         self.attempt = attempt
         self.token = token
         self.cancelled = False
-        """True once somebody asked for the job to be cancelled: stop when it suits."""
+        """True once somebody asked for the job to be cancelled: stop when it suits, and raise
+        ``JobCancelled`` so that the job ends ``cancelled``; one that returns has succeeded."""
         self.state: dict[str, Any] = {}
 
     @property

@@ -4,6 +4,7 @@
     ├── InvalidOption   (also ValueError)   an option, name or value that cannot be used
     ├── FeatureMissing                      the broker cannot do what was asked for
     ├── BrokerUnavailable                   the store cannot be opened or reached
+    ├── StoreMoved                          all of the store goes, or went, to another url
     ├── StoreFull                           disk or map nearly full: puts are refused, work goes on
     ├── QueueFull       (also queue.Full)   the queue holds max_size jobs
     ├── DuplicateJob                        the id, or the key under on_conflict="reject", is taken
@@ -42,6 +43,7 @@ __all__ = [
     "QueueFull",
     "ResultTimeout",
     "StoreFull",
+    "StoreMoved",
     "TidemillError",
 ]
 
@@ -60,6 +62,10 @@ class FeatureMissing(TidemillError):
 
 class BrokerUnavailable(TidemillError):
     """The store cannot be opened or reached; the driver's own error is the ``__cause__``."""
+
+
+class StoreMoved(TidemillError):
+    """The store takes and gives nothing more: all of it goes to another; the sentence names it."""
 
 
 class StoreFull(TidemillError):
@@ -112,7 +118,7 @@ class JobFailed(TidemillError):
 
 
 class JobCancelled(TidemillError):
-    """The job ended ``cancelled``."""
+    """The job ended ``cancelled``; raised by a task that was asked to stop, it ends it so."""
 
 
 class JobExpired(TidemillError):

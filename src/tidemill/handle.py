@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
+import contextlib
+import time
+import warnings
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,7 +22,8 @@ from tidemill.errors import (
     ResultTimeout,
     TidemillError,
 )
-from tidemill.job import Attempt, Record, State
+from tidemill.inputs import group_results
+from tidemill.job import GROUP, Attempt, Record, State
 from tidemill.trail import Event, trail_of
 
 if TYPE_CHECKING:
@@ -119,20 +125,30 @@ class Job(Generic[R]):
             ResultTimeout: it has not after ``timeout`` seconds.
             TidemillError: a task waits for a job that nobody is left to run.
         """
+        return self._wait(timeout)
+
+    def _wait(self, timeout: Seconds | None) -> State:
         if self._mill.in_batch():
             raise TidemillError("waiting inside a batch would wait for the batch's own end")
         if self._record is not None and self._record.state.finished:
             return self._record.state
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         if seconds:
+            _warn_in_loop()
             with waiting_for(self.id):
                 (record,) = self._mill.broker.wait_for([self.id], seconds)
         else:
             record = self._mill.broker.get(self.id)
         state = self._keep(record).state
         if not state.finished:
-            raise ResultTimeout(f"job {self.id} is {state} still after {seconds:g} s")
+            raise self._late(state, seconds)
         return state
+
+    def _late(self, state: State, seconds: float) -> ResultTimeout:
+        return ResultTimeout(
+            f"job {self.id} is {state} still after {seconds:g} s and goes on; "
+            f"tidemill explain {self.id} says why"
+        )
 
     def result(self, timeout: Seconds | None = None) -> R:
         """Wait for the job and return what its task returned.
@@ -142,12 +158,14 @@ class Job(Generic[R]):
             JobFailed, JobCancelled, JobExpired: it ended that way.
             JobNotFound: there is no such job.
         """
-        self.wait(timeout)
+        self._wait(timeout)
         return self._outcome()
 
     def _outcome(self) -> R:
         record = self.record
         if record.state is State.SUCCEEDED:
+            if record.envelope.task == GROUP:
+                return group_results(self._mill.broker, self.id)  # type: ignore[return-value]
             value: Any = unpack(record.result) if record.result else None
             task = self._mill.tasks.get(record.envelope.task)
             result: R = value if task is None else task.arguments.result(value)
@@ -188,19 +206,23 @@ class Job(Generic[R]):
     async def await_state(self, timeout: Seconds | None = None) -> State:
         """As ``wait``, whose name with an a in front the language keeps for itself."""
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
-        look, waited = FIRST_LOOK, 0.0
-        while seconds - waited > look:
-            # In slices, so that a wait that was cancelled does not keep its thread for ever.
-            try:
-                return await self._mill.threaded(self.wait, look)
-            except ResultTimeout:
-                waited += look
-                look = min(2 * look, LONGEST_LOOK)
+        look, until = FIRST_LOOK, time.monotonic() + seconds
+        if self._mill.waiters.crowded:
+            with contextlib.suppress(ResultTimeout):
+                return await self._mill.threaded(self.wait, 0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while (left := until - time.monotonic()) > 0:
+                    # In slices, so that a wait that was cancelled does not keep its thread for
+                    # ever, and where there are more of them than threads, each has its turn.
+                    with contextlib.suppress(ResultTimeout):
+                        return await self._mill.patiently(self.wait, min(look, left))
+                    look = FIRST_LOOK if self._mill.waiters.crowded else min(2 * look, LONGEST_LOOK)
         try:
-            return await self._mill.threaded(self.wait, seconds - waited)
+            return await self._mill.threaded(self.wait, 0)
         except ResultTimeout as error:
-            state = self._record.state if self._record else "unfinished"
-            raise ResultTimeout(f"job {self.id} is {state} still after {seconds:g} s") from error
+            assert self._record is not None
+            raise self._late(self._record.state, seconds) from error
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """As ``result``."""
@@ -238,3 +260,18 @@ class Job(Generic[R]):
     def __repr__(self) -> str:
         known: Any = self._record.state if self._record else self.placed or "?"
         return f"<job {self.id} {known}>"
+
+
+def _warn_in_loop() -> None:
+    """A wait that blocks an event loop is nearly always meant to be awaited.
+
+    Said once for each place. Not in IPython and notebooks: their cells run in a loop, and may wait.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if not hasattr(builtins, "__IPYTHON__"):
+        text = "waiting for a job blocks the running event loop: `await job` does not"
+        # Up through _wait and wait or result.
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -21,19 +21,24 @@ import msgspec
 from tidemill.retry import Retries
 
 __all__ = [
+    "GROUP",
     "Attempt",
     "Command",
     "Conflict",
     "Envelope",
+    "Input",
     "Lease",
+    "Links",
     "Note",
     "Outcome",
     "Owner",
     "Placed",
     "Put",
     "Record",
+    "Ref",
     "State",
     "Verdict",
+    "Waits",
     "priority_of",
     "rank_of",
 ]
@@ -58,6 +63,12 @@ class State(enum.StrEnum):
 
 
 FINISHED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED})
+
+
+NOT_STARTED = "cancelled before it started"
+WHILE_RUNNING = "cancelled while it was running"
+CANCEL_ASKED = {False: "cancel was asked for", True: "cancel was asked for, at once"}
+"""What the trail says of a cancelled job, and of the request, by ``terminate``."""
 
 
 class Conflict(enum.StrEnum):
@@ -108,6 +119,53 @@ def priority_of(rank: int) -> float:
     return int(value) if value == int(value) else value
 
 
+class Waits(enum.StrEnum):
+    """What a job waits for that comes after others."""
+
+    SUCCESS = "success"  # all succeed; it is cancelled as soon as one ends otherwise
+    ANY = "any"  # all end, however
+    FAILURE = "failure"  # all end, and one at least not well; else it is forgotten
+    BARRIER = "barrier"  # all end; then it ends itself, as they did, and is never run
+
+
+class Links(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a job hangs together with others.
+
+    Attributes:
+        next: ids of the jobs that wait for this one. They are in the store before it, or come in
+            the same put before it.
+        waits: what this one waits for; empty for a job that is first.
+        inputs: ids of the jobs before it whose ends are handed out with its lease, in order.
+    """
+
+    next: tuple[str, ...] = ()
+    waits: str = ""
+    inputs: tuple[str, ...] = ()
+
+
+GROUP = "tidemill.group"
+"""The task of a job that stands for a group: it waits for all of them and is never run. Its header
+``members`` says how many they are; where that was not known yet, that of ``<id>.members`` does."""
+
+
+class Ref(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Stands in a body for how other jobs end, until the one it belongs to is run.
+
+    Attributes:
+        ids: the job, or the steps that lead to it in order.
+        group: the (last) one stands for a group: the list of their results is meant.
+        ended: not the result is meant but how it ended, whatever that was.
+    """
+
+    ids: tuple[str, ...]
+    group: bool = False
+    ended: bool = False
+
+    def __repr__(self) -> str:
+        what = "end" if self.ended else "results" if self.group else "result"
+        return f"<{what} of {self.ids[-1]}>"
+
+
 class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     """A job as its producer wrote it. Brokers read the named fields and never open ``body``.
 
@@ -136,6 +194,7 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     text: str = ""
     pickled: bool = False
     signature: bytes = b""
+    links: Links | None = None
 
     @property
     def is_message(self) -> bool:
@@ -156,12 +215,21 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     placed: Placed
 
 
+class Input(msgspec.Struct, array_like=True, gc=False):
+    """How a job ended that another waited for; an empty state when it is no longer kept."""
+
+    id: str
+    state: str = ""
+    result: bytes = b""
+    error: str = ""
+
+
 class Lease(msgspec.Struct, array_like=True, gc=False):
     """A job handed to an owner. ``token`` is fresh on every reserve: it is the fence.
 
-    ``attempt`` counts this run, from 1. ``timeout`` is seconds, 0 for none; ``deadline`` is the ttr
-    of a message in seconds, 0 for none. ``envelope`` stays encoded: who only carries it on need not
-    open it.
+    ``attempt`` counts this run, from 1. A task with ``losses`` is to run alone. ``timeout`` is
+    seconds, 0 for none; ``deadline`` is the ttr of a message in seconds, 0 for none. ``envelope``
+    stays encoded: who only carries it on need not open it.
     """
 
     token: int
@@ -173,6 +241,7 @@ class Lease(msgspec.Struct, array_like=True, gc=False):
     leased: float
     deadline: float
     envelope: bytes
+    inputs: tuple[Input, ...] = ()
 
     def open(self) -> Envelope:
         """The decoded envelope."""
@@ -184,6 +253,10 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
 
     ``result`` is encoded; empty stands for None. ``delay`` is seconds until the job is ready again.
     ``started`` and ``ended`` are wall time.
+
+    ``hold`` is for a job whose run cannot be ended yet: a retry is counted and written down at
+    once, but the lease stays, so that nothing runs the job again before a second verdict gives it
+    back. A job that ends all the same (no attempts are left, it was cancelled) ends at once.
     """
 
     token: int
@@ -195,6 +268,7 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
     started: float = 0.0
     ended: float = 0.0
     followers: tuple[Envelope, ...] = ()
+    hold: bool = False
 
 
 class Note(msgspec.Struct, array_like=True, gc=False):
@@ -208,7 +282,11 @@ class Note(msgspec.Struct, array_like=True, gc=False):
 
 
 class Command(msgspec.Struct, array_like=True, gc=False):
-    """What an owner is told: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``."""
+    """What an owner is told: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``.
+
+    ``lost`` says that the broker has given it up: its leases are others' now, and it gets no more
+    before it attaches again.
+    """
 
     verb: str
     token: int = 0
@@ -242,14 +320,21 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """A job as it stands in the store: the envelope, and all that has happened to it."""
+    """A job as it stands in the store: the envelope, and all that has happened to it.
+
+    ``max_attempts`` is 0 where there is no limit; it grows when a job is kicked. ``pending`` jobs
+    before it have not ended, and ``failures`` did not succeed. Times are wall time.
+    """
 
     envelope: Envelope
     state: State
     seq: int
     rank: int
+    max_attempts: int = 0
     attempt: int = 0
     losses: int = 0
+    pending: int = 0
+    failures: int = 0
     due: float = 0.0
     expires: float = 0.0
     finished: float = 0.0
@@ -261,6 +346,11 @@ class Record(msgspec.Struct, kw_only=True):
     attempts: list[Attempt] = []
     progress: tuple[float, float] | None = None
     log: list[tuple[float, str]] = []
+
+    @property
+    def due_by_wall(self) -> bool:
+        """True when it is due at the producer's ``at``, which stores keep to the microsecond."""
+        return bool(self.due) and abs(self.due - self.envelope.at) < 2e-6
 
     def public(self) -> dict[str, Any]:
         """The record as plain data for programs: no body, times as epoch seconds."""
@@ -281,8 +371,10 @@ class Record(msgspec.Struct, kw_only=True):
             "headers": e.headers,
             "summary": e.text,
             "attempt": self.attempt,
-            "max_attempts": e.retries.max_attempts,
+            "max_attempts": self.max_attempts,
             "losses": self.losses,
+            "pending": self.pending,
+            "failures": self.failures,
             "timeout": e.timeout or None,
             "worker": self.worker or None,
             "error": self.error or None,

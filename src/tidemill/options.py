@@ -74,7 +74,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             changes["at"] = 0.0
         elif "at" in changes:
             changes["delay"] = 0.0
-        return msgspec.structs.replace(self, **changes)
+        changed = msgspec.structs.replace(self, **changes)
+        if "on_conflict" in changes and not changed.key:
+            raise InvalidOption(
+                "on_conflict says what becomes of a second job with the same key; give key= with it"
+            )
+        return changed
 
     def envelope(self) -> Envelope:
         """A new envelope with everything in it but what differs from job to job."""

@@ -109,7 +109,8 @@ class Queue:
         if options.get("txn") is not None:  # a transaction belongs to its thread
             return self.put_many(bodies, **options)
         bodies = list(bodies)
-        return await self._mill.threaded(lambda: self.put_many(bodies, **options))
+        run = self._mill.patiently if options.get("timeout") else self._mill.threaded
+        return await run(lambda: self.put_many(bodies, **options))
 
     # -- consuming ------------------------------------------------------------------------------
 
@@ -347,7 +348,7 @@ class Consumers:
             return message
 
         try:
-            return await self.mill.threaded(take)
+            return await (self.mill.threaded if timeout == 0 else self.mill.patiently)(take)
         except asyncio.CancelledError:
             stop.stop()
             raise
@@ -372,7 +373,13 @@ class Consumers:
 
     def exchange(self, step: Step) -> Reply:
         """One exchange of an owner of this process."""
-        return self.mill.broker.exchange(step)
+        reply = self.mill.broker.exchange(step)
+        if any(command.verb == "lost" for command in reply.commands):
+            # Silent for longer than its lease, it was given up; what it held had run out before.
+            owner = self._attached.get(step.owner)
+            if owner is not None:  # not closed meanwhile
+                self.mill.broker.attach(owner)
+        return reply
 
     @contextlib.contextmanager
     def _owner(self) -> Iterator[str]:
@@ -400,11 +407,13 @@ class Consumers:
             started=wall_time(),
         )
         self.mill.broker.attach(owner)
+        self._attached[owner.id] = owner
         return idle, owner.id
 
     def close(self) -> None:
         """Forget the owners; the broker lets them go when it is closed."""
         self._idle: list[str] = []
+        self._attached: dict[str, Owner] = {}
         self._pid = os.getpid()
 
 

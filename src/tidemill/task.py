@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 import functools
 import importlib
 import inspect
+import logging
 import pathlib
 import sys
 import types
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    overload,
+)
 
 from tidemill.arguments import Arguments
+from tidemill.brokers.base import Feature
 from tidemill.config import check_name
+from tidemill.context import running_job
+from tidemill.elsewhere import attribute_elsewhere, option_elsewhere
 from tidemill.errors import InvalidOption
+from tidemill.hooks import Hooked
+from tidemill.job import Waits
 from tidemill.options import CALL_OPTIONS, Options
 
 if TYPE_CHECKING:
@@ -26,8 +44,10 @@ __all__ = [
     "Configured",
     "Declare",
     "Task",
+    "doubt",
     "import_task",
     "make_task",
+    "no_such_task",
     "task_name",
 ]
 
@@ -36,25 +56,45 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 S = TypeVar("S")
 C = TypeVar("C")
+log = logging.getLogger("tidemill")
 
 
-class Call(Generic[R]):
-    """A call that has not been made: a task, its arguments, its options."""
+class Call(Hooked, Generic[R]):
+    """A call that has not been made: a task, its arguments, its options, its hooks.
 
-    __slots__ = ("args", "kwargs", "options", "task")
+    Attributes:
+        lacks: the error if it lacks arguments; as a step of a chain it may yet get the first.
+    """
+
+    __slots__ = ("args", "kwargs", "lacks", "options", "task")
 
     def __init__(
-        self, task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+        self,
+        task: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        lacks: TypeError | None = None,
     ) -> None:
         self.task = task
         self.args = args
         self.kwargs = kwargs
         self.options = options
+        self.lacks = lacks
+        self.hooks = ()
+
+    def _hooked(self, waits: Waits, hook: Any) -> Self:
+        if self.options.key:
+            raise InvalidOption(
+                f"{self!r} has the key {self.options.key!r}, and a job with hooks can have none"
+            )
+        return super()._hooked(waits, hook)
 
     def using(self, **options: Any) -> Call[R]:
         """The same call with other options."""
-        changed = self.options.changed(f"a call of {self.task}", options, CALL_OPTIONS)
-        return Call(self.task, self.args, self.kwargs, changed)
+        changed = copy.copy(self)
+        changed.options = self.options.changed(f"a call of {self.task}", options, CALL_OPTIONS)
+        return changed
 
     def __repr__(self) -> str:
         parts = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs.items())]
@@ -80,11 +120,14 @@ class Configured(Generic[P, R, C]):
         changed = self._options.changed(f"task {self._task.name}", options, CALL_OPTIONS)
         return Configured(self._task, changed, self._bound)
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    @overload
+    def call(self) -> Call[R]: ...  # as a step of a chain it gets its argument yet
+    @overload
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+    def call(self, *args: Any, **kwargs: Any) -> Call[R]:
         """The call, not made."""
         given = (*self._bound, *args)
-        self._task.arguments.check(given, kwargs)
-        return Call(self._task.name, given, kwargs, self._options)
+        return _call(self._task, given, kwargs, self._options)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Make the call later, in a worker. Durable when this returns."""
@@ -98,6 +141,11 @@ class Configured(Generic[P, R, C]):
         """The plain function, here and now."""
         result: C = self._task.function(*self._bound, *args, **kwargs)
         return result
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<task {self._task.name}, configured>"
@@ -130,6 +178,11 @@ class Task(Generic[P, R]):
         result: R = self.function(*args, **kwargs)
         return result
 
+    if not TYPE_CHECKING:  # a checker would take it for leave to use any name
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_attribute(self, name)
+
     @overload
     def __get__(self, instance: None, owner: type) -> Task[P, R]: ...
     @overload
@@ -144,10 +197,13 @@ class Task(Generic[P, R]):
         """The task with other options for this call: ``task.using(delay=5).enqueue(…)``."""
         return Configured(self, self.options.changed(f"task {self.name}", options, CALL_OPTIONS))
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    @overload
+    def call(self) -> Call[R]: ...  # as a step of a chain it gets its argument yet
+    @overload
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+    def call(self, *args: Any, **kwargs: Any) -> Call[R]:
         """The call, not made: for ``enqueue_many``, chains and groups."""
-        self.arguments.check(args, kwargs)
-        return Call(self.name, args, kwargs, self.options)
+        return _call(self, args, kwargs, self.options)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Make the call later, in a worker. Durable when this returns."""
@@ -202,6 +258,39 @@ class Declare(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
+def _no_attribute(target: object, name: str) -> AttributeError:
+    """The error for a name that a task does not have; one of another queue's is translated."""
+    here = attribute_elsewhere(name)
+    text = (
+        f"a tidemill task has no .{name}; write {here}"
+        if here
+        else f"{type(target).__name__!r} object has no attribute {name!r}"
+    )
+    return AttributeError(text, name=name, obj=target)
+
+
+def _call(
+    task: Task[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> Call[R]:
+    """A call whose arguments fit, as far as there are any.
+
+    Arguments the function does not take are refused, an option among them with the way to give it.
+    """
+    lacks = None
+    try:
+        task.arguments.check(args, kwargs)
+    except TypeError as error:
+        lacks = error
+        names = task.arguments.signature.parameters
+        for name in kwargs:
+            option = f"{name}=" if name in CALL_OPTIONS else option_elsewhere(name)
+            if name not in names and option.endswith("="):
+                how = f"{task.function.__name__}.using({option}…).enqueue(…)"
+                raise TypeError(f"{error}; an option is given before: {how}") from None
+        task.arguments.signature.bind_partial(*args, **kwargs)
+    return Call(task.name, args, kwargs, options, lacks)
+
+
 def make_task(
     mill: Tidemill, function: Callable[..., Any], name: str, options: Options
 ) -> Task[..., Any]:
@@ -209,6 +298,16 @@ def make_task(
     kind: Any = AsyncTask if inspect.iscoroutinefunction(function) else Task
     task: Task[..., Any] = kind(mill, function, name, options)
     return task
+
+
+def no_such_task(mill: Tidemill, name: str) -> InvalidOption:
+    """The error for a name that an app does not know."""
+    near = difflib.get_close_matches(name, mill.tasks, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "declare it with @mill.task"
+    return InvalidOption(
+        f"{name!r} is no task of this app and matches none of allow_imports; {hint}"
+        + ("" if near else ", or pass allow_imports=[…] to Tidemill")
+    )
 
 
 def task_name(function: Callable[..., Any]) -> str:
@@ -232,6 +331,22 @@ def task_name(function: Callable[..., Any]) -> str:
     if module == "__main__":
         module = _main_module() or module
     return check_name("task name", f"{module}.{function.__qualname__}".replace(".<locals>", ""))
+
+
+def doubt(mill: Tidemill, name: str) -> None:
+    """Say once that a worker may not know a task that is declared inside a function.
+
+    It does when what it imports calls that function, an app factory perhaps: hence no error.
+    """
+    here = mill.sync or mill.before_close or running_job.get() is not None
+    if not here and Feature.PROCESSES in mill.broker.features:
+        mill.inner.discard(name)
+        log.warning(
+            "task %s is declared inside a function, so a worker knows it only if what it imports "
+            "calls that function; declare it at the top of its module, or give it a name= if that "
+            "is meant",
+            name,
+        )
 
 
 def _main_module() -> str | None:

@@ -11,11 +11,17 @@
         run_all(mill)
         assert job.result() == 3
 
+    def test_retries_too():
+        job = flaky.enqueue()
+        run_all(mill, scheduled=True)               # backoff and delays are not waited for
+        assert job.result() == "at last"
+
     def test_with_the_fixture(tidemill_worker):     # pytest finds it by itself
         tidemill_worker(mill)
         assert add.enqueue(1, 2).result(timeout=5) == 3
 
-Without any worker, ``Tidemill(sync=True)`` makes every call at once, in the caller.
+Without any worker, ``Tidemill(sync=True)`` makes every call at once, in the caller; an app that is
+made elsewhere does so from ``monkeypatch.setattr(mill, "sync", True)`` on.
 """
 
 from __future__ import annotations
@@ -25,7 +31,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.app import Tidemill
+from tidemill.brokers.base import Filter
 from tidemill.errors import TidemillError
+from tidemill.job import State
 from tidemill.worker.supervisor import Settings, Supervisor
 
 try:
@@ -34,6 +42,9 @@ except ModuleNotFoundError:  # worker() and run_all() are for any test runner, a
     pytest = None  # type: ignore[assignment]
 
 __all__ = ["run_all", "tidemill_worker", "worker"]
+
+MOST_ROUNDS = 200
+"""How often ``run_all`` makes scheduled jobs ready before it gives up."""
 
 PATIENCE = 30.0
 """Seconds that jobs which still run have to finish in when the test is over."""
@@ -76,14 +87,39 @@ def worker(
     _judge(outcome)
 
 
-def run_all(mill: Tidemill, concurrency: int = 4, *, queues: Sequence[str] = ()) -> None:
+def run_all(
+    mill: Tidemill, concurrency: int = 4, *, queues: Sequence[str] = (), scheduled: bool = False
+) -> None:
     """Run jobs until none is ready, those included that the jobs enqueue; then return.
 
-    Jobs that are scheduled for later stay where they are, a retry with backoff among them.
+    Jobs that are scheduled for later stay where they are, a retry with backoff among them. With
+    ``scheduled`` they are run as well, without waiting for their time, until nothing is left.
 
     Raises:
-        TidemillError: the worker could not serve, or a job would not end.
+        TidemillError: the worker could not serve, a job would not end, or one puts itself off
+            again and again.
     """
+    for _ in range(MOST_ROUNDS):
+        _run_ready(mill, concurrency, queues)
+        if not scheduled or not _kick_scheduled(mill, queues):
+            return
+    raise TidemillError(f"jobs were still put off after {MOST_ROUNDS} rounds: do they ever end?")
+
+
+def _kick_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
+    """Make scheduled tasks ready; True if there were any. Attempts go on being counted."""
+    what = Filter(states=frozenset({State.SCHEDULED}))
+    ids, cursor = [], ""
+    while True:
+        page = mill.find(what, limit=500, cursor=cursor)
+        tasks = [r.envelope for r in page.records if not r.envelope.is_message]
+        ids += [task.id for task in tasks if not queues or task.queue in queues]
+        cursor = page.cursor
+        if not cursor:
+            return any(mill.broker.kick(ids))
+
+
+def _run_ready(mill: Tidemill, concurrency: int, queues: Sequence[str]) -> None:
     settings = Settings(
         concurrency=concurrency,
         queues=tuple(queues),

@@ -1,7 +1,8 @@
 """Blocking calls made from event loops: in daemon threads of the app's own.
 
 Not in the loop's default pool, which is small and is the user's. And daemons, because nobody should
-have to wait at the end of a program for a thread that waits for a job.
+have to wait at the end of a program for a thread that waits for a job. An app has two pools: calls
+that wait for something to happen may fill theirs, and those that act still find a thread.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["Threads"]
+__all__ = ["ACTING", "WAITING", "Threads"]
 
 T = TypeVar("T")
 
-MOST = 256
+ACTING, WAITING = 64, 256
+"""Threads of the two pools of an app, at most."""
 
 
 class Threads:
-    """Up to ``MOST`` threads, started when needed; more calls wait for their turn."""
+    """Up to ``most`` threads, started when needed; more calls wait for their turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, most: int) -> None:
+        self.name = name
+        self.most = most
         self._reset()
 
     def _reset(self) -> None:
@@ -67,11 +71,16 @@ class Threads:
             # An idle thread that was notified but is not up yet still counts, and so does its call.
             if len(self._calls) <= self._idle:
                 self._changed.notify()
-            elif len(self._threads) < MOST:
-                name = f"tidemill-wait-{len(self._threads)}"
+            elif len(self._threads) < self.most:
+                name = f"tidemill-{self.name}-{len(self._threads)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
+
+    @property
+    def crowded(self) -> bool:
+        """True while one call more would have to wait for its turn."""
+        return len(self._threads) >= self.most and len(self._calls) >= self._idle
 
     def _work(self) -> None:
         while True:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.brokers.base import Broker
-from tidemill.job import Attempt, Outcome, Owner, Record, State, priority_of
+from tidemill.brokers.links import was_dropped
+from tidemill.job import Attempt, Outcome, Owner, Record, State, Waits, priority_of
 
 __all__ = ["Event", "explain", "explain_in", "serving", "trail_of"]
 
@@ -50,11 +51,15 @@ def trail_of(record: Record) -> list[Event]:
         )
     events += [Event(when, "log", line) for when, line in record.log]
     events.sort(key=lambda event: event.time)  # stable: what has no time of its own keeps its place
-    if record.state is State.RUNNING:
+    if _held(record):
+        events.append(Event(record.attempts[-1].ended, "stuck", "until its old run is dead"))
+    elif record.state is State.RUNNING:
         events.append(Event(record.leased, "leased", f"by {record.worker}"))
     elif record.state is State.SCHEDULED:
         then = "ready again then" if record.attempt else "ready then"
         events.append(Event(record.due, "due", then))
+    elif record.state is State.WAITING and record.pending:
+        events.append(Event(envelope.created, "waiting", f"for {record.pending} job(s) before it"))
     elif record.finished and record.state is not State.SUCCEEDED and not _told(record):
         events.append(Event(record.finished, str(record.state), record.error))
     return events
@@ -66,6 +71,12 @@ def _ended(record: Record, attempt: Attempt) -> str:
     if outcome is Outcome.RETRY and record.state is State.FAILED and attempt is record.attempts[-1]:
         return "failed, no attempts are left"
     return _OUTCOMES[outcome]
+
+
+def _held(record: Record) -> bool:
+    """True when the attempt is counted, and its process still to be killed."""
+    running = record.state is State.RUNNING and bool(record.attempts)
+    return running and record.attempts[-1].leased == record.leased
 
 
 def _told(record: Record) -> bool:
@@ -89,9 +100,13 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
         elif record.attempts:
             why = f": attempt {record.attempt} failed ({record.attempts[-1].error})"
         return f"It waits for its time{why}"
+    if record.state is State.WAITING and record.envelope.links is not None:
+        return _waits_for(record)
     if record.state is State.WAITING:
         return f"It waits for the running job with the same key {record.envelope.key!r}"
     if record.state is State.RUNNING:
+        if _held(record):
+            return "Its latest run is stuck, and it is tried again when that has been killed"
         asked = ", and was asked to cancel" if record.cancelling else ""
         return f"It was leased by {record.worker}{asked}"
     return f"It {record.state}" + (f": {record.error}" if record.error else "")
@@ -110,4 +125,48 @@ def explain_in(broker: Broker, record: Record) -> str:
     """As ``explain``, with what the broker itself knows of the queue and its workers."""
     queue = record.envelope.queue
     paused = any(row.paused for row in broker.stats() if row.name == queue)
-    return explain(record, paused=paused, workers=len(serving(broker, queue)))
+    told = explain(record, paused=paused, workers=len(serving(broker, queue)))
+    if record.state is State.WAITING:
+        named = [f"{r.envelope.id} ({r.state})" for r in _before(broker, record) if not _ok(r)]
+        return f"{told}: {', '.join(named)}" if named else told
+    cause = _cause(broker, record) if was_dropped(record) else None
+    if cause is None:
+        return told
+    return f"{told}; it began with job {cause.envelope.id}, which {cause.state}: {cause.error}"
+
+
+SHOWN = 5
+"""Jobs before one that are named at most."""
+
+
+def _waits_for(record: Record) -> str:
+    links, pending = record.envelope.links, record.pending
+    assert links is not None
+    if links.waits == Waits.BARRIER:
+        failed = f"; {record.failures} did not succeed" if record.failures else ""
+        return f"It stands for a group, of which {pending} job(s) have not ended{failed}"
+    how = "succeed" if links.waits == Waits.SUCCESS else "end"
+    only = ", and is forgotten if all succeed" if links.waits == Waits.FAILURE else ""
+    return f"It waits for {pending} job(s) before it to {how}{only}"
+
+
+def _before(broker: Broker, record: Record) -> list[Record]:
+    """The jobs whose ends are handed to this one, as far as they are there."""
+    links = record.envelope.links
+    ids = links.inputs[:SHOWN] if links is not None else ()
+    return [found for found in broker.wait_for(ids, 0) if found is not None] if ids else []
+
+
+def _ok(record: Record) -> bool:
+    return record.state is State.SUCCEEDED
+
+
+def _cause(broker: Broker, record: Record) -> Record | None:
+    """The job at the start of a row of jobs that ended for how the one before had ended."""
+    found = None
+    while was_dropped(record):
+        bad = [r for r in _before(broker, record) if r.state.finished and not _ok(r)]
+        if not bad:
+            break
+        found = record = bad[0]
+    return found

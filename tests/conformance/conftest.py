@@ -30,8 +30,7 @@ def open_store(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 
     def open_one(**options: object) -> Broker:
         query = "&".join(f"{name}={value}" for name, value in options.items())
-        url = kind.url.format(dir=tmp_path) + (f"?{query}" if query else "")
-        opened.append(open_broker(url))
+        opened.append(open_broker(kind.store_url(tmp_path, query)))
         return opened[-1]
 
     yield open_one

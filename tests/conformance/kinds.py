@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
+from servers import postgres_url, redis_url
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One broker under test: its URL (``{dir}`` is a fresh directory), and who reads the clock."""
+    """One broker under test: its URL, and who reads the clock.
+
+    In the URL ``{dir}`` stands for a fresh directory, ``{name}`` for its name, ``{redis}`` and
+    ``{postgres}`` for servers that are started when first asked for. ``volatile`` is a broker that
+    is as durable as its server, when those of the tests keep nothing on disk.
+    """
 
     name: str
     url: str
     clocks: tuple[str, ...] = ()
+    volatile: bool = False
+
+    def store_url(self, folder: Path | str, query: str = "") -> str:
+        """The URL of the store that belongs to a directory, with options."""
+        url = self.url
+        for mark, find in (("{redis}", redis_url), ("{postgres}", postgres_url)):
+            if mark in url:
+                url = url.replace(mark, find())
+        url = url.format(dir=folder, name=unique(str(folder)))
+        if query:
+            url += ("&" if "?" in url else "?") + query
+        return url
+
+
+def unique(folder: str) -> str:
+    """A name for the store of a directory, good for a prefix or a schema."""
+    return "t" + hashlib.sha1(folder.encode()).hexdigest()[:16]
 
 
 KINDS = [
     Kind("memory", "memory://", ("tidemill.brokers.memory.jobs",)),
     Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.storetime",)),
+    Kind("redis", "{redis}?prefix={name}", ("tidemill.brokers.redis.servertime",), volatile=True),
+    Kind(
+        "postgresql",
+        "{postgres}?schema={name}&migrate=1",
+        ("tidemill.brokers.postgres.servertime",),
+    ),
 ]
 
 
@@ -28,7 +59,12 @@ class Clock:
 
     def __init__(self, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
         self._wall = self._machine = 0.0
+        self._monkeypatch = monkeypatch
         self.fake = bool(modules)
+        self.rule(modules)
+
+    def rule(self, modules: tuple[str, ...]) -> None:
+        """Be the clock of some modules."""
         clock = importlib.import_module("tidemill.clock")
         wall, machine = clock.wall_time, clock.machine_time
         for name in modules:
@@ -36,9 +72,10 @@ class Clock:
             for attribute, read in (
                 ("wall_time", lambda: wall() + self._wall),
                 ("machine_time", lambda: machine() + self._machine),
+                ("server_offset", lambda: self._machine),
             ):
                 if hasattr(module, attribute):
-                    monkeypatch.setattr(module, attribute, read)
+                    self._monkeypatch.setattr(module, attribute, read)
 
     def advance(self, seconds: float) -> None:
         """Time passes."""

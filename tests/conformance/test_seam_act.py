@@ -6,8 +6,8 @@ import pytest
 from kinds import Clock
 from seam import Hand, everything, ids_of, job, message, state
 
-from tidemill.brokers.base import Broker
-from tidemill.job import Command, Outcome, State
+from tidemill.brokers.base import Broker, Filter, Want
+from tidemill.job import NOT_STARTED, Command, Outcome, State
 
 
 def in_every_state(broker: Broker, worker: Hand, clock: Clock) -> dict[State, str]:
@@ -65,6 +65,27 @@ def test_cancel_reaches_a_running_job_through_its_owner(broker: Broker, worker: 
     record = broker.get(given.id)
     assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, "cancelled while it was running")
+    # and who asked for it is in the trail
+    asked = "cancel was asked for"
+    assert [line for _, line in record.log] == [asked, f"{asked}, at once"]
+
+
+@pytest.mark.parametrize("witness", [False, True])
+def test_what_never_ran_was_cancelled_before_it_started(
+    broker: Broker, worker: Hand, witness: bool
+) -> None:
+    # law 14
+    given = job()
+    broker.put([given])
+    [lease] = worker.take()
+    broker.cancel([given.id])
+    if witness:
+        broker.release(worker.id, {})
+    else:
+        worker.settle(lease, Outcome.RELEASE, error=NOT_STARTED)
+    record = broker.get(given.id)
+    assert record is not None
+    assert (record.state, record.error) == (State.CANCELLED, NOT_STARTED)
 
 
 def test_a_job_that_succeeds_in_spite_of_a_cancel_has_succeeded(
@@ -242,7 +263,7 @@ def test_the_witness_says_what_a_dead_owner_ran(broker: Broker, worker: Hand) ->
     broker.put([job()])
     reply = worker.exchange(verdicts=[], touch=[(one.token, 0.0)])
     assert (reply.touched, reply.leases) == ([False], [])
-    assert reply.commands == [Command("stop")]
+    assert reply.commands == [Command("lost")]
     assert not worker.settle(two)
     assert worker.take() == []
     other = Hand(broker, "w2")
@@ -278,6 +299,51 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     assert record.error == "lost 2 times with its worker"
     assert broker.kick([given.id]) == [True]
     assert broker.get(given.id).losses == 0
+
+
+def test_what_was_lost_is_leased_one_at_a_time(broker: Broker) -> None:
+    # law 6: so that the culprit is known
+    lost, plain, later = [job(f"q{n}") for n in range(3)], job(priority=9), job(delay=60)
+    broker.put(lost)
+    gone = Hand(broker, "gone")
+    gone.take(3)
+    broker.release(gone.id, None)
+    broker.put([plain, later])
+    worker = Hand(broker)
+    # then: the first comes before all others, and alone of its kind
+    [one, other] = worker.take(5)
+    assert (one.open().id, one.losses) == (lost[0].id, 1)
+    assert (other.open().id, other.losses) == (plain.id, 0)
+    # and one who runs such a job already gets no other
+    assert worker.exchange(want=Want(5, alone=False)).leases == []
+    # nor is one given to who does not serve its queue, or while that is paused
+    broker.set_queue("q1", paused=True)
+    assert worker.take(5, ["q1", "default"]) == []
+    assert worker.take_ids(5) == [lost[2].id]
+    broker.set_queue("q1", paused=False)
+    assert worker.take_ids(5, ["q1"]) == [lost[1].id]
+    # and it stays so for its retries, until somebody has it begin anew
+    worker.settle(one, Outcome.RETRY)
+    assert worker.exchange(want=Want(5, alone=False)).leases == []
+    [again] = worker.take(5)
+    assert (again.open().id, again.losses, again.attempt) == (lost[0].id, 1, 2)
+    worker.settle(again, Outcome.FAIL)
+    broker.kick([lost[0].id])
+    [fresh] = worker.exchange(want=Want(5, alone=False)).leases
+    assert fresh.losses == 0
+
+
+def test_what_was_lost_can_be_purged_and_cancelled(broker: Broker) -> None:
+    # law 6
+    jobs = [job() for _ in range(3)]
+    broker.put(jobs)
+    gone = Hand(broker, "gone")
+    gone.take(3)
+    broker.release(gone.id, None)
+    assert state(broker, jobs[0].id) is State.READY
+    assert broker.cancel([jobs[0].id]) == [True]
+    assert broker.purge("default") == 2
+    assert everything(broker, Filter(states=frozenset([State.READY]))) == []
 
 
 @pytest.mark.parametrize("causes", [{}, None])

@@ -14,6 +14,8 @@ EVERYTHING = frozenset(Feature)
 FEATURES = {
     "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
     "lmdb": EVERYTHING,
+    "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP, F.FLOWS},
+    "postgresql": EVERYTHING - {F.BACKUP, F.FLOWS},
 }
 
 

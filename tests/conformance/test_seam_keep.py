@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from kinds import Clock, Kind
@@ -144,10 +145,10 @@ def test_a_pruned_own_id_is_told_from_an_unknown_one(broker: Broker, worker: Han
 
 
 @pytest.mark.parametrize("options", ["keep=-1", "keep_count=x", "keep_failed=nan", "keep=inf"])
-def test_bad_options_of_retention_are_named(kind: Kind, tmp_path: object, options: str) -> None:
+def test_bad_options_of_retention_are_named(kind: Kind, tmp_path: Path, options: str) -> None:
     # case Q17
     with pytest.raises(InvalidOption, match=options.split("=")[0]):
-        open_broker(kind.url.format(dir=tmp_path) + "?" + options)
+        open_broker(kind.store_url(tmp_path, options))
 
 
 def test_find_shows_each_once_newest_first_on_every_page_size(broker: Broker, worker: Hand) -> None:
@@ -185,6 +186,29 @@ def test_find_filters_by_everything(broker: Broker, worker: Hand) -> None:
     assert found(states=frozenset({State.READY})) == [one.id]
     assert found(tag="red") == [two.id, one.id]
     assert found(tag="red", queue="a", states=frozenset({State.RUNNING})) == []
+
+
+def test_find_by_the_beginning_of_an_id(broker: Broker) -> None:
+    ids = ["a", "ab", "ab1", "ab2", "ab\uffff", "ac", "zz"]
+    broker.put([job(id=i) for i in ids])
+    for prefix in ("a", "ab", "ab1", "b", "zz", "zzz"):
+        for limit in (1, 2, 100):
+            found = everything(broker, Filter(id_prefix=prefix), limit)
+            expected = {i for i in ids if i.startswith(prefix)}
+            assert {r.envelope.id for r in found} == expected, (prefix, limit)
+            assert len(found) == len(expected)
+    assert everything(broker, Filter(id_prefix="a", queue="other")) == []
+
+
+def test_oldest_is_the_ready_job_accepted_first(broker: Broker, worker: Hand) -> None:
+    # whatever its priority; what runs or is not due does not count
+    broker.put([job("q", created=4.0, priority=9), job("q", created=5.0, delay=999)])
+    worker.take(1, ["q"])
+    broker.put([job("q", created=7.0, priority=-5), job("q", created=6.0, priority=5)])
+    broker.put([message("q", created=8.0), job("other", created=3.0)])
+    assert {row.name: row.oldest for row in broker.stats()} == {"q": 7.0, "other": 3.0}
+    broker.purge("q")
+    assert {row.name: row.oldest for row in broker.stats()}["q"] == 0.0
 
 
 def test_records_are_plain_data_for_programs(broker: Broker, worker: Hand) -> None:
@@ -342,7 +366,7 @@ def test_wait_returns_readable_descriptors_and_for_wake(broker: Broker, worker: 
 
 
 def test_a_backup_can_be_opened(
-    broker: Broker, need: Callable[[Feature], None], kind: Kind, tmp_path: object
+    broker: Broker, need: Callable[[Feature], None], kind: Kind, tmp_path: Path
 ) -> None:
     need(Feature.BACKUP)
     jobs = [job(), job(delay=100)]
@@ -351,7 +375,7 @@ def test_a_backup_can_be_opened(
     broker.backup(target)
     with pytest.raises(InvalidOption, match="already"):
         broker.backup(target)
-    copy = open_broker(kind.url.format(dir=f"{tmp_path}/backup"))
+    copy = open_broker(kind.store_url(tmp_path / "backup"))
     try:
         assert {r.envelope.id for r in everything(copy)} == set(ids_of(jobs))
         assert Hand(copy).take_ids() == [jobs[0].id]
@@ -363,4 +387,4 @@ def test_a_backup_can_be_opened(
 def test_info_says_which_broker_it_is(broker: Broker, kind: Kind) -> None:
     info = broker.info()
     assert (info["broker"], info["url"], info["jobs"]) == (kind.name, broker.url, 0)
-    assert info["durable"] is (Feature.DURABLE in broker.features)
+    assert info["durable"] is (Feature.DURABLE in broker.features and not kind.volatile)

@@ -61,6 +61,45 @@ def test_every_outcome_leads_where_it_should(
     assert (record.state, record.attempt, record.error if record.state.finished else "") == expected
 
 
+def test_a_held_retry_is_counted_at_once_and_runs_later(broker: Broker, worker: Hand) -> None:
+    # law 8: nobody runs the job before the second verdict
+    given = job(key="k")
+    broker.put([given])
+    [lease] = worker.take()
+    assert worker.settle(lease, Outcome.RETRY, error="stuck", delay=50.0, hold=True)
+    # then: written down, and still leased
+    record = broker.get(given.id)
+    assert record is not None
+    assert (record.state, record.attempt, record.worker) == (State.RUNNING, 1, "w1")
+    assert [attempt.error for attempt in record.attempts] == ["stuck"]
+    assert broker.kick([given.id]) == [False]
+    assert worker.take() == []
+    # when
+    assert worker.settle(lease, Outcome.RELEASE)
+    # then
+    assert not worker.settle(lease, Outcome.RELEASE)
+    [again] = worker.take()
+    assert again.attempt == 2
+
+
+def test_what_ends_all_the_same_is_not_held(broker: Broker, worker: Hand) -> None:
+    # law 8
+    last, cancelled, third = job(retries=0), job(), job()
+    broker.put([last, cancelled, third])
+    leases = worker.take(3)
+    broker.cancel([cancelled.id])
+    for lease in leases[:2]:
+        assert worker.settle(lease, Outcome.RETRY, hold=True)
+        assert not worker.settle(lease, Outcome.RELEASE)
+    assert state(broker, last.id) is State.FAILED
+    assert state(broker, cancelled.id) is State.CANCELLED
+    # and one that is held ends when it is cancelled meanwhile
+    assert worker.settle(leases[2], Outcome.RETRY, hold=True)
+    broker.cancel([third.id])
+    assert worker.settle(leases[2], Outcome.RELEASE)
+    assert state(broker, third.id) is State.CANCELLED
+
+
 @pytest.mark.parametrize("later", list(Outcome))
 def test_a_late_verdict_is_refused_and_changes_nothing(
     broker: Broker, worker: Hand, later: Outcome

@@ -15,17 +15,23 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from kinds import KINDS, Clock
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from kinds import KINDS, Clock, Kind
 from seam import check_counts, everything, job, message
 
-from tidemill.brokers.base import Broker, Mode, Reply, Step, Want, open_broker
+from tidemill.brokers.base import Broker, Feature, Mode, Reply, Step, Want, open_broker
 from tidemill.errors import TidemillError
-from tidemill.job import Envelope, Note, Outcome, Owner, Record, Verdict
+from tidemill.job import Envelope, Links, Note, Outcome, Owner, Record, Verdict, Waits
 
 QUEUES = ("a", "b")
 OWNERS = ("worker-1", "worker-2", "consumer-1")
-OPTIONS = "?keep=50&keep_count=4&keep_failed=80"
+OPTIONS = "keep=50&keep_count=4&keep_failed=80"
 
 seconds = st.sampled_from([0.0, 0.0, 3.0, 10.0, 40.0])
 
@@ -33,15 +39,15 @@ seconds = st.sampled_from([0.0, 0.0, 3.0, 10.0, 40.0])
 class SideBySide(RuleBasedStateMachine):
     """The model is the memory broker; the subject is the class attribute ``kind``."""
 
-    kind = KINDS[1]
+    kind: Kind
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.clock = Clock((*KINDS[0].clocks, *self.kind.clocks), self.patch)
         self.dir = tempfile.mkdtemp()
-        self.model: Broker = open_broker(f"memory://{OPTIONS}")
-        self.subject: Broker = open_broker(self.kind.url.format(dir=self.dir) + OPTIONS)
+        self.model: Broker = open_broker(f"memory://?{OPTIONS}")
+        self.subject: Broker = open_broker(self.kind.store_url(self.dir, OPTIONS))
         self.ids = itertools.count(1)
         self.put_ids: list[str] = []
         self.tokens: list[tuple[str, int, int]] = []  # owner, token of the model, of the subject
@@ -107,11 +113,43 @@ class SideBySide(RuleBasedStateMachine):
         )
 
     @rule(
+        waits=st.lists(st.sampled_from(list(Waits)), min_size=1, max_size=3),
+        parents=st.integers(1, 3),
+        held=st.booleans(),
+        delay=st.sampled_from([0.0, 0.0, 3.0]),
+        data=st.data(),
+    )
+    def put_flow(
+        self, waits: list[Waits], parents: int, held: bool, delay: float, data: st.DataObject
+    ) -> None:
+        """Some jobs, then a chain of such as wait; now and then with more to come before it."""
+        if Feature.FLOWS not in self.subject.features:
+            return
+        chain = [f"j{next(self.ids):05}" for _ in waits]
+        before = [f"j{next(self.ids):05}" for _ in range(parents)]
+        behind = [
+            Links(tuple(chain[n + 1 : n + 2]), waits[n], tuple(before[:2]) if n == 0 else ())
+            for n in range(len(chain))
+        ]
+        late = [i for i in self.put_ids[-3:] if data.draw(st.integers(0, 5)) == 0]
+        first = Links((chain[0], *late))
+        jobs = [
+            job("a", id=i, links=links, delay=delay)
+            for i, links in reversed(list(zip(chain, behind, strict=True)))
+        ]
+        jobs += [job("b", id=i, links=first, retries=1) for i in before]
+        self.agree(lambda b, _: b.put(jobs, hold=chain[:1] if held else ()))
+        if held and data.draw(st.booleans()):
+            self.agree(lambda b, _: b.put([], let_go=chain[:1]))
+        self.put_ids += [*chain, *before]
+
+    @rule(
         owner=st.sampled_from(OWNERS),
         count=st.integers(1, 4),
         mode=st.sampled_from([Mode.STRICT, Mode.MERGED]),
         queues=st.sampled_from([("a",), ("b",), ("a", "b"), ("b", "a")]),
         kinds=st.sampled_from([(True, False), (False, True), (True, True)]),
+        alone=st.booleans(),
     )
     def lease(
         self,
@@ -120,8 +158,9 @@ class SideBySide(RuleBasedStateMachine):
         mode: Mode,
         queues: tuple[str, ...],
         kinds: tuple[bool, bool],
+        alone: bool,
     ) -> None:
-        want = Want(count, queues, mode, tasks=kinds[0], messages=kinds[1])
+        want = Want(count, queues, mode, tasks=kinds[0], messages=kinds[1], alone=alone)
         self.exchange(owner, lambda _: Step(owner, want=want))
 
     def exchange(self, owner: str, step: Any) -> None:
@@ -137,6 +176,7 @@ class SideBySide(RuleBasedStateMachine):
             assert mine.open() == theirs.open()
             same = ("attempt", "losses", "rank", "timeout", "deadline")
             assert [getattr(mine, f) for f in same] == [getattr(theirs, f) for f in same]
+            assert mine.inputs == theirs.inputs
             self.tokens.append((owner, mine.token, theirs.token))
 
     def draw_token(self, data: st.DataObject) -> tuple[str, int, int] | None:
@@ -150,6 +190,7 @@ class SideBySide(RuleBasedStateMachine):
         result=st.sampled_from([b"", b"r"]),
         stranger=st.integers(0, 9),
         follower=st.integers(0, 4),
+        hold=st.sampled_from([False, False, True]),
     )
     def settle(
         self,
@@ -159,6 +200,7 @@ class SideBySide(RuleBasedStateMachine):
         result: bytes,
         stranger: int,
         follower: int,
+        hold: bool,
     ) -> None:
         token = self.draw_token(data)
         if token is None:
@@ -169,7 +211,7 @@ class SideBySide(RuleBasedStateMachine):
 
         def step(which: int) -> Step:
             verdict = Verdict(
-                token[1 + which], outcome, result, delay, "why", "tb", 1.0, 2.0, followers
+                token[1 + which], outcome, result, delay, "why", "tb", 1.0, 2.0, followers, hold
             )
             return Step(owner, verdicts=[verdict])
 
@@ -250,16 +292,22 @@ def plain(record: Record) -> dict[str, Any]:
     del shown["seq"]
     for when in ("due", "expires", "finished", "leased"):
         shown[when] = bool(shown[when])
+    shown["log"] = [line for _, line in record.log]
     shown["attempts"] = [
         (a.number, a.worker, a.outcome, a.error, a.traceback) for a in record.attempts
     ]
     return shown
 
 
-SideBySide.TestCase.settings = settings(
+SETTINGS = settings(
     max_examples=int(os.environ.get("TIDEMILL_EXAMPLES", "50")),
     stateful_step_count=int(os.environ.get("TIDEMILL_STEPS", "50")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestSideBySide = SideBySide.TestCase
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind.name)
+def test_a_broker_behaves_as_the_memory_broker(kind: Kind) -> None:
+    machine = type(f"SideBySide_{kind.name}", (SideBySide,), {"kind": kind})
+    run_state_machine_as_test(machine, settings=SETTINGS)

@@ -92,6 +92,42 @@ def test_a_wrong_call_is_refused_at_once(desk: Desk, words: list[str], said: str
     assert desk.mill.find().records == []
 
 
+def test_without_an_app_a_call_goes_to_the_store_as_it_is(desk: Desk) -> None:
+    # given a store, and a worker's app that the shell knows nothing of
+    desk.mill.queues()
+    good = desk.run("enqueue", "add", "20", "--kw", "b=22", "--queue", "sums")
+    lost = desk.run("enqueue", "no.such.task")
+    assert (good.exit_code, lost.exit_code) == (0, 0), good.output
+    desk.work()
+    assert desk.mill.job(good.stdout.strip()).result(timeout=5) == 42
+    # then names and options are checked all the same
+    for words, said in [
+        (["a\tb"], "task 'a\\tb' contains a control"),
+        (["add", "--priority", "1000"], "priority must be"),
+        (["add", "--queue", ""], "queue must not be empty"),
+    ]:
+        result = desk.run("enqueue", *words)
+        assert result.exit_code == 2, result.output
+        assert said in result.stderr
+
+
+def test_a_call_needs_a_store_that_others_see(desk: Desk, tmp_path: Path) -> None:
+    result = desk.run("enqueue", "add", "--url", "memory://", url=False)
+    assert result.exit_code == 1
+    assert "needs the feature processes" in result.stderr
+    (tmp_path / "app_inside.py").write_text(
+        "from tidemill import Tidemill\nmill = Tidemill('memory://')\n"
+        "@mill.task(name='add')\ndef add(): ...\n"
+    )
+    result = desk.run("enqueue", "add", "--app", f"{tmp_path}/app_inside.py", url=False)
+    assert result.exit_code == 1
+    assert "needs the feature processes" in result.stderr
+    # a mistyped url makes no store where no worker would look
+    result = desk.run("enqueue", "add", "--url", f"lmdb://{tmp_path}/stoer", url=False)
+    assert result.exit_code == 3
+    assert not (tmp_path / "stoer").exists()
+
+
 def test_a_taken_id_is_refused(desk: Desk) -> None:
     # case Q13
     words = ["enqueue", "add", "1", "--id", "mine", "--app", desk.write_app()]
@@ -128,10 +164,13 @@ def test_retry_by_id_and_by_filter(desk: Desk) -> None:
 
 
 def test_a_refused_retry_says_why(desk: Desk) -> None:
+    done = desk.add.enqueue(0)
+    desk.work()
     job = desk.add.enqueue(1)
-    result = desk.run("retry", job.id, "nothing")
+    result = desk.run("retry", job.id, done.id, "nothing")
     assert result.exit_code == 1
     assert f"not {job.id}: it is ready" in result.stderr
+    assert f"not {done.id}: it succeeded already" in result.stderr
     assert "not nothing: no job has this id here" in result.stderr
 
 

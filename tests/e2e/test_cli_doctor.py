@@ -69,7 +69,7 @@ def test_a_paused_queue(desk: Desk) -> None:
 def test_an_old_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.add.enqueue(1)
     monkeypatch.setattr(tidemill.cli.doctor, "OLD", -1.0)
-    assert "the next job in line of sums" in findings(desk, "warn")["backlog"]
+    assert "the oldest ready job of sums" in findings(desk, "warn")["backlog"]
 
 
 def test_relaxed_durability_is_told(tmp_path: Path) -> None:

@@ -124,6 +124,29 @@ def test_an_unknown_id_is_one_sentence(desk: Desk, verb: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_the_beginning_of_an_id_is_enough(desk: Desk) -> None:
+    # given ids that begin alike, one of them the beginning of another
+    for job_id in ("order-17", "order-18", "order-18-b", "1"):
+        desk.add.using(id=job_id).enqueue(1)
+    # then a beginning that only one has names it, and a whole id names itself
+    assert desk.json("job", "order-17")["id"] == "order-17"
+    assert desk.json("job", "order-18-")["id"] == "order-18-b"
+    assert desk.json("explain", "order-18")["id"] == "order-18"
+    assert desk.json("cancel", "order-18-") == {"cancelled": ["order-18-b"], "refused": []}
+    assert desk.json("retry", "order-18-") == {"retried": ["order-18-b"], "refused": []}
+    # and one that several have changes nothing, and lists them
+    for verb in ("job", "explain", "cancel", "retry"):
+        result = desk.run(verb, "order-1")
+        assert result.exit_code == 2
+        assert "several ids begin with order-1: order-18-b, order-18, order-17\n" in result.stderr
+    for n in range(9):
+        desk.add.using(id=f"order-9{n}").enqueue(1)
+    assert "order-94 and more\n" in desk.run("job", "order-9").stderr
+    # and one too short is only an id
+    assert desk.run("job", "ord").exit_code == 1
+    assert desk.json("job", "1")["id"] == "1"
+
+
 def test_explain_says_why_it_waits(desk: Desk) -> None:
     job = desk.add.enqueue(1)
     later = desk.add.using(delay=3600).enqueue(1)
@@ -174,6 +197,8 @@ def test_looking_makes_no_store(desk: Desk, tmp_path: Path) -> None:
         (["jobs", "--url", "memory://"], 1, "needs the feature processes"),
         (["jobs", "--app", "no_such_module:mill"], 2, "no module 'no_such_module'"),
         (["jbos"], 2, "did you mean 'jobs'?"),
+        (["worker", "x:mill", "-Q", ""], 2, "-Q '' has no queue; write it as -Q urgent,normal"),
+        (["worker", "x:mill", "-Q", "a,,b"], 2, "-Q 'a,,b' has an empty name among the queues"),
         (["jobs", "--state", "sleeping"], 2, "sleeping"),
     ],
 )
@@ -189,7 +214,9 @@ def test_an_app_that_cannot_be_imported_is_named_with_its_line(desk: Desk, tmp_p
     path.write_text("x = 1\ny = x / 0\n")
     result = desk.run("jobs", "--app", f"{path}:mill", url=False)
     assert result.exit_code == 2
-    assert "app_broken.py:2: ZeroDivisionError" in result.stderr
+    assert "cannot be imported: ZeroDivisionError: division by zero\n" in result.stderr
+    assert 'app_broken.py", line 2' in result.stderr
+    assert result.stderr.count("  File ") == 1
 
 
 def test_help_loads_neither_broker_nor_tables() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -79,3 +80,56 @@ def test_the_worker_ends_when_the_demo_is_killed_alone(folder: Path) -> None:
     # then its worker and the worker's processes end by themselves
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == []
+
+
+def test_the_job_that_times_out_does_so_although_it_was_killed(folder: Path) -> None:
+    # given a demo whose job that is to time out has begun
+    demo = start(folder, "-p", "1")
+    path = folder / ".tidemill/demo/ledger"
+    deadline = time.monotonic() + PATIENCE
+    while not (found := re.search(r"ran\t[\d.]+\t(\d+)\t1\ttimes-out\n", text_of(path))):
+        assert demo.poll() is None, demo.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    # when the process it runs in is killed, which is an attempt, and its only one
+    os.kill(int(found[1]), signal.SIGKILL)
+    # then it is run again, and the report is of its timeout and knows of the kill
+    report = finish(demo)
+    assert "timeout of 1 s" in report["timed_out"]
+    assert report["interrupted"] >= 1
+    assert report["executions"] == report["ran"] + report["retried"] + report["interrupted"]
+    assert (report["unfinished"], report["redone"]) == (0, [])
+    # and a run that comes later finds nothing to do
+    assert finish(start(folder))["executions"] == report["executions"]
+
+
+def test_the_counts_are_right_when_the_folder_changes_between_runs(folder: Path) -> None:
+    # given a demo that was killed in the middle
+    for n in range(1500):
+        (folder / f"more{n}.txt").write_text(f"more {n}\n")
+    demo = start(folder)
+    ledger = Ledger(folder / ".tidemill/demo/ledger")
+    deadline = time.monotonic() + PATIENCE
+    while ledger.read().executions < 300:
+        assert demo.poll() is None, demo.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    kill_all(demo)
+    # when files go, change and come before it is started again
+    for n in range(1000):
+        (folder / f"more{n}.txt").unlink()
+    for n in range(1000, 1010):
+        (folder / f"more{n}.txt").write_text("changed\n")
+    (folder / "new.txt").write_text("new\n")
+    report = finish(start(folder))
+    # then what it says of the folder is of the folder as it is
+    assert report["files"] == FILES + 5 + 500 + 1
+    assert report["jobs"] == report["files"] + 2
+    assert (report["unfinished"], report["failed"], report["redone"]) == (0, [], [])
+    # and what it says of the runs is of all that ever ran: also of files that are gone
+    assert report["ran"] == len(ledger.read().runs) > report["jobs"]
+    assert report["executions"] == report["ran"] + report["retried"] + report["interrupted"]
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

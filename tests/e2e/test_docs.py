@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tidemill import Tidemill
 from tidemill.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,16 @@ def test_the_readmes_first_example_does_what_it_says(tmp_path: Path) -> None:
     # then it prints what the README prints
     assert script.stdout.strip() == expected
     assert (tmp_path / ".tidemill" / "data.mdb").exists()
+
+
+def test_the_readmes_messages_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    snippet = next(b for b in blocks(ROOT / "README.md", "python") if "mill.queue(" in b)
+    snippet = snippet.replace("timeout=5", "timeout=0")
+    with Tidemill("memory://") as mill:
+        exec(compile(snippet, "README.md", "exec"), {"mill": mill})
+        assert capsys.readouterr().out == "{'order': 17} 1\n"
+        (orders,) = mill.queues()
+        assert (orders.ready, orders.running, orders.scheduled) == (0, 0, 1)
 
 
 def test_the_guides_snippets_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,10 @@ import threading
 import time
 import uuid
 import zoneinfo
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from message_desk import bodies, later
 
 from tidemill import (
     CodecError,
@@ -26,28 +25,6 @@ from tidemill import (
     State,
     Tidemill,
 )
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
-    url = "memory://" if request.param == "memory" else f"lmdb://{tmp_path}/store"
-    with Tidemill(url) as mill:
-        yield mill
-
-
-def bodies(mill: Tidemill, *queues: str) -> list[Any]:
-    """Take everything, one by one, and acknowledge it."""
-    found = []
-    while (message := mill.get(queues or ["q"], 0)) is not None:
-        found.append(message.body)
-        assert message.ack()
-    return found
-
-
-def later(seconds: float, call: Callable[[], Any]) -> threading.Timer:
-    timer = threading.Timer(seconds, call)
-    timer.start()
-    return timer
 
 
 class Looks:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
+from message_desk import bodies, later
 
 from tidemill import (
     CodecError,
@@ -19,28 +17,6 @@ from tidemill import (
     Tidemill,
 )
 from tidemill.job import Envelope
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
-    url = "memory://" if request.param == "memory" else f"lmdb://{tmp_path}/store"
-    with Tidemill(url) as mill:
-        yield mill
-
-
-def bodies(mill: Tidemill, *queues: str) -> list[Any]:
-    """Take everything, one by one, and acknowledge it."""
-    found = []
-    while (message := mill.get(queues or ["q"], 0)) is not None:
-        found.append(message.body)
-        assert message.ack()
-    return found
-
-
-def later(seconds: float, call: Callable[[], Any]) -> threading.Timer:
-    timer = threading.Timer(seconds, call)
-    timer.start()
-    return timer
 
 
 def test_at_most_once(mill: Tidemill) -> None:

@@ -90,6 +90,31 @@ def test_kill_of_one_process(place: Place) -> None:  # case T9
     assert len(worker.children()) == 2
 
 
+def test_kill_of_a_process_that_a_task_has_forked(place: Place) -> None:  # case T9
+    # law 5: the fork has all that was open in the process, and lives on
+    place.write(
+        """
+        @mill.task(retries=Retries(1, delay=0))
+        def forks():
+            begin()
+            if current_job().attempt == 1:
+                if os.fork() == 0:
+                    time.sleep(60)
+                    os._exit(0)
+                time.sleep(60)
+        """
+    )
+    place.worker().wait_ready()
+    job = place.enqueue("forks")
+    begun = eventually(place.ledger, "it runs")
+    killed = time.time()
+    os.kill(begun[0].pid, signal.SIGKILL)
+    job.wait(20)
+    again = place.ledger()[-1]
+    assert (again.attempt, job.state) == (2, S.SUCCEEDED)
+    assert again.time - killed < 10
+
+
 def test_prefetched_jobs_are_uncounted(place: Place) -> None:  # case T9
     place.write(APP)
     worker = place.worker(slots=1).wait_ready()
@@ -190,12 +215,139 @@ def test_shutdown_that_interrupts(place: Place, second: int | None) -> None:  # 
     worker.send(signal.SIGTERM)
     if second is not None:
         worker.wait_line("stopping")
+        time.sleep(0.3)  # closer together they would count as one
         worker.send(second)
     assert worker.wait() == 1
     for job in jobs:
         record = job.refresh()
         assert (record.state, record.attempt) == (S.READY, 0)  # it went back, uncounted
+        (said,) = [event.detail for event in job.trail if event.what == "log"]
+        assert said.startswith("interrupted after ")
+        assert said.endswith("its worker was stopped")
     assert not [line for line in place.ledger() if alive(line.pid)]
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_two_signals_at_once_are_one(place: Place, second: int) -> None:  # case T11
+    place.write(
+        """
+        @mill.task
+        def patient():
+            begin()
+            while not os.path.exists(os.path.join(HERE, "go")):
+                time.sleep(0.01)
+        """
+    )
+    worker = place.worker(slots=2).wait_ready()
+    job = place.enqueue("patient")
+    place.wait_notes("begin")
+    # when: as a process manager does that signals the group and the process
+    worker.send(signal.SIGTERM)
+    worker.send(second)
+    worker.wait_line("stopping:")
+    (place.path / "go").write_text("")
+    # then
+    assert worker.wait() == 0
+    assert job.refresh().state is S.SUCCEEDED
+
+
+def test_a_task_that_stops_when_asked_is_cancelled(place: Place) -> None:  # case T14
+    place.write(
+        """
+        from tidemill import JobCancelled
+
+        def obey():
+            begin()
+            while not current_job().cancelled:
+                time.sleep(0.01)
+
+        @mill.task
+        def stops():
+            obey()
+            raise JobCancelled("at page 7")
+
+        @mill.task
+        async def astops():
+            begin()
+            while not current_job().cancelled:
+                await asyncio.sleep(0.01)
+            raise JobCancelled
+
+        @mill.task
+        def returns():
+            obey()
+            return 1
+
+        @mill.task(retries=0)
+        def unasked():
+            raise JobCancelled("of another job")
+        """
+    )
+    place.worker(slots=4).wait_ready()
+    jobs = [place.enqueue(name) for name in ("stops", "astops", "returns")]
+    unasked = place.enqueue("unasked")
+    place.wait_notes("begin", 3)
+    assert all(job.cancel() for job in jobs)
+    stops, astops, returns, failed = place.finish([*jobs, unasked])
+    assert (stops.state, stops.error) == (S.CANCELLED, "at page 7")
+    assert (astops.state, astops.error) == (S.CANCELLED, "it stopped when it was asked to")
+    assert returns.state is S.SUCCEEDED
+    assert (failed.state, failed.error) == (S.FAILED, "JobCancelled: of another job")
+    events = [(event.what, event.detail) for event in jobs[0].trail]
+    assert ("log", "cancel was asked for") in events
+
+
+def test_what_was_only_prefetched_is_cancelled_before_it_started(place: Place) -> None:  # case T14
+    place.write(
+        """
+        @mill.task
+        def quick(): pass
+
+        @mill.task
+        def blocks():
+            begin()
+            time.sleep(1.5)
+        """
+    )
+    place.worker(slots=1).wait_ready()
+    place.finish(place.enqueue_many("quick", [()] * 300))  # it holds some in advance now
+    blocks = place.enqueue("blocks")
+    later = place.enqueue("quick")
+    place.wait_notes("begin")
+    assert later.cancel()
+    (record, _) = place.finish([later, blocks])
+    assert (record.state, record.error) == (S.CANCELLED, "cancelled before it started")
+    assert record.attempts == []
+
+
+def test_what_a_worker_says_of_jobs(place: Place) -> None:
+    place.write(
+        """
+        @mill.task(retries=Retries(1, delay=0))
+        def fails(): raise ValueError("no such thing")
+
+        @mill.task
+        def works(): pass
+        """
+    )
+    quiet, works = place.worker(slots=1).wait_ready(), place.enqueue("works")
+    fails = place.enqueue("fails")
+    place.finish([works, fails])
+    assert quiet.stop() == 0
+    again, last = [line for line in quiet.output.splitlines() if "ValueError: no such" in line][:2]
+    assert f"job {fails.id} " in again
+    assert again.endswith("again in 0 s")
+    assert last.endswith("not again")
+    assert quiet.output.count("Traceback (most recent call last)") == 1
+    assert "in fails" in quiet.output
+    assert works.id not in quiet.output
+    # when
+    loud = place.worker("-v", slots=1, env={"TIDEMILL_LOG": "INFO"}).wait_ready()
+    works = place.enqueue("works")
+    place.finish([works])
+    assert loud.stop() == 0
+    assert f"job {works.id} ({place.task('works')}) started, attempt 1" in loud.output
+    assert f"job {works.id} ({place.task('works')}) succeeded in 0." in loud.output
 
 
 def test_exit_codes_of_a_bad_start(place: Place) -> None:  # case T11

@@ -24,7 +24,9 @@ SETTLING = 1.5
 """Seconds within which a verdict is settled, on a machine as busy as these tests make it."""
 
 
-def check(place: Place, accepted: Iterable[str], kills: Sequence[float]) -> dict[str, int]:
+def check(
+    place: Place, accepted: Iterable[str], kills: Sequence[float], settling: float = SETTLING
+) -> dict[str, int]:
     """Check everything; a table of what was seen.
 
     Raises:
@@ -39,7 +41,7 @@ def check(place: Place, accepted: Iterable[str], kills: Sequence[float]) -> dict
     runs = runs_of(place.ledger())
     doubles = 0
     for job_id in accepted:
-        doubles += _check_runs(records[job_id], runs.get(job_id, []), sorted(kills))
+        doubles += _check_runs(records[job_id], runs.get(job_id, []), sorted(kills), settling)
     check_counters(place)
     states = [record.state for record in records.values()]
     return {
@@ -52,7 +54,10 @@ def check(place: Place, accepted: Iterable[str], kills: Sequence[float]) -> dict
 
 
 def _check_runs(
-    record: Record, runs: list[tuple[Line, Line | None]], kills: Sequence[float]
+    record: Record,
+    runs: list[tuple[Line, Line | None]],
+    kills: Sequence[float],
+    settling: float,
 ) -> int:
     job_id = record.envelope.id
     assert runs or record.state is not State.SUCCEEDED, f"{job_id} succeeded without a run"
@@ -65,7 +70,7 @@ def _check_runs(
             if begin.attempt in settled and following.attempt > begin.attempt:
                 continue  # it failed and was retried
             doubles += 1
-            assert _killed_near(kills, end.time, following.time), (
+            assert _killed_near(kills, end.time, following.time, settling), (
                 f"{job_id} had ended at {end.time} and ran again at {following.time} "
                 f"without a kill in between: {record.attempts}"
             )
@@ -80,6 +85,6 @@ def _check_runs(
     return doubles
 
 
-def _killed_near(kills: Sequence[float], ended: float, again: float) -> bool:
+def _killed_near(kills: Sequence[float], ended: float, again: float, settling: float) -> bool:
     """True when something was killed while the verdict of a run may not have been settled."""
-    return any(ended - 0.1 <= kill <= min(again, ended + SETTLING) for kill in kills)
+    return any(ended - 0.1 <= kill <= min(again, ended + settling) for kill in kills)

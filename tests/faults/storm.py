@@ -1,9 +1,10 @@
 """The storm: workers, producers and kills at random moments; afterwards every job is accounted for.
 
-    python -m tests.faults.storm --seed 7 --kills 200
+    python -m tests.faults.storm --seed 7 --kills 200 --broker redis
 
-Several workers and producers share one directory. Something is killed every fraction of a second:
-a process, a supervisor, a whole worker, everything, by SIGKILL, SIGTERM or SIGINT. Tasks are short
+Several workers and producers share one store. Something is killed every fraction of a second: a
+process, a supervisor, a whole worker, everything, by SIGKILL, SIGTERM or SIGINT; and the server,
+where there is one, which comes back with what it had written. Tasks are short
 and long, sync and async; some hold the interpreter lock, some run past their timeout, some cannot
 be interrupted. What was accepted and what ran stands in files written by single appends. At the end
 the store is drained and :mod:`.checker` looks at what is left (case Q20).
@@ -29,10 +30,14 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
-from checker import check  # noqa: E402
+from checker import SETTLING, check  # noqa: E402
 from harness import Place, Worker, open_place  # noqa: E402
+from servers import Postgres, Redis, Server  # noqa: E402
 
 DRAIN = 0.4
+
+SERVER_AWAY = 3.0
+"""Seconds that a verdict may wait longer where the server is killed: until it is back and tried."""
 
 APP = """
 forever = Retries(1000, delay=0)
@@ -81,7 +86,9 @@ def produce():
         jobs = mill.enqueue_many(calls)
         note("accepted", *[job.id for job in jobs])
         n += 1
-        time.sleep(0.08)
+        time.sleep(0.04)
+        note("accepted", quick.enqueue(n).id)  # alone, it is handed to who sleeps
+        time.sleep(0.04)
 
 if __name__ == "__main__":
     produce()
@@ -91,8 +98,17 @@ if __name__ == "__main__":
 class Storm:
     """One storm on one place."""
 
-    def __init__(self, place: Place, seed: int, *, workers: int = 2, producers: int = 2) -> None:
+    def __init__(
+        self,
+        place: Place,
+        seed: int,
+        *,
+        workers: int = 2,
+        producers: int = 2,
+        server: Server | None = None,
+    ) -> None:
         self.place = place
+        self.server = server
         self.rng = random.Random(seed)
         self.kills: list[float] = []
         self.kinds: Counter[str] = Counter()
@@ -120,7 +136,8 @@ class Storm:
                 self._hit("end", worker.kill_everything)
         self.place.drain("--drain", str(DRAIN), slots=6, limit=300.0)
         blows = {"blows": self.kinds.total(), **self.kinds}
-        return {**check(self.place, self._accepted(), self._all_kills()), **blows}
+        settling = SETTLING + (SERVER_AWAY if self.server else 0.0)
+        return {**check(self.place, self._accepted(), self._all_kills(), settling), **blows}
 
     def _man(self) -> None:
         """Start whoever is missing."""
@@ -143,7 +160,8 @@ class Storm:
         worker = self.rng.choice(self.workers)
         signum = self.rng.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], [6, 2, 1])[0]
         target = self.rng.choices(
-            ["process", "supervisor", "producer", "worker", "everything"], [8, 4, 3, 2, 1]
+            ["process", "supervisor", "producer", "worker", "everything", "server"],
+            [8, 4, 3, 2, 1, 4 if self.server else 0],
         )[0]
         if target == "process":
             children = worker.children()
@@ -156,8 +174,16 @@ class Storm:
             self._hit(target, self.rng.choice(self.producers).kill)
         elif target == "worker":
             self._hit(target, worker.kill_everything)
+        elif target == "server":
+            self._hit(target, self._restart_server)
         else:
             self._hit(target, lambda: [one.kill_everything() for one in self.workers])
+
+    def _restart_server(self) -> None:
+        assert self.server is not None
+        self.server.kill()
+        time.sleep(self.rng.uniform(0.0, 0.5))
+        self.server.start()
 
     def _hit(self, kind: str, blow: Callable[[], object]) -> None:
         before = time.time()
@@ -181,24 +207,47 @@ class Storm:
         return kills
 
 
-def storm(path: Path, seed: int, kills: int) -> dict[str, int]:
-    """One storm in the directory ``path``."""
-    with open_place(path) as place:
-        return Storm(place, seed).run(kills)
+def storm(path: Path, seed: int, kills: int, broker: str = "lmdb") -> dict[str, int]:
+    """One storm in the directory ``path``, on a broker."""
+    with contextlib.ExitStack() as stack:
+        server, url = None, ""
+        if broker != "lmdb":
+            server, url = SERVERS[broker]()
+            stack.callback(server.close)
+        place = stack.enter_context(open_place(path, url))
+        return Storm(place, seed, server=server).run(kills)
+
+
+def _redis() -> tuple[Server, str]:
+    server = Redis(durable=True)
+    return server, f"{server.url}?owner_lease=3&patience=30"
+
+
+def _postgres() -> tuple[Server, str]:
+    server = Postgres()
+    return server, f"{server.url()}?migrate=1&owner_lease=3&patience=30"
+
+
+SERVERS: dict[str, Callable[[], tuple[Server, str]]] = {
+    "redis": _redis,
+    "postgresql": _postgres,
+}
+"""Brokers whose server is killed, too: how to start one that loses nothing it has accepted."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--broker", choices=["lmdb", *SERVERS], default="lmdb")
     options = parser.parse_args()
-    print(f"storm: seed {options.seed}, {options.kills} kills", flush=True)
+    print(f"storm: {options.broker}, seed {options.seed}, {options.kills} kills", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
         path = Path(folder) / "p"
         path.mkdir()
         try:
-            table = storm(path, options.seed, options.kills)
+            table = storm(path, options.seed, options.kills, options.broker)
         except AssertionError as error:
             print(f"FAILED with seed {options.seed}: {error}")
             return 1

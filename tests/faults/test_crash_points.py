@@ -7,6 +7,7 @@ another drains the store, and the checker looks at what is left.
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from checker import check
@@ -131,6 +132,24 @@ def test_kill_while_reaping_the_dead(place: Place, point: str) -> None:  # case 
     place.drain(slots=4)
     assert len(kill_times(place)) == ROUNDS
     check(place, accepted, [*kill_times(place), *place.killed])
+
+
+def test_kill_a_worker_that_was_handed_jobs(place: Place) -> None:  # case Q20
+    """Jobs come one at a time to a worker that sleeps; it dies before it knows of the last."""
+    place.write(APP)
+    accepted: list[str] = []
+    for lives in range(1, ROUNDS + 1):
+        before = len(kill_times(place))
+        worker = place.worker(slots=3, env=crash_env(place, "store.fetching", lives)).wait_ready()
+        for n in range(200):  # it may be awake now and then, and take them itself
+            accepted.append(place.enqueue("work", n).id)
+            if len(kill_times(place)) > before:
+                break
+            time.sleep(0.02)
+        worker.wait()
+    place.drain(slots=4)
+    assert len(kill_times(place)) == ROUNDS
+    check(place, accepted, kill_times(place))
 
 
 @pytest.mark.parametrize("point", BURYING)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storm import storm
+import pytest
+from storm import SERVERS, storm
 
 
-def test_a_small_storm(tmp_path: Path) -> None:  # case Q20
+@pytest.mark.parametrize("broker", ["lmdb", *SERVERS])
+def test_a_small_storm(tmp_path: Path, broker: str) -> None:  # case Q20
     path = tmp_path / "p"
     path.mkdir()
-    table = storm(path, seed=4, kills=16)
+    table = storm(path, seed=4, kills=16, broker=broker)
     assert table["succeeded"] > 100

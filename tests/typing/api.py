@@ -6,9 +6,25 @@ ignore that was not needed.
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
-from tidemill import Call, Job, Message, Retries, State, Tidemill
+from tidemill import (
+    Call,
+    Chain,
+    Ended,
+    Flow,
+    Group,
+    Job,
+    JobChain,
+    JobGroup,
+    Message,
+    Retries,
+    State,
+    Tidemill,
+    chain,
+    group,
+    map_many,
+)
 
 mill = Tidemill("memory://", retries=3)
 
@@ -56,6 +72,9 @@ def jobs_know_their_result() -> None:
     assert_type(plain.enqueue("a").result(timeout=5), str)
     assert_type(plain.using(delay=5, priority=1).enqueue("a"), Job[str])
     assert_type(plain.using(delay=5).using(key="k").call("a"), Call[str])
+    assert_type(mill.call("by.name", 1, b=2), Call[Any])
+    plain.delay("a")  # type: ignore[attr-defined]
+    plain.using(delay=5).s("a")  # type: ignore[attr-defined]
     assert_type(configured.enqueue("a", width=1), Job[list[str]])
     assert_type(fetch.enqueue("http://localhost"), Job[bytes])
     assert_type(head.using(at=1.5).enqueue("u", follow=False), Job[int | None])
@@ -75,9 +94,30 @@ def calls_that_are_not_made() -> None:
     assert_type(mill.enqueue(plain.call("a")), Job[str])
     assert_type(mill.enqueue_many(plain.call(p) for p in "abc"), list[Job[str]])
     assert_type(mill.enqueue_many([fetch.call("u")]), list[Job[bytes]])
-    plain.call(3)  # type: ignore[arg-type]
+    plain.call(3)  # type: ignore[call-overload]
     with mill.batch():
         assert_type(plain.enqueue("a"), Job[str])
+
+
+@mill.task
+def told(ended: Ended, why: str = "") -> None: ...
+
+
+def compositions() -> None:
+    assert_type(chain(plain.call("a"), fetch, plain.call()), Chain[Any])
+    assert_type(mill.enqueue(chain(plain.call("a"), fetch)), JobChain[Any])
+    assert_type(group([plain.call("a")]), Group[str])
+    assert_type(group([plain.call("a"), chain(fetch)]), Group[Any])
+    assert_type(mill.enqueue(map_many(plain, ["a", ("b", 2)])), JobGroup[str])
+    assert_type(mill.enqueue(map_many(fetch, ["a"])).results(timeout=1), list[bytes])
+    assert_type(mill.enqueue(plain.call("a").on_failure(told)), Job[str])
+    assert_type(mill.enqueue(map_many(plain, "ab").on_success(told.call())), JobGroup[str])
+    flow = Flow().using(id="f")
+    flow.add(plain.call("a"), after=[flow.add(fetch)])
+    assert_type(mill.enqueue(flow), JobGroup[Any])
+    assert_type(mill.group("f").progress, tuple[int, int])
+    chain(5)  # type: ignore[arg-type]
+    group(plain.call("a"))  # type: ignore[call-overload]
 
 
 def states() -> None:
@@ -98,6 +138,10 @@ async def in_asyncio() -> None:
     assert_type(await plain.enqueue("a").await_state(), State)
     assert_type(await mill.aenqueue(fetch.call("u")), Job[bytes])
     assert_type(await mill.aenqueue_many([plain.call("a")]), list[Job[str]])
+    assert_type(await mill.aenqueue(map_many(plain, "ab")), JobGroup[str])
+    assert_type(await mill.enqueue(map_many(plain, "ab")), list[str])
+    async for job in mill.enqueue(map_many(plain, "ab")):
+        assert_type(job, Job[str])
     async with mill.batch():
         await plain.aenqueue(1)  # type: ignore[arg-type]
 

@@ -1,7 +1,8 @@
-"""Apps to test with, on every broker that needs no server."""
+"""Apps to test with, on every broker that needs no server; and the LMDB store by itself."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from tidemill import Tidemill
+from tidemill.brokers.base import open_broker
+from tidemill.brokers.lmdb.broker import LmdbBroker
 
 MillMaker = Callable[..., Tidemill]
 
@@ -32,3 +35,19 @@ def make_mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MillMa
 @pytest.fixture
 def mill(make_mill: MillMaker) -> Tidemill:
     return make_mill()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Of an LMDB store, removed afterwards: some grow large."""
+    yield f"lmdb://{tmp_path}/store"
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[LmdbBroker]:
+    """On that store."""
+    broker = open_broker(url)
+    assert isinstance(broker, LmdbBroker)
+    yield broker
+    broker.close()

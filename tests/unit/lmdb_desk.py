@@ -1,15 +1,30 @@
-"""What the tests of the LMDB store share: jobs, threads, and a leader held up in its commit."""
+"""What the tests of the LMDB store share: jobs, threads, processes, a leader held up."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from typing import Any
 
-from tidemill.brokers.base import Broker, Filter
+from tidemill.brokers.base import Broker, Filter, Step, Want
 from tidemill.brokers.lmdb.store import Store
 from tidemill.clock import new_id
 from tidemill.job import Envelope
+
+PRELUDE = """
+import sys, os, signal, time
+from tidemill.brokers.base import *
+from tidemill.job import *
+from tidemill.clock import new_id
+broker = open_broker(sys.argv[1])
+def say(text): print(text, flush=True)
+def take(owner, count=1, **kinds):
+    return broker.exchange(Step(owner, want=Want(count, **kinds))).leases
+"""
 
 
 def job(**fields: Any) -> Envelope:
@@ -48,6 +63,8 @@ class _Nothing:
 
     def finish(self) -> None: ...
 
+    def committed(self) -> None: ...
+
 
 def in_threads(calls: list[Any]) -> tuple[list[threading.Thread], list[Any]]:
     answers: list[Any] = [None] * len(calls)
@@ -68,3 +85,40 @@ def join(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def until(broker: Broker, owner: str, done: Any) -> float:
+    """Wait as an owner does until something holds; seconds that took."""
+    start = time.monotonic()
+    while not done():
+        assert time.monotonic() - start < 20
+        broker.wait(owner, 20)
+        broker.exchange(Step(owner, want=Want(0)))
+    return time.monotonic() - start
+
+
+class Process:
+    """Another Python with a broker on the same store; ``expect`` reads a line it says."""
+
+    def __init__(self, url: str, code: str) -> None:
+        command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code), url]
+        self.popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def expect(self, line: str) -> None:
+        assert self.popen.stdout is not None
+        assert self.popen.stdout.readline().strip() == line
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait(10)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for stream in (self.popen.stdin, self.popen.stdout):
+            if stream:
+                stream.close()

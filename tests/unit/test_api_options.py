@@ -13,6 +13,7 @@ import pytest
 
 from tidemill import InvalidOption, Retries, Tidemill, TidemillError
 from tidemill.task import task_name
+from tidemill.testing import worker
 
 
 @pytest.fixture
@@ -174,9 +175,56 @@ def test_a_bad_app(options: dict[str, Any], sentence: str) -> None:
         Tidemill(**{"url": "memory://", **options})
 
 
-def test_no_broker_for_the_scheme() -> None:
-    with pytest.raises(InvalidOption, match=r"no broker for carrier-pigeon://.*lmdb://"):
-        Tidemill("carrier-pigeon://loft").queues()
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("carrier-pigeon://loft", r"no broker for carrier-pigeon://.*lmdb://"),
+        ("lmdb://./never?durabilty=full", "did you mean 'durability'"),
+        ("lmdb://./never?durability=some", "durability in the url must be full or relaxed"),
+        ("lmdb://./never?keep=long", "keep in the url must be a number"),
+        ("lmdb://./never?map_size=5", "map_size in the url must be at least"),
+        ("lmdb://", "names no directory"),
+        ("memory://?kep=5", "did you mean 'keep'"),
+        ("memory://?keep=-1", "keep in the url must be a number"),
+    ],
+)
+def test_a_bad_url_is_refused_where_it_is_written(
+    url: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidOption, match=sentence):
+        Tidemill(url)
+    monkeypatch.setenv("TIDEMILL_URL", url)
+    with pytest.raises(InvalidOption, match=sentence):
+        Tidemill()
+    Tidemill("lmdb://./good")
+    assert list(tmp_path.iterdir()) == []  # nothing was opened for it
+
+
+def test_on_conflict_needs_a_key(mill: Tidemill) -> None:
+    for wrong in (
+        lambda: mill.task(on_conflict="replace")(work),
+        lambda: mill.task(work).using(on_conflict="merge"),
+        lambda: mill.queue("q").put(1, on_conflict="keep"),
+    ):
+        with pytest.raises(InvalidOption, match=r"on_conflict says .*give key= with it"):
+            wrong()
+    task = mill.task(key=lambda size, name="x": str(size))(work)
+    assert task.using(on_conflict="replace").call(1).options.on_conflict == "replace"
+
+
+def test_a_call_by_name_is_the_tasks_own(mill: Tidemill) -> None:
+    task = mill.task(name="job", queue="q")(work)
+    by_name, by_task = mill.call("job", 1, name="b"), task.call(1, name="b")
+    assert repr(by_name) == repr(by_task) == "job(1, name='b')"
+    assert by_name.options == by_task.options
+    assert mill.enqueue(by_name.using(priority=5)).refresh().envelope.queue == "q"
+    with pytest.raises(TypeError):
+        mill.enqueue(mill.call("job"))  # as a step of a chain it may yet get an argument
+    with pytest.raises(TypeError):
+        mill.call("job", 1, "b", 3)
+    with pytest.raises(InvalidOption, match=r"'jbo' is no task .*did you mean 'job'"):
+        mill.call("jbo", 1)
 
 
 def test_surplus_and_missing_arguments_fail_where_they_are_written(mill: Tidemill) -> None:
@@ -226,3 +274,32 @@ def test_the_default_url_is_found_upward(
 def test_errors_have_one_root() -> None:
     assert issubclass(InvalidOption, TidemillError)
     assert issubclass(InvalidOption, ValueError)
+
+
+def test_a_task_inside_a_function_is_doubted_once_where_workers_are_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def declare(mill: Tidemill, **options: Any) -> Any:
+        @mill.task(**options)
+        def inner() -> None: ...
+
+        return inner
+
+    said = "inside a function, so a worker"
+    with Tidemill(f"lmdb://{tmp_path}/store") as mill:
+        # when a process without a worker enqueues it, then it says so once
+        task = declare(mill)
+        task.enqueue()
+        mill.enqueue_many([task.call(), task.call()])
+        assert caplog.text.count(said) == 1
+        assert ".declare.inner is declared inside" in caplog.text
+        # but not where the name says that it is meant
+        declare(mill, name="meant").enqueue()
+        assert caplog.text.count(said) == 1
+    # nor where this process runs the jobs
+    caplog.clear()
+    with Tidemill(f"lmdb://{tmp_path}/other") as mill, worker(mill):
+        assert declare(mill).enqueue().result(timeout=30) is None
+    for here in (Tidemill("memory://"), Tidemill(f"lmdb://{tmp_path}/third", sync=True)):
+        declare(here).enqueue()
+    assert said not in caplog.text

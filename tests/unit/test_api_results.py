@@ -80,7 +80,7 @@ def test_typed_arguments_become_themselves_again(mill: Tidemill) -> None:
     given = (Point(1, 2), Box("b", [Point(3)]), Color.RED, pathlib.Path("/tmp/ä"), Pair(1, 2))
     job = take.enqueue(*given, Point(5), maybe=Point(6), odd=Color.RED)
     bare = take.enqueue(*given, maybe=None)
-    run_all(mill)
+    run_all(mill, concurrency=1)
     assert (job.error, bare.error) == ("", "")
     assert got == [*given, (Point(5),), Point(6), {"odd": Color.RED}, *given, (), None, {}]
 

@@ -112,3 +112,25 @@ def test_the_codec_is_the_same_as_for_a_worker(mill: Tidemill) -> None:
     assert take.enqueue({"a": (1,)}).result() == {"a": (1,)}
     with pytest.raises(Exception, match="cannot encode"):
         take.enqueue(object())
+
+
+def test_an_app_is_switched_for_the_length_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given an app as a module has it
+    mill = Tidemill("memory://")
+    done: list[int] = []
+
+    @mill.task
+    def note(n: int) -> int:
+        done.append(n)
+        return n
+
+    # when a test switches it, then calls are made at once and nothing is stored
+    with monkeypatch.context() as patch:
+        patch.setattr(mill, "sync", True)
+        assert note.using(delay=60).enqueue(1).result() == 1
+        assert [job.result() for job in mill.enqueue_many(note.call(n) for n in (2, 3))] == [2, 3]
+    assert done == [1, 2, 3]
+    assert mill.find().records == []
+    # and afterwards it is as it was
+    assert note.enqueue(4).state == "ready"
+    assert done == [1, 2, 3]

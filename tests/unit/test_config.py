@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidemill import config
+from tidemill import Tidemill, config
 from tidemill.brokers.base import open_broker
 from tidemill.config import parse_url
 from tidemill.errors import FeatureMissing, InvalidOption
@@ -153,7 +155,7 @@ def test_unknown_schemes_and_missing_drivers_are_named(monkeypatch: pytest.Monke
     def missing(name: str) -> Any:
         raise ModuleNotFoundError("no", name="redis")
 
-    monkeypatch.setattr("tidemill.brokers.base.importlib.import_module", missing)
+    monkeypatch.setattr("tidemill.brokers.schemes.importlib.import_module", missing)
     with pytest.raises(FeatureMissing, match=r"tidemill\[redis\]"):
         open_broker("memory://")
 
@@ -170,3 +172,38 @@ def test_the_default_url_is_beside_the_project(
     assert parse_url(config.default_url()).path == str(project / ".tidemill")
     monkeypatch.setenv("TIDEMILL_URL", "memory://")
     assert config.default_url() == "memory://"
+
+
+@pytest.mark.parametrize("name", ["a b", "100%41", "#1", "what?x=1", "~", "grün", "a+b&c"])
+def test_odd_folders_survive_the_way_through_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # given a project in a folder with an odd name
+    monkeypatch.delenv("TIDEMILL_URL", raising=False)
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    # when an app opens its store, and another one by the first one's url
+    with Tidemill() as mill:
+        mill.queue("q").put(1)
+        url = mill.url
+    assert url.isascii()
+    monkeypatch.chdir(tmp_path)
+    with Tidemill(url) as again:
+        assert again.queues()[0].ready == 1
+    # then the store is in that folder and nowhere else
+    assert (folder / ".tidemill" / "data.mdb").exists()
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses names that are not UTF-8")
+def test_a_folder_that_lmdb_cannot_open_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEMILL_URL", raising=False)
+    folder = tmp_path / os.fsdecode(b"gr\xfcn")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert parse_url(config.default_url()).path == str(folder / ".tidemill")
+    with pytest.raises(InvalidOption, match=r"gr.udcfcn.* is not UTF-8"):
+        Tidemill().queues()

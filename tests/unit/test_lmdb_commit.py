@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import os
-import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+import time
 from typing import Any
 
 import lmdb
 import pytest
 from lmdb_desk import Gate, ids, in_threads, job, join
 
-from tidemill.brokers.base import Step, Want, open_broker
-from tidemill.brokers.lmdb import puts
+from tidemill.brokers.base import Step, Want
+from tidemill.brokers.lmdb import gathering, puts
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.errors import (
@@ -23,15 +22,6 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.job import Envelope, Owner, Verdict
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LmdbBroker]:
-    broker = open_broker(f"lmdb://{tmp_path}/store")
-    assert isinstance(broker, LmdbBroker)
-    yield broker
-    broker.close()
-    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 def test_callers_that_meet_share_a_commit(broker: LmdbBroker) -> None:
@@ -46,6 +36,56 @@ def test_callers_that_meet_share_a_commit(broker: LmdbBroker) -> None:
     assert store.env.info()["last_txnid"] - before <= 2
     assert all(isinstance(a, list) for a in answers)
     assert len(ids(broker)) == 20
+
+
+def test_threads_that_put_one_after_the_other_share_each_commit(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None falls behind: who was answered is waited for; here for long, so no clock matters."""
+    monkeypatch.setattr(gathering, "_EACH", 1.0)
+    monkeypatch.setattr(gathering, "_MOST", 1.0)
+    gate = Gate(broker._store)
+    before = broker._store.env.info()["last_txnid"]
+
+    def put() -> None:
+        for _ in range(10):
+            broker.put([job()])
+
+    threads, answers = in_threads([put] * 4)
+    gate.release_when(4)
+    join(threads)
+    assert answers == [None] * 4
+    # then: the gate's own commit, and one for every four puts
+    assert broker._store.env.info()["last_txnid"] - before <= 12
+
+
+def test_who_does_not_come_back_is_not_waited_for_again() -> None:
+    waits = gathering.Gathering()
+    pending = collections.deque([object()])
+    waits.expect(10, 1)
+    before = time.monotonic()
+    waits.wait(pending)
+    assert time.monotonic() - before >= 200e-6
+    waits.expect(10, 1)
+    waits._until = time.monotonic() + 3600
+    waits.wait(pending)  # returns: it was in vain the last time
+    waits.arrived(11)  # nobody waits, nothing breaks
+
+
+def test_an_interrupt_while_waiting_for_others_takes_the_request_back(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gathering.Gathering, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            broker.put([job(id="never")])
+    threads, answers = in_threads([lambda: broker.put([job(id="next")])])
+    join(threads)
+    assert isinstance(answers[0], list)
+    assert ids(broker) == {"next"}
 
 
 def test_a_failing_request_hurts_only_itself(broker: LmdbBroker) -> None:

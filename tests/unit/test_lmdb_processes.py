@@ -3,77 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import pytest
-from lmdb_desk import job
+from lmdb_desk import Process, job, until
 
 from tidemill.board import Board
-from tidemill.brokers.base import Broker, Filter, Step, Want, open_broker
+from tidemill.brokers.base import Filter, Step, Want, open_broker
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.errors import TidemillError
 from tidemill.job import Envelope, Owner, State, Verdict
-
-PRELUDE = """
-import sys, os, signal, time
-from tidemill.brokers.base import *
-from tidemill.job import *
-from tidemill.clock import new_id
-broker = open_broker(sys.argv[1])
-def say(text): print(text, flush=True)
-def take(owner, count=1, **kinds):
-    return broker.exchange(Step(owner, want=Want(count, **kinds))).leases
-"""
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    yield f"lmdb://{tmp_path}/store"
-    shutil.rmtree(tmp_path, ignore_errors=True)
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[LmdbBroker]:
-    broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
-    yield broker
-    broker.close()
-
-
-class Process:
-    """Another Python with a broker on the same store; ``expect`` reads a line it says."""
-
-    def __init__(self, url: str, code: str) -> None:
-        command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code), url]
-        self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def expect(self, line: str) -> None:
-        assert self.popen.stdout is not None
-        assert self.popen.stdout.readline().strip() == line
-
-    def kill(self) -> None:
-        self.popen.kill()
-        self.popen.wait(10)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        for stream in (self.popen.stdin, self.popen.stdout):
-            if stream:
-                stream.close()
 
 
 def forked(run: Any) -> int:
@@ -261,16 +205,6 @@ def test_a_sleeper_that_dies_leaves_its_place_and_its_hint(url: str, broker: Lmd
 
 
 # -- deaths --------------------------------------------------------------------------------------
-
-
-def until(broker: Broker, owner: str, done: Any) -> float:
-    """Wait as an owner does until something holds; seconds that took."""
-    start = time.monotonic()
-    while not done():
-        assert time.monotonic() - start < 20
-        broker.wait(owner, 20)
-        broker.exchange(Step(owner, want=Want(0)))
-    return time.monotonic() - start
 
 
 def test_a_killed_consumers_message_is_back_within_a_second(url: str, broker: LmdbBroker) -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from lmdb_desk import job
 
 from tidemill.brokers.base import Step, Want, open_broker
 from tidemill.job import Owner
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    yield f"lmdb://{tmp_path}/store"
-    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import lmdb
 import pytest
 from lmdb_desk import ids, in_threads, job, join
 
-from tidemill.brokers.base import Step, Want, open_broker
+from tidemill.brokers.base import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.errors import (
     DuplicateJob,
@@ -20,15 +19,6 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.job import Owner
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LmdbBroker]:
-    broker = open_broker(f"lmdb://{tmp_path}/store")
-    assert isinstance(broker, LmdbBroker)
-    yield broker
-    broker.close()
-    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 @pytest.fixture

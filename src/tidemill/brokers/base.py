@@ -8,37 +8,49 @@ The conversation of an owner is ``attach``, then ``exchange`` and ``wait`` in tu
 hands in verdicts and takes leases and never sleeps; a wait sleeps until the next due time, a hint,
 or a descriptor of the caller's. Hints may lie, the store is the truth: whoever wakes exchanges
 again.
+
+A broker over a network keeps some promises that a file cannot break:
+
+- A call whose reply was lost is repeated with the serial or nonce of the first, and answered, not
+  done again. ``BrokerUnavailable`` is raised when it cannot be: a step that raised it may have
+  happened; the owner hands in the same verdicts again with its next step, which is answered for
+  both (:mod:`.conversation`). ``exchange`` and ``wait`` raise it soon, since a supervisor has
+  deadlines to look after meanwhile; ``put`` and the calls that look or act wait for the server to
+  come back first, up to the ``patience`` of the URL.
+- An owner that the store has not heard of for the length of its lease is given up. ``exchange``
+  renews it, so ``wait`` returns in time for the next. A consumer is not given up while the ttr of a
+  message it holds runs.
+- Time is the server's.
 """
 
 from __future__ import annotations
 
 import enum
-import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
-from tidemill.config import Url, parse_url
-from tidemill.errors import FeatureMissing, InvalidOption
+from tidemill.brokers.schemes import check_url, open_broker, register_scheme
+from tidemill.errors import FeatureMissing
 from tidemill.job import Command, Envelope, Lease, Note, Owner, Put, Record, State, Verdict
 
 __all__ = [
     "DEFAULT_TTR",
     "KEEP_ATTEMPTS",
     "Broker",
+    "Departure",
     "Feature",
     "Filter",
     "Mode",
     "Page",
     "QueueStats",
     "Reply",
-    "Retention",
     "Step",
     "Want",
+    "check_url",
     "matches",
     "need",
-    "number_option",
     "open_broker",
     "register_scheme",
 ]
@@ -67,6 +79,8 @@ class Feature(enum.StrEnum):
     MERGED = "merged"  # Mode.MERGED: one order across queues
     TRANSACTIONS = "transactions"  # txn=
     BACKUP = "backup"
+    FLOWS = "flows"  # jobs that wait for others: chains, groups, hooks
+    MOVE = "move"  # all of it can go to another store, or come from one
 
 
 class Mode(enum.StrEnum):
@@ -83,6 +97,10 @@ class Want(msgspec.Struct, frozen=True):
     ``tasks`` and ``messages`` say which kinds: a worker never takes raw messages, nor a consumer
     tasks, unless it asks for them. Without ``sleep`` the owner does not mean to wait when nothing
     is there, and is not hinted.
+
+    A task that was lost with its worker (``Lease.losses``) may be what brought that down, and is to
+    run alone (law 6). With ``alone`` the first such job of these queues comes before all others; a
+    reply never has more than one, and without ``alone`` none.
     """
 
     count: int
@@ -91,6 +109,7 @@ class Want(msgspec.Struct, frozen=True):
     tasks: bool = True
     messages: bool = False
     sleep: bool = True
+    alone: bool = True
 
 
 class Step(msgspec.Struct):
@@ -121,7 +140,11 @@ class Reply(msgspec.Struct):
 
 
 class QueueStats(msgspec.Struct, kw_only=True):
-    """One queue in numbers. Totals count since the store was made."""
+    """One queue in numbers. Totals count since the store was made.
+
+    ``oldest`` is when the job was made that was accepted before all others that are ready now, in
+    wall time; 0 when none is ready. A store may look no further than its 256 highest priorities.
+    """
 
     name: str
     waiting: int = 0
@@ -153,6 +176,7 @@ class Filter(msgspec.Struct, kw_only=True, frozen=True):
     key: str = ""
     tag: str = ""
     text: str = ""
+    id_prefix: str = ""
 
 
 class Page(msgspec.Struct):
@@ -164,6 +188,22 @@ class Page(msgspec.Struct):
 
     records: list[Record]
     cursor: str = ""
+
+
+class Departure(msgspec.Struct, array_like=True, frozen=True):
+    """That all of a store goes to another.
+
+    Attributes:
+        mark: tells this departure from every other.
+        where: the url it goes to, as errors show it.
+        last: the highest sequence ever drawn there.
+        sealed: nothing at all changes there any more.
+    """
+
+    mark: str
+    where: str
+    last: int = 0
+    sealed: bool = False
 
 
 class Broker(Protocol):
@@ -182,21 +222,39 @@ class Broker(Protocol):
 
     # -- producing ------------------------------------------------------------------------------
 
-    def put(self, jobs: Sequence[Envelope], *, txn: Any = None) -> list[Put]:
+    def put(
+        self,
+        jobs: Sequence[Envelope],
+        *,
+        txn: Any = None,
+        hold: Collection[str] = (),
+        let_go: Collection[str] = (),
+    ) -> list[Put]:
         """Accept jobs, all or none, in order.
 
         When it returns they are kept (law 1); with ``txn`` they exist if and only if the caller's
         transaction commits.
 
+        A job that waits for others (``Links.waits``) counts those that are put and name it as
+        ``next``. It is held back at least until the call that put it has put them all, and those in
+        ``hold`` until a later call names them in ``let_go``. ``max_size`` does not hold for it, nor
+        may it have a key, or what it follows have one.
+
         Raises:
             DuplicateJob, QueueFull, StoreFull: nothing was stored.
+            JobNotFound: a job that is named as ``next`` or in ``let_go`` is not there, or waits for
+                nothing more.
         """
         ...
 
     # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Make an owner known, and alive until it detaches or its process dies."""
+        """Make an owner known, and alive until it detaches or its process dies.
+
+        Raises:
+            StoreMoved: the store departs; nobody works on it any more.
+        """
         ...
 
     def detach(self, owner_id: str) -> None:
@@ -206,10 +264,12 @@ class Broker(Protocol):
     def exchange(self, step: Step) -> Reply:
         """Note, settle, touch and lease, in that order, as one step. Never sleeps.
 
-        What has come due moves first. An owner that was given up (``release``) meanwhile has lost
-        everything: it gets no leases, and the command ``stop``. Followers of a verdict are stored
-        whatever ``max_size`` or the reserve say, since settling must not fail; one whose id is
-        taken, or whose key rejects it, is left out.
+        What has come due moves first. The leases may also be such as were made in the owner's name
+        while it was in its ``wait``; there are never more than are wanted now. An owner that was
+        given up (``release``) meanwhile has lost everything: it gets no leases, and the command
+        ``lost``; it may attach again. Followers of a verdict are stored whatever ``max_size`` or
+        the reserve say, since settling must not fail; one whose id is taken, or whose key rejects
+        it, is left out.
         """
         ...
 
@@ -263,7 +323,7 @@ class Broker(Protocol):
         ...
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
-        """Records that match, newest first."""
+        """Records that match, newest first; a page may be short though more follow."""
         ...
 
     def stats(self) -> list[QueueStats]:
@@ -285,7 +345,10 @@ class Broker(Protocol):
         ...
 
     def kick(self, job_ids: Iterable[str]) -> list[bool]:
-        """Make failed, cancelled, expired or scheduled jobs ready, with fresh attempts."""
+        """Make failed, cancelled, expired or scheduled jobs ready, with fresh attempts.
+
+        A barrier (``Waits.BARRIER``) is never run: what failed before it is.
+        """
         ...
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
@@ -310,6 +373,35 @@ class Broker(Protocol):
         """Copy the whole store to a new place while it is in use."""
         ...
 
+    # -- moving to another store ----------------------------------------------------------------
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        """Accept, lease and change nothing more on anybody's wish: all goes to ``where``.
+
+        What runs still ends as it will, and workers are told ``quiet``. ``seal`` stops the rest:
+        timers and pruning. Called again it answers with the departure that has begun.
+
+        Raises:
+            StoreMoved: it is on its way somewhere else.
+        """
+        ...
+
+    def stay(self) -> None:
+        """Call a departure off."""
+        ...
+
+    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+        """Store jobs of a departed store as they are, and how far that went, as one step.
+
+        They keep their order among themselves, and come behind what was here before. No bound
+        applies. False: not stored, since the id, or the key, is taken here. No record is running.
+        """
+        ...
+
+    def adopted(self, mark: str) -> str:
+        """The cursor of the last ``adopt`` of a departure; empty when there was none."""
+        ...
+
     def close(self) -> None:
         """Give up everything this object holds. Idempotent."""
         ...
@@ -328,90 +420,6 @@ def need(broker: Broker, feature: Feature, option: str) -> None:
         )
 
 
-_SCHEMES: dict[str, str | Callable[[Url], Broker]] = {
-    "memory": "tidemill.brokers.memory",
-    "lmdb": "tidemill.brokers.lmdb",
-}
-_EXTRAS = {"redis": "redis", "psycopg": "postgres", "psycopg_pool": "postgres", "pika": "rabbitmq"}
-
-
-def register_scheme(scheme: str, opener: str | Callable[[Url], Broker]) -> None:
-    """Teach ``open_broker`` a scheme: a function, or a module that has one named ``open_url``."""
-    _SCHEMES[scheme] = opener
-
-
-def open_broker(text: str) -> Broker:
-    """Open the broker a URL names. Drivers are imported only now.
-
-    Raises:
-        InvalidOption: no broker has the scheme, or an option in the URL is wrong.
-        FeatureMissing: the driver is not installed; the sentence names the extra to install.
-        BrokerUnavailable: the store cannot be opened.
-    """
-    url = parse_url(text)
-    opener = _SCHEMES.get(url.scheme)
-    if opener is None:
-        raise InvalidOption(
-            f"no broker for {url.scheme}:// in url {text!r}; known are "
-            + ", ".join(f"{name}://" for name in sorted(_SCHEMES))
-        )
-    if isinstance(opener, str):
-        try:
-            opener = cast("Callable[[Url], Broker]", importlib.import_module(opener).open_url)
-        except ModuleNotFoundError as error:
-            extra = _EXTRAS.get(error.name or "")
-            if extra is None:
-                raise
-            raise FeatureMissing(
-                f"{url.scheme}:// needs {error.name}; install it: pip install 'tidemill[{extra}]'"
-            ) from error
-    return opener(url)
-
-
-class Retention(msgspec.Struct, frozen=True):
-    """How long finished jobs are kept: by time, and the succeeded ones also by number.
-
-    By number, jobs without a result go first, then the oldest results. A result other than None is
-    never pruned before ``protect`` seconds, so that whoever asked for it can fetch it however busy
-    the store is; only the job's own ``result_ttl`` may say less.
-    """
-
-    succeeded: float = 3600.0
-    count: int = 100_000
-    failed: float = 30 * 86400.0
-    protect: float = 60.0
-
-    def of_success(self, result_ttl: float, has_result: bool) -> float:
-        """Seconds that a succeeded job is kept; a negative ``result_ttl`` means none was given."""
-        if result_ttl >= 0:
-            return result_ttl
-        return max(self.succeeded, self.protect) if has_result else self.succeeded
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Retention:
-        """From the ``keep``, ``keep_count`` and ``keep_failed`` of a URL."""
-        default = cls()
-        return cls(
-            succeeded=number_option(options, "keep", default.succeeded),
-            count=int(number_option(options, "keep_count", default.count)),
-            failed=number_option(options, "keep_failed", default.failed),
-        )
-
-
-def number_option(options: Mapping[str, str], name: str, default: float) -> float:
-    """A non-negative number among a URL's options."""
-    text = options.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise InvalidOption(f"{name} in the url must be a number of 0 or more, not {text!r}")
-    return value
-
-
 def matches(record: Record, what: Filter) -> bool:
     """True when every condition given holds."""
     e = record.envelope
@@ -422,4 +430,5 @@ def matches(record: Record, what: Filter) -> bool:
         and (not what.key or e.key == what.key)
         and (not what.tag or what.tag in e.tags)
         and (not what.text or what.text.lower() in e.text.lower())
+        and e.id.startswith(what.id_prefix)
     )

@@ -39,6 +39,8 @@ _VERBS = {  # verb: the file here that has it, in the order the help lists them
     "info": "info",
     "doctor": "doctor",
     "backup": "info",
+    "migrate": "migrate",
+    "move": "move",
 }
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter
-from tidemill.cli.choose import every, filter_options
+from tidemill.cli.choose import every, filter_options, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.job import State
 
@@ -37,8 +37,8 @@ def retry(
 ) -> None:
     """Make jobs ready again, with all their attempts anew.
 
-    By id, or by filters, which then mean failed jobs unless --state says cancelled, expired or
-    scheduled.
+    By id, or the beginning of one, or by filters, which then mean failed jobs unless --state says
+    cancelled, expired or scheduled.
     """
     chosen = _chosen(mill, ids, what, _RETRIED, "retry", everything)
     _act("retried", chosen, mill.broker.kick, mill, as_json)
@@ -61,8 +61,8 @@ def cancel(
 ) -> None:
     """Cancel jobs that have not finished.
 
-    By id, or by filters. One that does not run yet never will; a running one is asked to stop, or
-    made to with --terminate.
+    By id, or the beginning of one, or by filters. One that does not run yet never will; a running
+    one is asked to stop, or made to with --terminate.
     """
     chosen = _chosen(mill, ids, what, _CANCELLED, "cancel", everything)
 
@@ -85,7 +85,7 @@ def _chosen(
     if ids and (filtered or everything):
         raise click.UsageError("give either ids or filters, not both")
     if ids:
-        return list(dict.fromkeys(ids))
+        return list(dict.fromkeys(whole_id(mill, job_id) for job_id in ids))
     if not filtered and not everything:
         raise click.UsageError(f"say which jobs to {verb}: ids, filters such as --queue, or --all")
     if not what.states:
@@ -137,4 +137,6 @@ def _why_not(mill: Tidemill, job_id: str) -> str:
     if record.envelope.key and record.state.finished:
         key = record.envelope.key
         return f"it {record.state}; another job with its key {key!r} may be unfinished"
+    if record.state in (State.SUCCEEDED, State.FAILED, State.EXPIRED):
+        return f"it {record.state} already"
     return f"it is {record.state}"

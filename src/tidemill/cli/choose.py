@@ -1,4 +1,4 @@
-"""Which jobs a verb is about: the filter options, and going through all that match."""
+"""Which jobs a verb is about: filters, beginnings of ids, and going through all that match."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter
+from tidemill.config import MAX_NAME
+from tidemill.errors import InvalidOption
 from tidemill.job import Record, State
 
-__all__ = ["every", "filter_options"]
+__all__ = ["every", "filter_options", "whole_id"]
 
 _PAGE = 500
+_PREFIX_LEAST = 4
+"""Characters, as with git; people's own ids may be short and begin one another."""
+_CANDIDATES = 5
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,6 +54,24 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, what=what, **options)
 
     return verb
+
+
+def whole_id(mill: Tidemill, text: str) -> str:
+    """The id of a job that was given whole, or by a beginning that no other id has.
+
+    Raises:
+        InvalidOption: several jobs have ids that begin so; the sentence lists them.
+    """
+    if len(text) < _PREFIX_LEAST or len(text.encode(errors="replace")) > MAX_NAME:
+        return text
+    if mill.broker.get(text) is not None:
+        return text
+    page = mill.find(Filter(id_prefix=text), limit=_CANDIDATES + 1)
+    ids = [record.envelope.id for record in page.records]
+    if len(ids) > 1:
+        more = " and more" if len(ids) > _CANDIDATES else ""
+        raise InvalidOption(f"several ids begin with {text}: {', '.join(ids[:_CANDIDATES])}{more}")
+    return ids[0] if ids else text  # nobody's: what follows says so
 
 
 def every(mill: Tidemill, what: Filter) -> Iterator[Record]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,10 @@ import click
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Feature, need
 from tidemill.config import parse_url
-from tidemill.errors import BrokerUnavailable, InvalidOption
+from tidemill.errors import BrokerUnavailable
 from tidemill.loader import load_app
 
-__all__ = ["json_option", "load_users_app", "open_mill", "store_options"]
+__all__ = ["json_option", "open_mill", "store_options"]
 
 Verb = Callable[..., Any]
 
@@ -42,16 +41,19 @@ def store_options(function: Verb) -> Verb:
     return verb
 
 
-def open_mill(url: str | None, app: str | None = None) -> Tidemill:
+def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -> Tidemill:
     """An app on an existing store: the user's own, or a bare one on a URL. A URL beats an app.
+
+    With ``tasks`` it is to enqueue: the user's app may make its store, a bare one takes any task.
 
     Raises:
         BrokerUnavailable: there is no store; looking at one must not make one.
         FeatureMissing: the store lives inside one process, which is not this one.
     """
-    mill = Tidemill(url) if url or not app else load_users_app(app)
+    bare = bool(url or not app)
+    mill = Tidemill(url, allow_imports=["*"] * tasks) if bare else load_app(app or "")
     parsed = parse_url(mill.url)
-    if parsed.scheme == "lmdb":
+    if parsed.scheme == "lmdb" and (bare or not tasks):
         folder = os.path.abspath(os.path.expanduser(parsed.path))
         if not os.path.exists(os.path.join(folder, "data.mdb")):
             raise BrokerUnavailable(
@@ -60,20 +62,3 @@ def open_mill(url: str | None, app: str | None = None) -> Tidemill:
             )
     need(mill.broker, Feature.PROCESSES, "the command line")
     return mill
-
-
-def load_users_app(spec: str) -> Tidemill:
-    """The app in the user's own module.
-
-    Raises:
-        InvalidOption: it cannot be imported; the sentence says where it went wrong.
-    """
-    try:
-        return load_app(spec)
-    except InvalidOption:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-        text = f"the app {spec} cannot be imported: {where}{type(error).__name__}: {error}"
-        raise InvalidOption(text) from error

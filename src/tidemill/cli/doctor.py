@@ -52,10 +52,12 @@ def doctor(url: str | None, app: str | None, as_json: bool) -> None:
     findings = [_versions()]
     try:
         with open_mill(url, app) as mill:
-            findings.append(Finding("broker", "ok", f"{mill.url} opens, its format is known"))
+            text = f"{mill.broker.url} opens, its format is known"
+            findings.append(Finding("broker", "ok", text))
             findings += examine(mill)
     except TidemillError as error:
-        findings.append(Finding("broker", "fail", str(error), "check the url and its server"))
+        said = str(error).splitlines()[0]
+        findings.append(Finding("broker", "fail", said, "check the url and its server"))
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
         checks = [msgspec.to_builtins(finding) for finding in findings]
@@ -75,7 +77,7 @@ def doctor(url: str | None, app: str | None, as_json: bool) -> None:
 def examine(mill: Tidemill) -> list[Finding]:
     """Every check on an open store, in order. One that breaks down is itself a finding."""
     findings: list[Finding] = []
-    for check in (_writable, _durable, _space, _clocks, _workers, _backlog, _leases):
+    for check in (_writable, _here, _durable, _space, _clocks, _workers, _backlog, _leases):
         try:
             findings += check(mill.broker)
         except TidemillError as error:
@@ -111,15 +113,23 @@ def _writable(broker: Broker) -> Iterator[Finding]:
     yield Finding("writable", "warn" if slow else "ok", f"a commit took {took:.1f} ms", advice)
 
 
+def _here(broker: Broker) -> Iterator[Finding]:
+    where = broker.info().get("moves_to")
+    if where:
+        advice = f"set TIDEMILL_URL to {where}, and start the workers there"
+        yield Finding("moved", "warn", f"all of this store goes to {where}", advice)
+
+
 def _durable(broker: Broker) -> Iterator[Finding]:
-    durable = broker.info().get("durable")
+    info = broker.info()
+    durable, text = info.get("durable"), info.get("durability")
     if durable:
-        yield Finding(
-            "durability", "ok", "accepted jobs survive power loss: every commit is synced"
-        )
+        text = text or "accepted jobs survive power loss: every commit is synced"
+        yield Finding("durability", "ok", text)
     elif durable is not None:
-        text = "commits are not synced: jobs survive kill -9, not power loss"
-        yield Finding("durability", "warn", text, "remove durability=relaxed from the url")
+        text = text or "commits are not synced: jobs survive kill -9, not power loss"
+        advice = info.get("durability_advice", "remove durability=relaxed from the url")
+        yield Finding("durability", "warn", text, advice)
     else:
         yield Finding("durability", "warn", "this broker does not say how durable it is")
 
@@ -189,7 +199,7 @@ def _backlog(broker: Broker) -> Iterator[Finding]:
         age = time.time() - row.oldest if row.oldest else 0.0
         if age > worst and not row.paused:
             worst, where = age, row.name
-    text = f"the next job in line of {where} is {span(worst)} old" if where else "no job is ready"
+    text = f"the oldest ready job of {where} is {span(worst)} old" if where else "no job is ready"
     old = worst > OLD
     advice = f"add workers or slots; tidemill jobs --queue {where} --state ready" if old else ""
     yield Finding("backlog", "warn" if old else "ok", text, advice)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tidemill.cli.connect import json_option, load_users_app
+from tidemill.cli.connect import json_option, open_mill
 from tidemill.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
 from tidemill.handle import Job
 from tidemill.job import State
@@ -21,11 +21,11 @@ __all__ = ["enqueue"]
 @click.argument("args", nargs=-1)
 @click.option(
     "--app",
-    required=True,
     envvar="TIDEMILL_APP",
     metavar="MODULE:VAR",
     help="The app that has the task, or allows its import.",
 )
+@click.option("--url", metavar="URL", help="Where the jobs live, instead of an app.")
 @click.option("--kw", "pairs", multiple=True, metavar="NAME=VALUE", help="A keyword argument.")
 @click.option("--delay", type=float, metavar="SECONDS", help="Not before so many seconds.")
 @click.option("--priority", type=float, help="From -100 to 100, higher first.")
@@ -37,7 +37,8 @@ __all__ = ["enqueue"]
 def enqueue(
     task: str,
     args: tuple[str, ...],
-    app: str,
+    app: str | None,
+    url: str | None,
     pairs: tuple[str, ...],
     wait: float | None,
     as_json: bool,
@@ -47,16 +48,18 @@ def enqueue(
 
     ARGS and values of --kw are JSON where they parse as such, else strings: 3, true, '[1, 2]',
     '{"a": 1}', a.png, '"3"'. Put -- before an argument that begins with a minus.
+
+    Without an app the call goes to the store as it is: only a worker can tell whether TASK exists
+    and takes these arguments, and the task's own options (queue, retries, timeout) do not apply.
     """
-    mill = load_users_app(app)
+    mill = open_mill(url, app, tasks=True)
     given = {name: value for name, value in options.items() if value is not None}
     kwargs = dict(_pair(text) for text in pairs)
     with mill:
         try:
-            call = mill._call_of(task, tuple(map(_value, args)), kwargs)
+            job = mill.enqueue(mill.call(task, *map(_value, args), **kwargs).using(**given))
         except TypeError as error:
             raise InvalidOption(f"{task} cannot be called so: {error}") from None
-        job = mill.enqueue(call.using(**given))
         document = {"id": job.id, "placed": str(job.placed) or None, "state": None, "result": None}
         if wait is None:
             _print(document, as_json)

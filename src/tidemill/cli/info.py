@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.base import Feature, need
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.queues import public, queues_table
+from tidemill.config import lmdb_url
 from tidemill.errors import TidemillError
 from tidemill.job import Owner
 
@@ -79,6 +81,5 @@ def backup(mill: Tidemill, folder: str, as_json: bool) -> None:
     if as_json:
         show.print_json({"folder": target, "bytes": count})
     else:
-        click.echo(
-            f"copied to {target}, {show.size(count)}; it opens as a store: --url lmdb://{target}"
-        )
+        url = shlex.quote(lmdb_url(target))
+        click.echo(f"copied to {target}, {show.size(count)}; it opens as a store: --url {url}")

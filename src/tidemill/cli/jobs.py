@@ -8,10 +8,9 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter
-from tidemill.cli.choose import filter_options
+from tidemill.cli.choose import filter_options, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.codec import unpack
-from tidemill.config import check_name
 from tidemill.errors import CodecError
 from tidemill.job import Record, State, priority_of
 from tidemill.trail import Event, explain_in, serving, trail_of
@@ -53,7 +52,7 @@ def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -
         for r in page.records
     ]
     if not rows:
-        out.print("no jobs" + (" match" if what != Filter() else f" in {mill.url}"))
+        out.print("no jobs" + (" match" if what != Filter() else f" in {mill.broker.url}"))
         return
     columns = ("id", "state", "queue?", "task…?", "age?", "runs?", "error or arguments…")
     out.print(show.table(out, columns, rows))
@@ -70,10 +69,13 @@ def _last_error(record: Record) -> str:
 @json_option
 @store_options
 def job(mill: Tidemill, id: str, as_json: bool) -> None:
-    """Show one job: all that happened to it, in order, and its result."""
+    """Show one job: all that happened to it, in order, and its result.
+
+    The beginning of its id is enough, where no other id begins so.
+    """
     from tidemill.cli import show
 
-    record = mill.job(id).refresh()
+    record = mill.job(whole_id(mill, id)).refresh()
     result, readable = _result(record)
     if as_json:
         trail = [
@@ -154,14 +156,17 @@ def _result(record: Record) -> tuple[Any, bool]:
 @json_option
 @store_options
 def explain(mill: Tidemill, id: str, as_json: bool) -> None:
-    """Say in one sentence why a job is where it is."""
+    """Say in one sentence why a job is where it is.
+
+    The beginning of its id is enough, where no other id begins so.
+    """
     from tidemill.cli import show
 
-    record = mill.job(check_name("id", id)).refresh()
+    record = mill.job(whole_id(mill, id)).refresh()
     sentence = explain_in(mill.broker, record)
     if as_json:
         workers = [owner.name for owner in serving(mill.broker, record.envelope.queue)]
-        state = str(record.state)
-        show.print_json({"id": id, "state": state, "explanation": sentence, "workers": workers})
+        document = {"id": record.envelope.id, "state": str(record.state)}
+        show.print_json(document | {"explanation": sentence, "workers": workers})
     else:
         show.console().print(show.clean(sentence))

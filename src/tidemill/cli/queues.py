@@ -28,7 +28,7 @@ def public(stats: QueueStats) -> dict[str, Any]:
 
 
 def queues_table(out: Console, rows: list[QueueStats]) -> Table:
-    """Queues in numbers, for people. ``oldest`` is the age of the job next in line."""
+    """Queues in numbers, for people. ``oldest`` is the age of the oldest ready job."""
     from tidemill.cli import show
 
     columns = (
@@ -57,7 +57,7 @@ def queues(mill: Tidemill, as_json: bool) -> None:
     if as_json:
         show.print_json({"queues": [public(row) for row in rows]})
     elif not rows:
-        out.print(f"no queues in {mill.url}")
+        out.print(f"no queues in {mill.broker.url}")
     else:
         out.print(queues_table(out, rows))
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tidemill.brokers.base import Mode
+from tidemill.config import check_name
 
 __all__ = ["worker"]
 
@@ -35,7 +36,6 @@ __all__ = ["worker"]
 @click.option(
     "-Q",
     "--queues",
-    default="",
     help="Only these queues, comma-separated; the first is emptied before the second.",
 )
 @click.option(
@@ -77,7 +77,12 @@ __all__ = ["worker"]
 )
 @click.option("-v", "--verbose", count=True, help="Log what the worker does in detail.")
 def worker(
-    queues: str, order: str | None, max_memory: int, reload: bool, verbose: int, **settings: Any
+    queues: str | None,
+    order: str | None,
+    max_memory: int,
+    reload: bool,
+    verbose: int,
+    **settings: Any,
 ) -> None:
     """Run the jobs of APP, named as module:variable.
 
@@ -87,12 +92,12 @@ def worker(
     """
     from tidemill.worker.supervisor import Settings, Supervisor, install
 
-    level = "DEBUG" if verbose else "INFO"
-    os.environ.setdefault("TIDEMILL_LOG", level)
+    level = "DEBUG" if verbose else os.environ.get("TIDEMILL_LOG", "INFO")
+    os.environ["TIDEMILL_LOG"] = level  # for the processes
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
     )
-    names = tuple(part.strip() for part in queues.split(",") if part.strip())
+    names = _names(queues)
     mode = Mode(order) if order else Mode.STRICT if names else Mode.FAIR
     supervisor = Supervisor(
         Settings(queues=names, mode=mode, max_memory=max_memory << 20, **settings)
@@ -103,3 +108,14 @@ def worker(
 
         watch(os.getcwd())
     sys.exit(supervisor.run())
+
+
+def _names(queues: str | None) -> tuple[str, ...]:
+    """The queues of ``-Q``, in their order."""
+    if queues is None:
+        return ()
+    names = [part.strip() for part in queues.split(",")]
+    if "" in names:
+        what = "no queue" if not any(names) else "an empty name among the queues"
+        raise click.UsageError(f"-Q {queues!r} has {what}; write it as -Q urgent,normal")
+    return tuple(check_name("queue", name) for name in dict.fromkeys(names))

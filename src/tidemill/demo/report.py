@@ -20,9 +20,10 @@ _SLOWEST = 5
 class Report(msgspec.Struct, kw_only=True):
     """The demo in numbers. ``late_ms`` is how late the delayed job started.
 
-    ``executions`` counts over all runs: each job's first, ``retried`` after an error, and
-    ``interrupted`` ones, cut off by a kill and run again. ``redone`` names jobs that ran again
-    although they had finished: there must be none.
+    ``jobs`` are those of the folder as it is now. ``executions`` counts over all runs, also those
+    of files that have changed or gone since: the first of each of the ``ran`` jobs, ``retried``
+    after an error, and ``interrupted`` ones, cut off by a kill and run again. ``redone`` names jobs
+    that ran again although they had finished: there must be none.
     """
 
     folder: str
@@ -40,6 +41,7 @@ class Report(msgspec.Struct, kw_only=True):
     timed_out: str
     unfinished: int
     left_out: int
+    ran: int
     executions: int
     retried: int
     interrupted: int
@@ -96,6 +98,7 @@ def make_report(
         late_ms=unpack(late.result) if late and late.state is State.SUCCEEDED else None,
         timed_out=timed_out.error if timed_out else "",
         unfinished=len(unfinished),
+        ran=len(account.runs),
         executions=account.executions,
         retried=retried,
         interrupted=max(0, account.executions - len(account.runs) - retried),
@@ -139,9 +142,9 @@ def print_report(report: Report) -> None:
             f"{report.left_out:,} files whose names are no text" if report.left_out else "",
         ),
         ("", ""),
-        ("runs", f"{report.executions:,} executions of {report.jobs:,} jobs in all runs so far"),
+        ("runs", f"{report.executions:,} executions of {report.ran:,} jobs in all runs so far"),
         ("", f"{report.retried:,} were retries, {report.interrupted:,} made good for a kill"),
-        ("", f"{report.done_before:,} jobs had finished before this run"),
+        ("", f"{report.done_before:,} of the {report.jobs:,} jobs had finished before this run"),
         ("redone", f"{len(report.redone):,} of the jobs that had finished ran again"),
     ]
     before = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,12 @@ from pathlib import Path
 import msgspec
 
 from tidemill.app import Tidemill
+from tidemill.config import lmdb_url
 from tidemill.demo.display import Counts, Display
 from tidemill.demo.files import find_files
 from tidemill.demo.report import Report, make_report, print_report
 from tidemill.errors import TidemillError
+from tidemill.job import Record, State
 
 __all__ = ["Demo"]
 
@@ -125,7 +128,7 @@ class Demo:
     def _finished(mill: Tidemill, files: dict[str, str]) -> set[str]:
         """Ids of the jobs that the store says are done."""
         found = ((job_id, mill.broker.get(job_id)) for job_id in [*files, *_SPECIAL])
-        return {job_id for job_id, record in found if record and record.state.finished}
+        return {job_id for job_id, record in found if record and _is_done(record)}
 
     def _work(self, mill: Tidemill, files: dict[str, str], done: int) -> None:
         """Put what is missing and have a worker do what is not done."""
@@ -136,27 +139,36 @@ class Demo:
         went = f", {done:,} of them done before" if done else ""
         self._say(f"{total:,} jobs for {self.folder}{went}; state in {self.home}")
         before = Counts.of(mill.queues())
-        with self._worker() as worker, Display(total, before, quiet=self.quiet).shown() as display:
+        with self._worker() as worker:
             self._put(mill, files)
-            while True:
-                now = Counts.of(mill.queues())
-                display.tell(now)
-                if not now.left:
-                    return
-                if worker.poll() is not None:
-                    text = f"the worker ended with code {worker.returncode}"
-                    raise TidemillError(f"{text}; its log is {self.home / 'worker.log'}")
-                time.sleep(_LOOK_EVERY)  # for the eyes only: nothing waits for it but the display
+            now = Counts.of(mill.queues())
+            # Besides ours an earlier run may have left jobs of files that are gone by now.
+            total = done + now.left + now.done - before.done
+            with Display(total, before, quiet=self.quiet).shown() as display:
+                while now.left or self._kicked(mill):
+                    display.tell(now)
+                    if worker.poll() is not None:
+                        text = f"the worker ended with code {worker.returncode}"
+                        raise TidemillError(f"{text}; its log is {self.home / 'worker.log'}")
+                    time.sleep(_LOOK_EVERY)  # for the eyes: nothing waits for it but the display
+                    now = Counts.of(mill.queues())
+
+    @staticmethod
+    def _kicked(mill: Tidemill) -> bool:
+        """Give the job that times out another run, where a kill came before its timeout."""
+        record = mill.broker.get(_TIMES_OUT)
+        ended_otherwise = record is not None and not _is_done(record)
+        return ended_otherwise and mill.broker.kick([_TIMES_OUT])[0]
 
     @staticmethod
     def _put(mill: Tidemill, files: dict[str, str]) -> None:
         """Enqueue every job that is not there yet, a batch to a commit."""
         from tidemill.demo.tasks import measure, never_ends, on_time
 
-        if mill.broker.get("times-out") is None:
-            never_ends.using(id="times-out").enqueue()
-        if mill.broker.get("delayed") is None:
-            on_time.using(id="delayed", delay=DELAY).enqueue(time.time() + DELAY)
+        if mill.broker.get(_TIMES_OUT) is None:
+            never_ends.using(id=_TIMES_OUT).enqueue()
+        if mill.broker.get(_DELAYED) is None:
+            on_time.using(id=_DELAYED, delay=DELAY).enqueue(time.time() + DELAY)
         missing = [job_id for job_id in files if mill.broker.get(job_id) is None]
         for start in range(0, len(missing), _BATCH):
             part = missing[start : start + _BATCH]
@@ -202,8 +214,24 @@ class Demo:
         else:
             print_report(report)
             self._say(f"\nreport: {self.report_path}; took {report.seconds:g} s")
-            self._say(f"look around: tidemill jobs --url lmdb://{self.home}/store")
+            store = shlex.quote(lmdb_url(self.home / "store"))
+            self._say(f"look around: {_program()} jobs --url {store}")
         return 0 if report.good else 1
 
 
-_SPECIAL = ("times-out", "delayed")
+def _program() -> str:
+    """How this program is called here: it may be in an environment that is not active."""
+    if shutil.which("tidemill"):
+        return "tidemill"
+    return f"{shlex.quote(os.path.relpath(sys.executable))} -m tidemill"
+
+
+def _is_done(record: Record) -> bool:
+    """True when a job has come to its end; that of the one that times out is its timeout."""
+    if record.envelope.id == _TIMES_OUT:
+        return record.state is State.FAILED and record.error.startswith("JobTimeout")
+    return record.state.finished
+
+
+_TIMES_OUT, _DELAYED = "times-out", "delayed"
+_SPECIAL = (_TIMES_OUT, _DELAYED)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import urllib.parse
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tidemill import Fail, JobContext, Retries, Tidemill, current_job
+from tidemill.config import lmdb_url
 from tidemill.demo.images import image_size
 from tidemill.demo.ledger import Ledger
 
 HOME = Path(os.environ.get("TIDEMILL_DEMO", ".tidemill/demo")).absolute()
-STORE = f"lmdb://{urllib.parse.quote(str(HOME))}/store"
+STORE = lmdb_url(HOME / "store")
 
 ledger = Ledger(HOME / "ledger")
 

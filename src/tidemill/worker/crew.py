@@ -11,42 +11,26 @@ import os
 import sys
 from collections.abc import Iterator
 
-import msgspec
-
 from tidemill.app import Tidemill
 from tidemill.board import Board
 from tidemill.brokers.base import Mode
 from tidemill.clock import machine_time, wall_time
 from tidemill.crash import point
-from tidemill.job import Command, Lease, Note, Outcome, Verdict
+from tidemill.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
 from tidemill.worker.guard import Guard
 from tidemill.worker.hand import Hand
+from tidemill.worker.orphans import reap_orphans
 from tidemill.worker.runner import stuck_verdict
+from tidemill.worker.settings import Settings
 from tidemill.worker.wire import Closed, Setup, Up
 
-__all__ = ["Crew", "Settings"]
+__all__ = ["Crew"]
 
 log = logging.getLogger("tidemill.worker")
 
 CRASH_BACKOFF_MOST = 30.0
 CRASH_AGE = 2.0
 """A process that dies younger than this many seconds, running nothing, died of itself."""
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker is to be. Durations are seconds, ``max_memory`` is bytes."""
-
-    app: str = ""
-    processes: int = 1
-    concurrency: int = 8
-    queues: tuple[str, ...] = ()
-    mode: Mode = Mode.FAIR
-    burst: bool = False
-    drain: float = 5.0
-    shutdown_timeout: float = 30.0
-    max_jobs: int = 0
-    max_memory: int = 0
-    name: str = ""
 
 
 class Crew:
@@ -76,11 +60,11 @@ class Crew:
 
     # -- starting -------------------------------------------------------------------------------
 
-    def start_one(self, replaces: Hand | None = None) -> Hand | None:
+    def start_one(self, replaces: Hand | None = None, *, extra: bool = False) -> Hand | None:
         """Start a process; None when the system has no room for one now."""
         settings = self.settings
         region = self._regions.pop()
-        hand = Hand(region, settings.concurrency)
+        hand = Hand(region, settings.concurrency, extra=extra)
         hand.board = self.board
         hand.replaces = replaces
         setup = self._setup(region)
@@ -128,7 +112,8 @@ class Crew:
         """Bring the number of processes back up, unless all is ending or starts are held back."""
         if self.closing or machine_time() < self._respawn_at:
             return
-        missing = self.settings.processes - sum(hand.staying for hand in self.hands)
+        staying = sum(hand.staying and not hand.extra for hand in self.hands)
+        missing = self.settings.processes - staying
         for _ in range(min(missing, len(self._regions))):
             if self.start_one() is None:
                 return
@@ -137,7 +122,7 @@ class Crew:
         """Replace all processes: each goes once another has loaded the new code."""
         log.info("reloading")
         outgoing = [hand.replaces for hand in self.hands]
-        for hand in [h for h in self.hands if h.staying and h not in outgoing]:
+        for hand in [h for h in self.hands if h.staying and not h.extra and h not in outgoing]:
             if not self._regions or self.start_one(hand) is None:
                 hand.be_quiet()
         self.replace()
@@ -146,10 +131,18 @@ class Crew:
 
     def room(self) -> int:
         """How many more leases all would like to hold."""
+        if self._single and self._lost():
+            return 0  # the one process has to become empty first
         return max(0, sum([hand.room for hand in self.hands]) - len(self.spare))
 
     def deal(self, leases: list[Lease]) -> None:
         """Deal the leases: free slots first, evenly, then by how much each would like to hold."""
+        if any(lease.losses for lease in leases):
+            self.spare += [it for it in leases if it.losses and not self._isolate(it)]
+            leases = [lease for lease in leases if not lease.losses]
+        for hand in self.hands:
+            if hand.extra and not hand.held and not self._lost():
+                hand.be_quiet()
         if not leases:
             return
         hands = [hand for hand in self.hands if hand.room]
@@ -183,16 +176,49 @@ class Crew:
 
     def place_spare(self) -> list[Verdict]:
         """Give what was given back to a hand with a free slot; the rest goes back to the store."""
-        back = []
+        back, kept = [], []
         for lease in self.spare:
-            free = [hand for hand in self.hands if hand.serving and len(hand.held) < hand.slots]
-            if free and lease.token not in self._ordered:
-                min(free, key=lambda hand: len(hand.held)).give([lease])
-            else:  # what somebody wants cancelled ends there
+            if lease.token in self._ordered:  # what somebody wants cancelled ends in the store
                 self._ordered.discard(lease.token)
-                back.append(Verdict(lease.token, Outcome.RELEASE))
-        self.spare = []
+                back.append(_unstarted(lease.token))
+            elif lease.losses and not self.closing:
+                if not self._isolate(lease):
+                    kept.append(lease)
+            elif free := [hand for hand in self.hands if hand.open and len(hand.held) < hand.slots]:
+                min(free, key=lambda hand: len(hand.held)).give([lease])
+            else:
+                back.append(_unstarted(lease.token))
+        self.spare = kept
         return back
+
+    # -- what may have brought a worker down ----------------------------------------------------
+
+    @property
+    def can_isolate(self) -> bool:
+        """True while no job that must run alone is here: there is one at a time."""
+        return not self._lost() and not any(hand.isolates for hand in self.hands)
+
+    @property
+    def _single(self) -> bool:
+        return self.settings.processes * self.settings.concurrency == 1
+
+    def _lost(self) -> bool:
+        return any(lease.losses for lease in self.spare)
+
+    def _isolate(self, lease: Lease) -> bool:
+        """Give the job a process that runs nothing else; False while there is none.
+
+        One is started for it, so that nobody has to wait for it, nor it for others. But a worker
+        with one slot promises that two jobs never run at a time.
+        """
+        for hand in self.hands:
+            if (hand.extra or self._single) and hand.serving and not hand.held:
+                hand.give([lease])
+                return True
+        waits = self._single or machine_time() < self._respawn_at or not self._regions
+        if not waits and not any(hand.extra and hand.staying for hand in self.hands):
+            self.start_one(extra=True)
+        return False
 
     # -- listening ------------------------------------------------------------------------------
 
@@ -217,7 +243,7 @@ class Crew:
         self.notes += up.notes
         for token in up.returned:
             lease = held.pop(token, None)
-            if lease is not None:
+            if lease is not None and token not in hand.lost:
                 self.spare.append(lease)
         if self._ordered and up.verdicts:
             self._ordered.difference_update([verdict.token for verdict in up.verdicts])
@@ -252,6 +278,24 @@ class Crew:
         if any(lease.token == command.token for lease in self.spare):
             self._ordered.add(command.token)
 
+    def lose(self) -> None:
+        """All leases are others' now: none of them is started. Verdicts on them will be refused."""
+        self.verdicts, self.notes, self.spare = [], [], []
+        self._ordered.clear()
+        for hand in self.hands:
+            hand.lose()
+
+    def reap(self) -> None:
+        """Children have died: ours are buried in ``look_after``, those we inherited here."""
+        for hand in self.hands:
+            if hand.exited():  # its line may stay open: in what a task has forked
+                hand.closed_at = hand.closed_at or machine_time()
+        reap_orphans(self._reap_own)
+
+    def _reap_own(self, pid: int) -> bool:
+        hands = [hand for hand in self.hands if hand.pid == pid]
+        return bool(hands and hands[0].exited()) or self._guard.reap(pid)
+
     # -- stuck and dead -------------------------------------------------------------------------
 
     def _stuck(self, hand: Hand, verdict: Verdict) -> None:
@@ -259,17 +303,22 @@ class Crew:
         if hand.held.pop(verdict.token, None) is None:
             return
         first = not hand.stuck
-        hand.stuck.add(verdict.token)
         now = machine_time()
+        hand.stuck[verdict.token] = now + verdict.delay
         if first:
             hand.kill_at = now + self.settings.drain if hand.neighbours() else now
             log.warning("worker process %d is stuck and is replaced", hand.pid)
             self.replace()
-        # It is killed in ``look_after``, before the verdict is handed in, or has until ``kill_at``:
-        # a retry must not be runnable before its old run is dead.
-        if hand.kill_at > now:
-            verdict.delay = max(verdict.delay, hand.kill_at - now + 1.0)
+        # Its retry must not be runnable before the old run is dead, however long that takes: the
+        # lease is held, and given back by ``_gone``.
+        verdict.hold = True
         self.verdicts.append(verdict)
+
+    def settled(self) -> None:
+        """All verdicts are stored: what is stuck has used its attempt, and that no other."""
+        for hand in self.hands:
+            if hand.stuck:
+                hand.strike_stuck()
 
     def look_after(self) -> None:
         """Find out who is stuck or dead, kill who must go, start who is missing."""
@@ -324,9 +373,17 @@ class Crew:
                 self.verdicts.append(
                     Verdict(token, Outcome.RETRY, error=cause, started=running[token], ended=now)
                 )
-            else:
+            elif token in running:
+                why = "its worker was stopped" if self.closing else "another job there was stuck"
+                after = f"after {now - running[token]:.3f} s"
+                self.notes.append(Note(token, line=f"interrupted {after}: {why}", time=now))
                 self.verdicts.append(Verdict(token, Outcome.RELEASE))
-                self.interrupted = self.interrupted or (token in running and self.closing)
+                self.interrupted = self.interrupted or self.closing
+            else:
+                self.verdicts.append(_unstarted(token))
+        for token, due in hand.stuck.items():
+            delay = max(0.0, due - machine_time())
+            self.verdicts.append(Verdict(token, Outcome.RELEASE, delay=delay))
         self._ordered.difference_update(hand.held)
         hand.held.clear()
         self.hands.remove(hand)
@@ -379,3 +436,8 @@ class Crew:
         self._guard.close()
         if self.board is not None:
             self.board.remove()
+
+
+def _unstarted(token: int) -> Verdict:
+    """Give back what never ran; somebody may have cancelled it meanwhile."""
+    return Verdict(token, Outcome.RELEASE, error=NOT_STARTED)

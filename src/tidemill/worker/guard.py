@@ -68,6 +68,13 @@ class Guard:
             return False
         return True
 
+    def reap(self, pid: int) -> bool:
+        """Reap the process if it is the guard; True when it is."""
+        if self._process is None or self._process.pid != pid:
+            return False
+        self._process.wait()
+        return True
+
     def close(self) -> None:
         """End it; it kills what it still knows of."""
         if self._process is not None:

@@ -34,11 +34,14 @@ REAP_PATIENCE = 2.0
 class Hand:
     """One worker process, and the leases it holds."""
 
-    def __init__(self, first_slot: int, slots: int) -> None:
+    def __init__(self, first_slot: int, slots: int, *, extra: bool = False) -> None:
+        self.extra = extra  # started for jobs that must run alone
+        self.alone = 0  # token of the latest of these
         self.board: Board | None = None
         self.first_slot = first_slot
         self.slots = slots
         self.held: dict[int, Lease] = {}
+        self.lost: set[int] = set()  # tokens among them that are others' by now
         self.timed = False  # it may hold jobs that have a timeout
         self.doomed: dict[int, float] = {}  # terminated tokens, and when they count as stuck
         self.depth = 0
@@ -46,7 +49,8 @@ class Hand:
         self.replaces: Hand | None = None  # who goes once this one serves
         self.quiet = False
         self.leaving = False  # it said so itself
-        self.stuck: set[int] = set()  # tokens whose verdict fell without them
+        # Tokens whose verdict fell without them → machine time at which they are to run again.
+        self.stuck: dict[int, float] = {}
         self.kill_at = float("inf")  # machine time
         self.killed = False
         self.closed_at = 0.0  # machine time at which its line ended
@@ -106,7 +110,7 @@ class Hand:
 
     @property
     def serving(self) -> bool:
-        """True while it may be given work."""
+        """True while it works, and nothing says that it goes."""
         return self.hello is not None and not self.hello.error and self.staying
 
     @property
@@ -117,7 +121,17 @@ class Hand:
     @property
     def room(self) -> int:
         """How many more leases it would like to hold."""
-        return max(0, self.depth - len(self.held)) if self.serving else 0
+        return max(0, self.depth - len(self.held)) if self.open else 0
+
+    @property
+    def open(self) -> bool:
+        """True while it may be given any work."""
+        return self.serving and not self.extra and not self.isolates
+
+    @property
+    def isolates(self) -> bool:
+        """True while it holds a job that must run alone."""
+        return self.alone in self.held
 
     def give(self, leases: Sequence[Lease]) -> None:
         """Hand it leases; when it goes, what it still holds is settled for it."""
@@ -125,6 +139,8 @@ class Hand:
             self.held[lease.token] = lease
             if lease.timeout:
                 self.timed = True
+            if lease.losses:
+                self.alone = lease.token
         self.line.post(Down(leases=list(leases)))
 
     def tell(self, command: Command) -> None:
@@ -132,6 +148,11 @@ class Hand:
         if command.verb == "terminate":
             self.doomed[command.token] = machine_time() + WITNESS_PATIENCE
         self.line.post(Down(commands=[command]))
+
+    def lose(self) -> None:
+        """Its leases are lost: what has not started it gives back, and what runs is told."""
+        self.lost = set(self.held)
+        self.line.post(Down(commands=[Command("lost")]))
 
     def be_quiet(self) -> None:
         """Ask it to start nothing more and to go when what runs has ended."""
@@ -148,6 +169,13 @@ class Hand:
     def neighbours(self) -> list[Running]:
         """What it runs and is still expected to end by itself."""
         return [row for row in self.running() if row.token in self.held]
+
+    def strike_stuck(self) -> None:
+        """Take what is stuck off the board."""
+        if self.board is not None:
+            for row in self.running():
+                if row.token in self.stuck:
+                    self.board.end(row.slot)
 
     def overdue(self, now: float) -> list[Running]:
         """What runs so long past its time that the process itself should have said so."""

@@ -28,7 +28,7 @@ from typing import Any
 from tidemill.context import JobContext
 from tidemill.job import Envelope, Lease
 from tidemill.retry import JobTerminated, JobTimeout
-from tidemill.shield import shielded
+from tidemill.shield import aim, shielded, take_off
 
 __all__ = ["PATIENCE", "Interrupter", "Run"]
 
@@ -207,16 +207,17 @@ class Interrupter:
                 self._mark(run)
                 run.sent.release()
             return
-        if run.task is None and shielded(run.ident):
-            return
-        if self.running.pop(run.token, None) is None:
-            return
-        kind = self._mark(run)
         if run.task is not None and run.loop is not None:
-            run.loop.call_soon_threadsafe(run.task.cancel)
-        else:
-            _set_async_exc(run.ident, kind)
-            run.sent.release()
+            if self.running.pop(run.token, None) is not None:
+                self._mark(run)
+                run.loop.call_soon_threadsafe(run.task.cancel)
+            return
+        try:
+            if aim(run.ident) and self.running.pop(run.token, None) is not None:
+                _set_async_exc(run.ident, self._mark(run))
+                run.sent.release()
+        finally:
+            take_off(run.ident)
 
     def stack_of(self, run: Run) -> str:
         """Where the run is at this moment, as text."""

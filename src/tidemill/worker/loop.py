@@ -68,15 +68,15 @@ class Loop:
         if run.deadline or run.wanted:
             process.out.ring()
         try:
-            call = process.runner.prepare(envelope, task, run.context)
+            call = process.runner.prepare(lease, envelope, task, run.context)
             value = await call()
             if run.interrupted is not None:
                 raise run.interrupted()  # it swallowed the cancellation
         except BaseException as error:
             if run.interrupted is not None and isinstance(error, asyncio.CancelledError):
                 error = run.interrupted().with_traceback(error.__traceback__)
-            verdict = process.runner.failure(lease, envelope, error, started)
+            verdict = process.runner.failure(run, error)
         else:
-            verdict = process.runner.success(lease, envelope, value, started)
+            verdict = process.runner.success(run, value)
         process.end(run, verdict)
         self._start(process.ended_elsewhere())

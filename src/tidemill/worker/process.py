@@ -31,12 +31,13 @@ from tidemill.app import Tidemill
 from tidemill.board import Board
 from tidemill.clock import machine_time, wall_time
 from tidemill.context import JobContext, running_job
-from tidemill.job import Command, Envelope, Lease, Note, Outcome, Verdict
+from tidemill.job import NOT_STARTED, Command, Envelope, Lease, Note, Outcome, Verdict
 from tidemill.retry import JobTerminated
 from tidemill.worker.interrupt import Interrupter, Run
 from tidemill.worker.loop import Item, Loop
 from tidemill.worker.memory import resident_memory
 from tidemill.worker.outbox import Outbox
+from tidemill.worker.prefetch import TICK, Prefetch
 from tidemill.worker.runner import Runner, stuck_verdict
 from tidemill.worker.waits import Waits
 from tidemill.worker.wire import Closed, Down, Line, Setup, Up
@@ -44,11 +45,6 @@ from tidemill.worker.wire import Closed, Down, Line, Setup, Up
 __all__ = ["Process"]
 
 log = logging.getLogger("tidemill.worker")
-
-TICK = 0.05
-"""Seconds of work a process holds in advance, and how often it looks while it is busy."""
-
-PREFETCH_MOST = 4000
 
 
 class Process:
@@ -76,7 +72,7 @@ class Process:
         self._quiet = False
         self._started = 0  # since the last tick
         self._finished = 0
-        self._prefetch = setup.concurrency
+        self._prefetch = Prefetch(setup.concurrency)
         self._budget = setup.max_jobs or sys.maxsize
         self._told_to_go = False
         self._dozing = True  # the clerk sleeps until it is rung for
@@ -271,12 +267,12 @@ class Process:
         started = wall_time()
         run = self.begin(lease, envelope, started)
         try:
-            call = self.runner.prepare(envelope, task, run.context)
+            call = self.runner.prepare(lease, envelope, task, run.context)
             value = self.interrupter.guarded(run, self._perform, run, call)
         except BaseException as error:
-            verdict = self.runner.failure(lease, envelope, error, started)
+            verdict = self.runner.failure(run, error)
         else:
-            verdict = self.runner.success(lease, envelope, value, started)
+            verdict = self.runner.success(run, value)
         self.end(run, verdict)
 
     def _perform(self, run: Run, call: Any) -> Any:
@@ -290,6 +286,7 @@ class Process:
         context = JobContext(envelope, lease.attempt, lease.token, self._say, self.waits)
         run = Run(lease, envelope, context, next(self._generations), threading.get_ident())
         run.started = started
+        self.runner.started(run)
         if envelope.timeout:
             run.deadline = machine_time() + envelope.timeout
         slot = context.slot = self.slots.pop()
@@ -320,7 +317,18 @@ class Process:
 
     # -- what a job is told and says ---------------------------------------------------------------
 
+    def _lose(self) -> None:
+        """Others have our leases: start none of them; what runs sees that it is not wanted."""
+        with self._lock:
+            self.out.returned.extend(item[3] for item in self._backlog)
+            self._backlog.clear()
+        self.out.ring()
+        for run in list(self.interrupter.running.values()):
+            run.context.cancelled = True
+
     def _obey(self, command: Command) -> None:
+        if command.verb == "lost":
+            self._lose()
         if command.verb not in ("cancel", "terminate"):
             return
         with self._lock:
@@ -329,8 +337,7 @@ class Process:
                 self._backlog.remove(item)
                 heapq.heapify(self._backlog)
         if waiting:  # it never ran: no attempt, and the store knows that it is cancelled
-            reason = "cancelled before it started"
-            self.out.conclude(Verdict(command.token, Outcome.RELEASE, error=reason))
+            self.out.conclude(Verdict(command.token, Outcome.RELEASE, error=NOT_STARTED))
             return
         self.interrupter.order(command.token, command.verb == "terminate")
         self.out.ring()
@@ -383,10 +390,8 @@ class Process:
                 self._backlog.clear()
             if self._free == self.setup.concurrency and not self._backlog:
                 self.interrupter.orders.clear()  # they came when their job had just ended
-        if full and not finished:
-            self._prefetch = 0  # long jobs: nothing in advance
-        elif not full and not finished:
-            self._prefetch = self.setup.concurrency  # idle: what comes next is unknown
+        if not finished:
+            self._prefetch.nothing_ended(full)
         if self.setup.max_memory and not self._quiet and resident_memory() > self.setup.max_memory:
             log.info("process %d is beyond max_memory and is replaced", os.getpid())
             self.quiet()
@@ -403,18 +408,11 @@ class Process:
     def _state(self, verdicts: list[Verdict]) -> tuple[int, bool]:
         """How many leases to hold in all, and whether we are leaving: said with every frame."""
         if verdicts:
-            self._measure(verdicts)
+            self._prefetch.measure(verdicts)
         if self._quiet:
             return 0, True
         running = self.setup.concurrency - self._free
-        return min(self.setup.concurrency + self._prefetch, self._budget + running), False
-
-    def _measure(self, verdicts: list[Verdict]) -> None:
-        """Hold a tick's worth of such jobs in advance; grow in steps, an average may deceive."""
-        seconds = sum([verdict.ended - verdict.started for verdict in verdicts]) / len(verdicts)
-        target = self.setup.concurrency * TICK / max(seconds, 1e-6)
-        grown = 4 * max(self._prefetch, self.setup.concurrency)
-        self._prefetch = int(max(0, min(PREFETCH_MOST, target, grown)))
+        return min(self.setup.concurrency + self._prefetch.ahead, self._budget + running), False
 
     def _leaving(self) -> bool:
         return self._quiet and self._free == self.setup.concurrency

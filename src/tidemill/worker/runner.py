@@ -8,18 +8,22 @@ import logging
 import os
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.app import Tidemill
 from tidemill.clock import wall_time
 from tidemill.codec import pack, unpack, unpack_pickle, verify
 from tidemill.config import storable
 from tidemill.context import JobContext
-from tidemill.errors import CodecError
+from tidemill.errors import CodecError, JobCancelled
+from tidemill.inputs import Filler
 from tidemill.job import Envelope, Lease, Outcome, Verdict, decode_envelope
 from tidemill.middleware import Middleware, compose
 from tidemill.retry import Fail, JobTerminated, JobTimeout, Retry, Snooze, backoff
 from tidemill.task import Task, import_task, make_task
+
+if TYPE_CHECKING:
+    from tidemill.worker.interrupt import Run
 
 __all__ = ["Runner", "describe", "stuck_verdict", "timed_out"]
 
@@ -37,6 +41,7 @@ class Runner:
 
     def __init__(self, mill: Tidemill) -> None:
         self.mill = mill
+        self._talks = log.isEnabledFor(logging.DEBUG)  # asked once: this is for every job
         self._imported: dict[str, Task[..., Any]] = {}
         self._grace = float(os.environ.get("TIDEMILL_UNKNOWN_GRACE", UNKNOWN_GRACE))
 
@@ -87,16 +92,19 @@ class Runner:
         return ""
 
     def prepare(
-        self, envelope: Envelope, task: Task[..., Any], context: JobContext
+        self, lease: Lease, envelope: Envelope, task: Task[..., Any], context: JobContext
     ) -> Callable[[], Any]:
         """The job as a call without arguments.
 
         Raises:
-            Fail: the arguments cannot be decoded or do not fit the task.
+            Fail: the arguments cannot be decoded or do not fit the task, or a result that is one
+                of them is missing.
         """
         try:
             decode = unpack_pickle if envelope.pickled else unpack
             args, kwargs = decode(envelope.body)
+            if envelope.links is not None:
+                args, kwargs = Filler(self.mill, lease, envelope).fill([args, kwargs])
             args, kwargs = task.bind(args, kwargs)
         except (CodecError, TypeError, ValueError) as error:
             raise Fail(f"the arguments cannot be used: {error}") from error
@@ -133,26 +141,37 @@ class Runner:
             f"unknown task {envelope.task!r}: no worker declared it within {self._grace:g} s",
         )
 
-    def success(self, lease: Lease, envelope: Envelope, value: Any, started: float) -> Verdict:
+    def started(self, run: Run) -> None:
+        """Say that a run begins."""
+        if self._talks:
+            e = run.envelope
+            log.debug("job %s (%s) started, attempt %d", e.id, e.task, run.lease.attempt)
+
+    def success(self, run: Run, value: Any) -> Verdict:
         """The verdict on a job whose task returned."""
-        result = b""
+        result, now = b"", wall_time()
         if value is not None:
             try:
                 result = pack(value)
             except Exception as error:  # encoding may run the value's own code
                 reason = f"the task ended well, but its result cannot be kept: {describe(error)[0]}"
-                return _failed(lease, envelope, Outcome.FAIL, reason, "", started)
-        return Verdict(lease.token, 0, result, 0.0, "", "", started, wall_time())
+                return _failed(run.lease, run.envelope, Outcome.FAIL, reason, "", run.started)
+        if self._talks:
+            e = run.envelope
+            log.debug("job %s (%s) succeeded in %.3f s", e.id, e.task, now - run.started)
+        return Verdict(run.token, 0, result, 0.0, "", "", run.started, now)
 
-    def failure(
-        self, lease: Lease, envelope: Envelope, error: BaseException, started: float
-    ) -> Verdict:
+    def failure(self, run: Run, error: BaseException) -> Verdict:
         """The verdict on a job whose task raised."""
+        lease, envelope, started = run.lease, run.envelope, run.started
         if isinstance(error, Snooze):
             return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=describe(error)[0])
         text, trace = describe(error)
         if isinstance(error, JobTerminated):
             return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
+        if isinstance(error, JobCancelled) and run.context.cancelled:
+            reason = storable(str(error)) or "it stopped when it was asked to"
+            return _failed(lease, envelope, Outcome.CANCELLED, reason, "", started)
         if isinstance(error, JobTimeout):
             return timed_out(lease, envelope, trace, started)
         if isinstance(error, Fail):
@@ -175,22 +194,27 @@ def _failed(
 ) -> Verdict:
     if outcome is Outcome.RETRY and delay is None:
         delay = backoff(envelope.retries, lease.attempt)
-    _report(lease, envelope, text, delay if outcome is Outcome.RETRY else None)
+    if outcome is Outcome.CANCELLED:
+        log.info("job %s (%s) is cancelled: %s", envelope.id, envelope.task, text)
+    else:
+        _report(lease, envelope, text, trace, delay if outcome is Outcome.RETRY else None)
     return Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, wall_time())
 
 
-def _report(lease: Lease, envelope: Envelope, text: str, delay: float | None) -> None:
-    """A line in the log: which attempt failed, why, and what comes next."""
+def _report(lease: Lease, envelope: Envelope, text: str, trace: str, delay: float | None) -> None:
+    """A line in the log: which attempt failed, why, and what comes next; where, after the last."""
     most = envelope.retries.max_attempts
     again = delay is not None and (not most or lease.attempt < most)
-    log.warning(
-        "job %s (%s) attempt %d of %s: %s; %s",
+    log.log(
+        logging.WARNING if again else logging.ERROR,
+        "job %s (%s) attempt %d of %s: %s; %s%s",
         envelope.id,
         envelope.task,
         lease.attempt,
         most or "any number",
         text,
         f"again in {delay:.3g} s" if again else "not again",
+        f"\n{trace.rstrip()}" if trace and not again else "",
     )
 
 
@@ -223,7 +247,7 @@ def timed_out(lease: Lease, envelope: Envelope, trace: str, started: float) -> V
     """The verdict on a job that ran past its timeout, with the stack it was stuck in."""
     error = f"JobTimeout: not finished after its timeout of {envelope.timeout:g} s"
     delay = backoff(envelope.retries, lease.attempt)
-    _report(lease, envelope, error, delay)
+    _report(lease, envelope, error, trace, delay)
     return Verdict(
         lease.token,
         Outcome.RETRY,

@@ -14,10 +14,8 @@ import contextlib
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 
 from tidemill.app import Tidemill
@@ -30,10 +28,13 @@ from tidemill.errors import (
     FeatureMissing,
     InvalidOption,
     StoreFull,
+    StoreMoved,
     TidemillError,
 )
 from tidemill.job import Command, Outcome, Owner, Verdict
-from tidemill.worker.crew import Crew, Settings
+from tidemill.worker.crew import Crew
+from tidemill.worker.folder import Folder
+from tidemill.worker.settings import Settings
 
 __all__ = ["Settings", "Supervisor", "install"]
 
@@ -42,7 +43,17 @@ log = logging.getLogger("tidemill.worker")
 CLEAN, INTERRUPTED, UNUSABLE, UNREACHABLE = 0, 1, 2, 3
 """Exit codes."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)
+RETRY_AFTER = 1.0
+"""Seconds between two tries to reach a broker that is away."""
+
+SAME_SIGNAL = 0.2
+"""Seconds within which a second TERM or INT is the first: process managers signal a worker and its
+group."""
+
+_SIGNALS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1),
+    signal.SIGCHLD,
+)
 
 
 class Supervisor:
@@ -52,9 +63,9 @@ class Supervisor:
         """With ``mill`` the jobs run in threads of this process and no process is spawned."""
         self.settings = settings
         self._mill = mill
-        self._folder = tempfile.mkdtemp(prefix="tidemill-")
+        self._folder = Folder()
         name = settings.name or f"{socket.gethostname()}:{os.getpid()}"
-        self.crew = Crew(settings, name, self._folder, mill)
+        self.crew = Crew(settings, name, self._folder.path, mill)
         self.owner = Owner(
             id=new_id(),
             name=name,
@@ -67,7 +78,9 @@ class Supervisor:
         self.broker: Broker | None = None
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 while serving
         self._asked = 0
+        self._troubled = False  # the broker is away, and it has been said
         self._signals: list[int] = []
+        self._told_at = 0.0  # machine time of the first TERM or INT
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -82,14 +95,14 @@ class Supervisor:
         """
         try:
             return self._run()
-        except (BrokerUnavailable, FeatureMissing, InvalidOption) as error:
+        except (BrokerUnavailable, FeatureMissing, InvalidOption, StoreMoved) as error:
             log.error("%s", error)
             return UNREACHABLE if isinstance(error, BrokerUnavailable) else UNUSABLE
         finally:
             self.crew.close()
             if self._mill is None and self.broker is not None:
                 self.broker.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._wake_read.close()
             self._wake_write.close()
 
@@ -125,7 +138,8 @@ class Supervisor:
         finally:
             self.crew.end_all()
             self._exchange(broker)
-            broker.detach(self.owner.id)
+            with contextlib.suppress(BrokerUnavailable):  # it will notice that we are gone
+                broker.detach(self.owner.id)
         interrupted = self.crew.interrupted
         log.info(
             "worker %s is done%s", self.owner.name, ", jobs were interrupted" if interrupted else ""
@@ -139,11 +153,13 @@ class Supervisor:
             self._select([hand.fileno()], 3600.0)
             if self._stopping:
                 return CLEAN
+            if hand.hello is not None and hand.hello.error:
+                return UNUSABLE
             if hand not in self.crew.hands or hand.closed_at:
                 log.error("the app %s could not be loaded", self.settings.app)
                 return UNUSABLE
             if hand.hello is not None:
-                return UNUSABLE if hand.hello.error else None
+                return None
 
     def _select(self, fds: list[int], timeout: float) -> None:
         ready, _, _ = select.select([*fds, self._wake_read.fileno()], [], [], timeout)
@@ -157,7 +173,7 @@ class Supervisor:
         self.crew.deal(reply.leases)
         point("worker.handed")
         for command in reply.commands:
-            self._obey(command)
+            self._obey(broker, command)
         if self.settings.burst and self._dry(reply):
             self._stop_softly()
         self._collect(broker, min(reply.next_due, self._next_look()))
@@ -169,40 +185,57 @@ class Supervisor:
     def _exchange(self, broker: Broker) -> Reply:
         crew = self.crew
         self._asked = 0 if self._stopping else crew.room()
-        want = Want(self._asked, self.settings.queues, self.settings.mode)
+        settings = self.settings
+        want = Want(self._asked, settings.queues, settings.mode, alone=crew.can_isolate)
         verdicts = crew.place_spare()
         crew.verdicts += verdicts
         verdicts, crew.verdicts = crew.verdicts, []
         notes, crew.notes = crew.notes, []
         try:
-            return broker.exchange(Step(self.owner.id, verdicts, want, notes=notes))
+            reply = broker.exchange(Step(self.owner.id, verdicts, want, notes=notes))
         except BrokerUnavailable as error:
-            log.error("%s; trying again", error)
+            self._trouble(error)
             crew.verdicts, crew.notes = verdicts + crew.verdicts, notes + crew.notes
-            return Reply(next_due=1.0)
+            self._asked = 0  # of nobody: that nothing came says nothing
+            return Reply(next_due=RETRY_AFTER)
         except Exception as error:
             if not (verdicts or notes or isinstance(error, StoreFull)):
                 raise
             log.error("a step was refused: %s; its verdicts are handed in one by one", error)
+            self._asked = 0
+            reply = Reply(next_due=RETRY_AFTER)
             for verdict in verdicts:
-                self._settle_alone(broker, verdict)
-            return Reply(next_due=1.0)
+                said = self._settle_alone(broker, verdict)
+                reply.leases += said.leases
+                reply.commands += said.commands
+            return reply
+        crew.settled()
+        if self._troubled:
+            self._troubled = False
+            log.info("the broker is back")
+        return reply
 
-    def _settle_alone(self, broker: Broker, verdict: Verdict) -> None:
+    def _trouble(self, error: Exception) -> None:
+        """Say once that the broker is away."""
+        if not self._troubled:
+            self._troubled = True
+            log.error("%s; trying again", error)
+
+    def _settle_alone(self, broker: Broker, verdict: Verdict) -> Reply:
         """One bad verdict must not hold up the others, nor take the worker down."""
         try:
-            broker.exchange(Step(self.owner.id, [verdict]))
+            return broker.exchange(Step(self.owner.id, [verdict]))
         except BrokerUnavailable:
             self.crew.verdicts.append(verdict)
         except Exception as error:
             reason = storable(f"what became of it could not be stored: {error}")[:2000]
             log.exception("a verdict cannot be stored; its job fails")
             try:
-                broker.exchange(
-                    Step(self.owner.id, [Verdict(verdict.token, Outcome.FAIL, error=reason)])
-                )
+                failed = Verdict(verdict.token, Outcome.FAIL, error=reason)
+                return broker.exchange(Step(self.owner.id, [failed]))
             except TidemillError:
                 self.crew.verdicts.append(verdict)  # the store has no room even for that, yet
+        return Reply()
 
     def _dry(self, reply: Reply) -> bool:
         """Nothing came and nothing is in hand: the end of a burst."""
@@ -221,8 +254,8 @@ class Supervisor:
         try:
             ready = broker.wait(self.owner.id, max(0.0, timeout), [*fds, self._wake_read.fileno()])
         except (BrokerUnavailable, StoreFull) as error:
-            log.error("%s; trying again", error)
-            self._select(fds, min(1.0, max(0.0, timeout)))
+            self._trouble(error)
+            self._select(fds, min(RETRY_AFTER, max(0.0, timeout)))
         else:
             self._take(ready)
 
@@ -237,7 +270,7 @@ class Supervisor:
 
     # -- orders and signals ---------------------------------------------------------------------
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, broker: Broker, command: Command) -> None:
         if command.verb in ("cancel", "terminate"):
             self.crew.obey(command)
         elif command.verb == "quiet":
@@ -247,6 +280,15 @@ class Supervisor:
             self._stop_softly()
         elif command.verb == "dump":
             self.crew.dump()
+        elif command.verb == "lost":
+            self._begin_anew(broker)
+
+    def _begin_anew(self, broker: Broker) -> None:
+        """The broker took us for dead: others run what we held. Drop it and come back."""
+        log.warning("the broker gave this worker up: what it held is lost, and it begins anew")
+        self.crew.lose()
+        with contextlib.suppress(BrokerUnavailable):  # the next exchange says so again
+            broker.attach(self.owner)
 
     def stop(self) -> None:
         """Ask for a graceful stop, from any thread."""
@@ -264,7 +306,10 @@ class Supervisor:
         signals, self._signals = self._signals, []
         for signum in signals:
             gently = signum in (signal.SIGTERM, signal.SIGINT)
+            if gently and machine_time() - self._told_at < SAME_SIGNAL:
+                continue
             if gently and self._stopping in (0.0, float("inf")):
+                self._told_at = machine_time()
                 self._stop_softly()
             elif gently or signum == signal.SIGQUIT:
                 log.warning("stopping now; what still runs goes back")
@@ -272,6 +317,8 @@ class Supervisor:
                 self.crew.end_all()
             elif signum == signal.SIGHUP and not self._stopping:
                 self.crew.roll()
+            elif signum == signal.SIGCHLD and self._mill is None:
+                self.crew.reap()
             elif signum == signal.SIGUSR1:
                 self.crew.dump()
 

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from tidemill.brokers.lmdb.flows import flow, revive
 from tidemill.brokers.lmdb.inspect import Holders
-from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, READY_KEY
+from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, MICRO, READY_KEY
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     SCHEDULED,
     SUCCEEDED,
+    WAITING,
     Flag,
     Stored,
 )
 from tidemill.brokers.lmdb.roster import send
-from tidemill.brokers.lmdb.verdicts import drop_lease
+from tidemill.brokers.lmdb.verdicts import drop_lease, log
 from tidemill.brokers.lmdb.wake import ALL, MESSAGES, SPACE, TASKS
-from tidemill.job import Command, decode_envelope
+from tidemill.job import CANCEL_ASKED, NOT_STARTED, Command, Waits, decode_envelope
 
 __all__ = ["cancel", "delete", "kick", "purge", "set_queue"]
 
 
-def _load_all(moves: Moves, ids: Sequence[str]) -> Iterator[Stored | None]:
-    """The jobs of some ids, each read when its turn comes: the one before may have changed it."""
-    return (moves.load(job_id.encode()) if job_id else None for job_id in ids)
+def _each(
+    moves: Moves, ids: Sequence[str], act: Callable[[Stored | None], bool]
+) -> list[bool]:
+    """Act on jobs, each read when its turn comes: the one before may have changed it."""
+    answers = []
+    for job_id in ids:
+        answers.append(act(moves.load(job_id.encode()) if job_id else None))
+        flow(moves)
+    return answers
 
 
 def cancel(moves: Moves, ids: Sequence[str], *, terminate: bool) -> list[bool]:
     """Cancel jobs; running ones through their owners."""
     holders = Holders(moves.txn, moves.t)
     verb = "terminate" if terminate else "cancel"
-    return [_cancel(moves, stored, holders, verb) for stored in _load_all(moves, ids)]
+    return _each(moves, ids, lambda stored: _cancel(moves, stored, holders, verb))
 
 
 def _cancel(moves: Moves, stored: Stored | None, holders: Holders, verb: str) -> bool:
@@ -40,18 +48,19 @@ def _cancel(moves: Moves, stored: Stored | None, holders: Holders, verb: str) ->
         return False
     if moves.is_running(stored):
         stored.head.flags |= Flag.CANCELLING
+        log(moves, stored, CANCEL_ASKED[verb == "terminate"], moves.wall / MICRO)
         moves.save(stored)
         owner, token = holders.lease_of(stored.id)
         send(moves, owner, Command(verb, token))
     else:
         moves.unplace(stored)
-        moves.end(stored, CANCELLED, stored.tail, "cancelled before it started")
+        moves.end(stored, CANCELLED, stored.tail, NOT_STARTED)
     return True
 
 
 def kick(moves: Moves, ids: Sequence[str]) -> list[bool]:
     """Make jobs ready again."""
-    return [_kick(moves, stored) for stored in _load_all(moves, ids)]
+    return _each(moves, ids, lambda stored: _kick(moves, stored))
 
 
 def _kick(moves: Moves, stored: Stored | None) -> bool:
@@ -65,16 +74,19 @@ def _kick(moves: Moves, stored: Stored | None) -> bool:
     if head.state <= SUCCEEDED:
         return False
     envelope = decode_envelope(stored.envelope)
+    if envelope.links is not None and envelope.links.waits == Waits.BARRIER:
+        return False  # it is never run
     if envelope.key:
         key = envelope.key.encode()
         if moves.txn.get(key, db=moves.t.key) is not None:
             return False  # at most one unfinished job per key
         moves.txn.put(key, stored.id + b"\0", db=moves.t.key)
+    revive(moves, stored)
     moves.unfinish(stored)
     policy = envelope.retries.max_attempts
     head.limit = head.attempt + policy if policy else 0
     head.losses, head.finished, head.prune, head.expires = 0, 0, 0, 0
-    head.flags &= ~Flag.CANCELLING
+    head.flags &= ~(Flag.CANCELLING | Flag.DROPPED)
     tail = stored.tail
     tail.error, tail.result = "", b""
     moves.place(stored, 0, 0, tail)
@@ -83,7 +95,7 @@ def _kick(moves: Moves, stored: Stored | None) -> bool:
 
 def delete(moves: Moves, ids: Sequence[str]) -> list[bool]:
     """Forget jobs in any state."""
-    return [_delete(moves, stored) for stored in _load_all(moves, ids)]
+    return _each(moves, ids, lambda stored: _delete(moves, stored))
 
 
 def _delete(moves: Moves, stored: Stored | None) -> bool:
@@ -116,10 +128,11 @@ def purge(moves: Moves, queue: str, most: int) -> int:
     row = moves.existing_row(queue)
     if row is None:
         return 0
-    ids = [job_id for line in row.lines for job_id in _ready(moves, line, most)][:most]
+    lines = *row.lines, row.lost_line
+    ids = [job_id for line in lines for job_id in _ready(moves, line, most)][:most]
     if len(ids) < most and row.scheduled + row.waiting:
         ids += _unready(moves, row.lines, most - len(ids))
-    return sum(_delete(moves, moves.load(job_id)) for job_id in ids)
+    return sum([_delete(moves, moves.load(job_id)) for job_id in ids])
 
 
 def _ready(moves: Moves, line: int, most: int) -> list[bytes]:
@@ -143,6 +156,11 @@ def _unready(moves: Moves, lines: Sequence[int], most: int) -> list[bytes]:
         successor = holders.partition(b"\0")[2]
         if successor:
             ids.append(successor)
+    ids += [job_id for job_id, _ in moves.txn.cursor(moves.t.wait)]
     jobs = ((job_id, moves.load(job_id)) for job_id in ids)
-    mine = (job_id for job_id, stored in jobs if stored and stored.head.line in lines)
+    mine = (
+        job_id
+        for job_id, stored in jobs
+        if stored and stored.head.line in lines and stored.head.state in (WAITING, SCHEDULED)
+    )
     return list(itertools.islice(mine, most))

@@ -10,32 +10,35 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 
 from tidemill.brokers.base import (
+    Departure,
     Feature,
     Filter,
     Page,
     QueueStats,
     Reply,
-    Retention,
     Step,
-    number_option,
 )
 from tidemill.brokers.lmdb import acts
 from tidemill.brokers.lmdb.exchange import exchange
+from tidemill.brokers.lmdb.flows import flow
+from tidemill.brokers.lmdb.handoff import hand_over
 from tidemill.brokers.lmdb.inspect import Inspection
 from tidemill.brokers.lmdb.members import Members
 from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.moving import adopt, adopted, check_here, depart, stay
 from tidemill.brokers.lmdb.puts import may_refuse, put
 from tidemill.brokers.lmdb.roster import owner_rows, send
 from tidemill.brokers.lmdb.store import (
     MAP_SIZE,
     PREFIX,
     Store,
+    check_prefix,
     close_store,
     open_store,
     store_around,
@@ -44,21 +47,32 @@ from tidemill.brokers.lmdb.storetime import StoreTime
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.waits import Waits
 from tidemill.brokers.lmdb.wake import RESULT, SPACE, bloom
-from tidemill.config import Url, check_known
+from tidemill.brokers.retention import KEEP_OPTIONS, Retention, number_option
+from tidemill.config import Url, check_known, storable
 from tidemill.errors import InvalidOption, StoreFull, TidemillError
 from tidemill.job import Command, Envelope, Owner, Put, Record
 
 __all__ = ["LmdbBroker", "open_url"]
 
 T = TypeVar("T")
-_OPTIONS = ("durability", "keep", "keep_count", "keep_failed", "map_size", "prefix")
+_OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "prefix")
 _PRUNE_MOST = 2000
 _PURGE_MOST = 5000
 _TICK = 30.0
 
 
-def open_url(url: Url) -> LmdbBroker:
-    """The broker of an ``lmdb://`` URL: ``lmdb:///absolute`` or ``lmdb://./relative``."""
+class _Asked(NamedTuple):
+    """What a URL asks for."""
+
+    folder: str
+    map_size: int
+    sync: bool
+    prefix: str
+    retention: Retention
+
+
+def check_url(url: Url) -> _Asked:
+    """Read an ``lmdb://`` URL: ``lmdb:///absolute`` or ``lmdb://./relative``."""
     check_known("an lmdb:// url", url.options, _OPTIONS)
     if not url.path:
         raise InvalidOption(
@@ -70,11 +84,20 @@ def open_url(url: Url) -> LmdbBroker:
     map_size = int(number_option(url.options, "map_size", MAP_SIZE))
     if map_size < 1 << 20:
         raise InvalidOption(f"map_size in the url must be at least 1048576 bytes, not {map_size}")
-    retention = Retention.from_options(url.options)
-    folder = os.path.abspath(os.path.expanduser(url.path))
     prefix = url.options.get("prefix", PREFIX)
+    check_prefix(prefix)
+    folder = os.path.abspath(os.path.expanduser(url.path))
+    if storable(folder) != folder:
+        raise InvalidOption(f"{folder!a} is not UTF-8, which LMDB asks of the name of a folder")
+    retention = Retention.from_options(url.options)
+    return _Asked(folder, map_size, durability == "full", prefix, retention)
+
+
+def open_url(url: Url) -> LmdbBroker:
+    """The broker of an ``lmdb://`` URL."""
+    folder, map_size, sync, prefix, retention = check_url(url)
     try:
-        store = open_store(folder, map_size=map_size, sync=durability == "full", prefix=prefix)
+        store = open_store(folder, map_size=map_size, sync=sync, prefix=prefix)
     except OSError as error:
         raise InvalidOption(f"cannot use {folder} as a store: {error.strerror}") from error
     return LmdbBroker(url.text, store, retention)
@@ -125,9 +148,7 @@ class LmdbBroker:
     @property
     def boards(self) -> str:
         """Where boards may lie."""
-        folder = os.path.join(self._store.files, "boards")
-        os.makedirs(folder, exist_ok=True)
-        return folder
+        return self._members.boards
 
     # -- committing -----------------------------------------------------------------------------
 
@@ -138,23 +159,48 @@ class LmdbBroker:
     def _commit(self, apply: Callable[[Moves], T], /) -> T:
         """One commit of work that must go on when the disk is full: the ballast was kept for it."""
         self._check_open()
+
+        def whole(moves: Moves) -> T:
+            value = apply(moves)
+            if moves.ended:
+                flow(moves)
+            return value
+
         try:
-            return self._store.commits.run(self._moves, apply)
+            return self._store.commits.run(self._moves, whole)
         except StoreFull:
             if not self._store.room.drop_ballast():
                 raise
-            return self._store.commits.run(self._moves, apply)
+            return self._store.commits.run(self._moves, whole)
+
+    def _act(self, apply: Callable[[Moves], T], /) -> T:
+        """A commit that is refused once the store is on its way to another."""
+
+        def here(moves: Moves) -> T:
+            check_here(moves)
+            return apply(moves)
+
+        return self._commit(here)
 
     # -- producing ------------------------------------------------------------------------------
 
-    def put(self, jobs: Sequence[Envelope], *, txn: Any = None) -> list[Put]:
+    def put(
+        self,
+        jobs: Sequence[Envelope],
+        *,
+        txn: Any = None,
+        hold: Collection[str] = (),
+        let_go: Collection[str] = (),
+    ) -> list[Put]:
         self._check_open()
 
         def accept(moves: Moves) -> list[Put]:
+            check_here(moves)
             # A job whose time has passed must not refuse another.
             if may_refuse(moves, jobs) and moves.next_due() <= 0:
                 come_due(moves)
-            return put(moves, jobs)
+            moves.hand_over = hand_over
+            return put(moves, jobs, hold, let_go)
 
         if txn is None:
             return self._store.commits.run(self._moves, accept)
@@ -167,7 +213,7 @@ class LmdbBroker:
     # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        self._check_open()
+        self._act(lambda moves: None)
         self._members.attach(owner)
 
     def detach(self, owner_id: str) -> None:
@@ -182,11 +228,10 @@ class LmdbBroker:
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         self._check_open()
         member = self._members[owner_id]
-        ready = member.sleep(min(timeout, max(0.0, self._next_tick - time.monotonic())), fds)
-        self._members.look_after_deaths()
+        until_tick = max(0.0, self._next_tick - time.monotonic())
+        ready = self._members.wait(member, min(timeout, until_tick), fds)
         if time.monotonic() >= self._next_tick:
             self.tick()
-        self._members.watch(member)
         return ready
 
     def wake(self, owner_id: str) -> None:
@@ -208,6 +253,7 @@ class LmdbBroker:
 
         def keep_time(moves: Moves) -> bool:
             self._time.save(moves)
+            self._members.sweep(moves)
             more = come_due(moves)
             return prune(moves, _PRUNE_MOST) >= _PRUNE_MOST or more
 
@@ -271,24 +317,24 @@ class LmdbBroker:
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         ids = list(job_ids)
-        return self._commit(lambda moves: acts.cancel(moves, ids, terminate=terminate))
+        return self._act(lambda moves: acts.cancel(moves, ids, terminate=terminate))
 
     def kick(self, job_ids: Iterable[str]) -> list[bool]:
         ids = list(job_ids)
-        return self._commit(lambda moves: acts.kick(moves, ids))
+        return self._act(lambda moves: acts.kick(moves, ids))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         ids = list(job_ids)
-        return self._commit(lambda moves: acts.delete(moves, ids))
+        return self._act(lambda moves: acts.delete(moves, ids))
 
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
-        self._commit(lambda moves: acts.set_queue(moves, queue, paused=paused, max_size=max_size))
+        self._act(lambda moves: acts.set_queue(moves, queue, paused=paused, max_size=max_size))
 
     def purge(self, queue: str) -> int:
         removed = 0
-        while batch := self._commit(lambda moves: acts.purge(moves, queue, _PURGE_MOST)):
+        while batch := self._act(lambda moves: acts.purge(moves, queue, _PURGE_MOST)):
             removed += batch
         return removed
 
@@ -301,6 +347,22 @@ class LmdbBroker:
             return False
 
         return self._commit(apply)
+
+    # -- moving to another store ----------------------------------------------------------------
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        return self._commit(lambda moves: depart(moves, where, seal))
+
+    def stay(self) -> None:
+        self._commit(stay)
+
+    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+        return self._act(lambda moves: adopt(moves, departure, records, cursor))
+
+    def adopted(self, mark: str) -> str:
+        self._check_open()
+        with self._store.env.begin() as txn:
+            return adopted(self._store, txn, mark)
 
     def backup(self, target: str) -> None:
         self._check_open()

@@ -5,9 +5,9 @@ for other processes), takes all requests that have arrived meanwhile, applies ea
 and wakes the others. When one request fails, the transaction is abandoned and each is replayed by
 itself, so that only the culprit sees its error.
 
-Followers who have their answer are woken by the next leader, if there is one, just before it waits
-for the disk: woken earlier they would take the interpreter lock from it at each of its calls. So
-they make their next requests while the disk is at work.
+Followers who have their answer are woken together with the next leader, which waits a moment for
+their next requests (:mod:`.gathering`): woken later they would miss its commit, and woken while it
+works they would take the interpreter lock from it at each of its calls.
 
 A caller that is interrupted while it waits takes its request back, or passes on the lead if that
 was just handed to it; a request is never left with a thread that has gone.
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import lmdb
 
+from tidemill.brokers.lmdb.gathering import Gathering
 from tidemill.brokers.lmdb.pace import pace
 from tidemill.crash import point
 from tidemill.errors import TidemillError
@@ -38,6 +39,10 @@ class Context(Protocol):
 
     def finish(self) -> None:
         """Write what was gathered; called before the commit."""
+        ...
+
+    def committed(self) -> None:
+        """Called after the commit, before the next one can begin."""
         ...
 
 
@@ -74,6 +79,7 @@ class GroupCommit:
         self.lead = threading.Lock()
         self.pending: collections.deque[Request] = collections.deque()
         self._answered: list[Request] = []  # done, and to be woken
+        self._gathering = Gathering()
         self._translated = translated
         self._shared = shared
 
@@ -89,6 +95,7 @@ class GroupCommit:
         raise_shield()
         try:
             self.pending.append(request)
+            self._gathering.arrived(len(self.pending))
             if self.lead.acquire(blocking=False) or self._follow(request):
                 try:
                     if not request.done:
@@ -134,6 +141,7 @@ class GroupCommit:
         writing = Writing(self)
         try:
             try:
+                self._gathering.wait(self.pending)
                 point("store.begin")
                 with writing as txn:
                     point("store.begun")
@@ -143,9 +151,8 @@ class GroupCommit:
                         request.result = request.apply(context)
                     context.finish()
                     point("store.commit")
-                    if self._answered:
-                        self._wake()
                 point("store.committed")
+                context.committed()
             except Exception as error:
                 if not batch:  # it could not even begin: each who leads shall see for itself
                     self.pending.remove(own)
@@ -158,6 +165,8 @@ class GroupCommit:
                 for request in batch:
                     self._answer(request)
         except BaseException:  # Ctrl-C in the leader
+            if own in self.pending:
+                self.pending.remove(own)
             others = [request for request in batch if request is not own and not request.done]
             if writing.committed:
                 for request in others:
@@ -180,6 +189,7 @@ class GroupCommit:
                     context = make(txn)
                     request.result = request.apply(context)
                     context.finish()
+                context.committed()
             except Exception as error:
                 self._answer(request, self._translated(error))
             else:
@@ -202,11 +212,12 @@ class GroupCommit:
         that the second look at ``pending`` sees the request.
         """
         while True:
+            if self._answered:
+                self._gathering.expect(len(self._answered), len(self.pending))
+                self._wake()
             if self.pending:
                 self.pending.popleft().turn.release()  # it wakes as the leader, not done
                 return
-            if self._answered:
-                self._wake()
             self.lead.release()
             if not self.pending or not self.lead.acquire(blocking=False):
                 return

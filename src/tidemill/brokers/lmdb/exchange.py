@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from tidemill.brokers.base import Mode, Reply, Step, Want
+from tidemill.brokers.lmdb.flows import flow
+from tidemill.brokers.lmdb.handoff import fetch, terms_of
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.leases import Leasing
 from tidemill.brokers.lmdb.members import Member
 from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.moving import departure_of, gone
 from tidemill.brokers.lmdb.roster import is_listed, take_commands
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.verdicts import note, settle, touch
@@ -28,30 +31,43 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
     if step.verdicts:
         worker = member.owner.name
         reply.settled = [settle(moves, number, worker, verdict) for verdict in step.verdicts]
+        if moves.ended:
+            flow(moves)
     if step.touch:
         reply.touched = [touch(moves, number, token, seconds) for token, seconds in step.touch]
-    if step.want and step.want.count:
+    departure = departure_of(moves)
+    if member.owner.kind == "worker":
+        reply.leases = fetch(moves, member, step.want if departure is None else None)
+    if departure is not None and step.want and step.want.count:
+        if member.owner.kind == "consumer":
+            raise gone(departure)
+        reply.commands.append(Command("quiet"))
+    elif step.want and step.want.count:
         _lease(moves, member, step.want, reply)
     elif step.want:
         moves.ring_rest(step.want.queues)  # a hint it was given and cannot follow
-    prune(moves, 2 * len(step.verdicts) + 2)
-    reply.commands = take_commands(moves, number)
-    reply.next_due = 0.0 if more else max(0.0, moves.next_due())
+    if step.verdicts:
+        prune(moves, 2 * len(step.verdicts) + 2)
+    reply.commands += take_commands(moves, number)
+    if departure is None or not departure.sealed:
+        reply.next_due = 0.0 if more else max(0.0, moves.next_due())
     if step.want:
         _mark(moves, member, step.want, reply)
+    moves.tells(member)
     return reply
 
 
 def _given_up(step: Step) -> Reply:
-    """The owner was given up for dead: all it held is lost, and it is told to stop."""
+    """The owner was given up for dead: all it held is lost, and it is told so."""
     lost = [False] * len(step.verdicts), [False] * len(step.touch)
-    return Reply(*lost, commands=[Command("stop")])
+    return Reply(*lost, commands=[Command("lost")], next_due=0.0)
 
 
 def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
-    leasing = Leasing(moves, member.number, deadlines=member.owner.kind == "consumer")
-    reply.leases = leasing.take(want, member.last_queue)
-    if reply.leases and want.mode is Mode.FAIR:
+    deadlines = member.owner.kind == "consumer"
+    leasing = Leasing(moves, member.number, deadlines=deadlines, leases=reply.leases)
+    leasing.take(want, member.last_queue)
+    if want.mode is Mode.FAIR:
         member.last_queue = leasing.last_queue
     if len(reply.leases) == want.count:
         moves.ring_rest(want.queues)
@@ -66,6 +82,9 @@ def _mark(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
         endless = reply.next_due == float("inf")
         until = ALL if endless else moves.now + int(reply.next_due * MICRO)
         only = digest(want.queues[0]) if len(want.queues) == 1 else 0
-        bells.mark(member.sleeper, kinds, bits, until, only)
+        terms = terms_of(moves, member, want, len(reply.leases))
+        bells.mark(member.sleeper, kinds, bits, until, only, terms)
+        moves.untimed = False  # it sees to all that is due
     else:
         bells.mark(member.sleeper, 0, 0)
+        moves.untimed = True

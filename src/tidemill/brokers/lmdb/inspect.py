@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lmdb
 
 from tidemill.brokers.base import Filter, Page, QueueStats, matches
+from tidemill.brokers.lmdb.find import Finding, queue_rows
+from tidemill.brokers.lmdb.flows import counts_of
 from tidemill.brokers.lmdb.layout import (
     LEASE_KEY,
     LEASE_VALUE,
@@ -17,6 +19,7 @@ from tidemill.brokers.lmdb.layout import (
     Row,
     Tables,
 )
+from tidemill.brokers.lmdb.moving import departure_in
 from tidemill.brokers.lmdb.record import NOTES, STATES, Flag, Header, Stored
 from tidemill.brokers.lmdb.roster import name_of
 from tidemill.brokers.lmdb.store import Store
@@ -29,6 +32,7 @@ __all__ = ["Holders", "Inspection"]
 _SCAN = 2000
 """Jobs looked at in one read transaction: a reader held long makes the file grow for good."""
 
+_RANKS_MOST = 256  # priorities looked into for the oldest job; -100 to 100 are people's
 _ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
 
 
@@ -60,6 +64,7 @@ class Inspection:
             state=STATES[head.state],
             seq=head.seq,
             rank=head.rank,
+            max_attempts=head.limit,
             attempt=head.attempt,
             losses=head.losses,
             due=self._due(head),
@@ -70,11 +75,12 @@ class Inspection:
             cancelling=bool(head.flags & Flag.CANCELLING),
             attempts=tail.attempts,
         )
-        if record.state is State.READY:
-            ready = READY_KEY.pack(head.line, head.rank, head.seq)
-            if txn.get(ready, db=self._store.tables.ready) is None:
-                record.state = State.RUNNING
-                record.worker, record.leased = holders.name_and_time(stored.id)
+        ready = self._store.tables.ready
+        if record.state is State.READY and txn.get(head.ready_key, db=ready) is None:
+            record.state = State.RUNNING
+            record.worker, record.leased = holders.name_and_time(stored.id)
+        if head.flags & Flag.LINKED:
+            record.pending, record.failures = counts_of(txn, self._store.tables, stored.id)
         if head.flags & Flag.NOTED:
             data = txn.get(stored.id, db=self._store.tables.note)
             if data:
@@ -90,44 +96,28 @@ class Inspection:
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
         """Newest first. The cursor is the id to go on below."""
         found: list[Record] = []
-        start = cursor.encode()
+        with self._store.env.begin() as txn:
+            finding = Finding(self._store, txn, what, cursor.encode())
         while len(found) < limit:
             with self._store.env.begin() as txn:
                 holders = Holders(txn, self._store.tables)
-                for looked, (job_id, data) in enumerate(self._backwards(txn, start), 1):
-                    start = job_id
-                    record = self._shown(txn, Stored(job_id, data), holders)
-                    if matches(record, what):
-                        found.append(record)
-                    if looked >= _SCAN or len(found) >= limit:
-                        break
-                else:
+                looked = 0
+                for job_id, data in finding.rows(txn, _SCAN):
+                    looked += 1
+                    if data:
+                        record = self._shown(txn, Stored(job_id, data), holders)
+                        if matches(record, what):
+                            found.append(record)
+                            if len(found) >= limit:
+                                break
+                if not looked:
                     return Page(found)
-        return Page(found, start.decode())
-
-    def _backwards(
-        self, txn: lmdb.Transaction[bytes], below: bytes
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """(id, data) of jobs below an id, or from the last."""
-        cursor = txn.cursor(self._store.tables.job)
-        more = cursor.set_range(below) if below else False
-        more = cursor.prev() if more else cursor.last()
-        while more:
-            yield cursor.item()
-            more = cursor.prev()
+        return Page(found, finding.below.decode())
 
     def stats(self) -> list[QueueStats]:
         """Every queue, by name."""
         with self._store.env.begin() as txn:
-            return [self._stats_of(txn, row) for row in self._rows(txn)]
-
-    def _rows(self, txn: lmdb.Transaction[bytes]) -> Iterator[Row]:
-        cursor = txn.cursor()
-        prefix = self._store.key("q/")
-        more = cursor.set_range(prefix)
-        while more and cursor.key().startswith(prefix):
-            yield Row(cursor.key()[len(prefix) :].decode(), 0, cursor.value())
-            more = cursor.next()
+            return [self._stats_of(txn, row) for row in queue_rows(self._store, txn)]
 
     def _stats_of(self, txn: lmdb.Transaction[bytes], row: Row) -> QueueStats:
         names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest"}
@@ -136,24 +126,29 @@ class Inspection:
         return QueueStats(name=row.name, paused=bool(row.paused), oldest=oldest, **values)
 
     def _oldest(self, txn: lmdb.Transaction[bytes], row: Row) -> float:
-        """When the next job of the queue was made: the head of each line is close enough."""
-        times = []
+        """When the ready job that was accepted first was made: the first of some priority."""
         cursor = txn.cursor(self._store.tables.ready)
-        for line in row.lines:
-            if (
-                cursor.set_range(READY_KEY.pack(line, 0, 0))
-                and READY_KEY.unpack(cursor.key())[0] == line
-            ):
-                data = txn.get(cursor.value(), db=self._store.tables.job)
-                if data:
-                    times.append(decode_envelope(Stored(b"", data).envelope).created)
-        return min(times, default=0.0)
+        firsts: list[tuple[int, bytes]] = []
+        for line in (*row.lines, row.lost_line) if row.ready else ():
+            found = cursor.set_range(READY_KEY.pack(line, 0, 0))
+            for _ in range(_RANKS_MOST):
+                whose, rank, seq = READY_KEY.unpack(cursor.key()) if found else (-1, 0, 0)
+                if whose != line:
+                    break
+                firsts.append((seq, cursor.value()))
+                found = cursor.set_range(READY_KEY.pack(line, rank, 2**64 - 1))
+        if not firsts:
+            return 0.0
+        data = txn.get(min(firsts)[1], db=self._store.tables.job)
+        assert data is not None
+        return decode_envelope(Stored(b"", data).envelope).created
 
     def info(self) -> dict[str, Any]:
         """Facts about the store."""
         env, store = self._store.env, self._store
         with env.begin() as txn:
             jobs = txn.stat(store.tables.job)["entries"]
+            departure = departure_in(store, txn)
         info = env.info()
         path = os.path.join(env.path(), "data.mdb") if os.path.isdir(env.path()) else env.path()
         return {
@@ -167,6 +162,7 @@ class Inspection:
             "reserve_bytes": store.room.reserve(),
             "readers": info["num_readers"],
             "lmdb": ".".join(map(str, lmdb.version())),
+            **({"moves_to": departure.where} if departure else {}),
         }
 
     def backup(self, target: str) -> None:

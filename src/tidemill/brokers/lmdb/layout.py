@@ -2,13 +2,15 @@
 
     main   format · clock · counters (sequence, queue and owner numbers) · one row per queue
     job    id → header, envelope, tail        see record.py
-    ready  line·rank·seq → id                 line is the queue's number, twice, +1 for raw messages
+    ready  line·rank·seq → id                 line is the queue's number, twice, +1 for messages;
+                                              with the top bit: tasks that are to run alone
     lease  owner·token → ready key, leased, deadline, id
     due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time
     key    key → id, successor
     fin    class·prune time·seq → finished, id
     owner  number → record
     cmd    owner·number → command
+    wait   id → how many before it have not ended, and how many did not succeed; of jobs that wait
     note   id → progress and log of a job that said something
 
 A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
@@ -31,6 +33,7 @@ __all__ = [
     "FORMAT",
     "LEASE_KEY",
     "LEASE_VALUE",
+    "LOST",
     "MICRO",
     "NUMBER",
     "READY_KEY",
@@ -46,6 +49,8 @@ MICRO = 1_000_000
 
 NUMBER = struct.Struct(">Q")
 READY_KEY = struct.Struct(">IIQ")  # line, rank, seq
+LOST = 1 << 31
+"""The bit of a line that has the tasks of a queue that were lost with their worker."""
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
@@ -79,6 +84,11 @@ class Row:
         return self.number * 2, self.number * 2 + 1
 
     @property
+    def lost_line(self) -> int:
+        """The line of the tasks that are to run alone."""
+        return self.number * 2 | LOST
+
+    @property
     def size(self) -> int:
         """Unfinished jobs."""
         return self.waiting + self.scheduled + self.ready + self.running
@@ -103,6 +113,7 @@ class Tables(NamedTuple):
     fin: lmdb._Database
     owner: lmdb._Database
     cmd: lmdb._Database
+    wait: lmdb._Database
     note: lmdb._Database
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
-from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, MICRO, READY_KEY, Row
+from tidemill.brokers.lmdb.flows import inputs_of
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, LOST, MICRO, READY_KEY, Row
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
     EXPIRED,
@@ -32,13 +33,17 @@ def put_deadline(moves: Moves, deadline: int, owner: int, token: int) -> None:
     """Have the lease end at a store time."""
     key = DUE_KEY.pack(0, deadline, DUE_LEASE, token)
     moves.txn.put(key, LEASE_KEY.pack(owner, token), db=moves.t.due)
+    moves.untimed = True
 
 
 class Leasing:
     """What one owner gets in one commit; with ``deadlines`` a lease ends after the job's ttr."""
 
-    def __init__(self, moves: Moves, owner: int, *, deadlines: bool) -> None:
-        self.leases: list[Lease] = []
+    def __init__(
+        self, moves: Moves, owner: int, *, deadlines: bool, leases: list[Lease] | None = None
+    ) -> None:
+        """``leases`` are those it has already, of what it wants."""
+        self.leases = [] if leases is None else leases
         self.last_queue = 0  # that a fair want was served from
         self._moves = moves
         self._owner = owner
@@ -46,12 +51,18 @@ class Leasing:
 
     def take(self, want: Want, last: int) -> list[Lease]:
         """Lease up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
+        self.last_queue = last
+        if len(self.leases) >= want.count:
+            return self.leases
+        if want.alone and want.tasks:
+            self._take_lines(self._lost_lines(want), 1)
         queues = self._wanted_lines(want)
         if want.mode is Mode.FAIR:
             queues.sort(key=lambda lines: (lines[0] >> 1 <= last, lines[0]))
             self._take_fairly(queues, want.count)
         elif want.mode is Mode.MERGED:
-            self._take_lines([line for lines in queues for line in lines], want.count)
+            lines = [line for lines in queues for line in lines]
+            self._take_lines(lines, want.count - len(self.leases))
         else:
             for lines in queues:
                 self._take_lines(lines, want.count - len(self.leases))
@@ -69,9 +80,19 @@ class Leasing:
                     queues[row.number] = [row.lines[kind] for kind in kinds]
         else:
             for line in moves.ready_lines():
+                if line >= LOST:
+                    break
                 if line & 1 in kinds and not moves.row_of(line).paused:
                     queues.setdefault(line >> 1, []).append(line)
         return list(queues.values())
+
+    def _lost_lines(self, want: Want) -> list[int]:
+        """The wanted lines of tasks that are to run alone; nearly always none."""
+        moves = self._moves
+        lines = [line for line in moves.ready_lines(LOST) if not moves.row_of(line).paused]
+        if not want.queues:
+            return lines
+        return [line for line in lines if moves.row_of(line).name in want.queues]
 
     def _take_fairly(self, queues: list[list[int]], count: int) -> None:
         """Every queue its share, until the hand is full or nothing is left."""
@@ -90,12 +111,12 @@ class Leasing:
 
     def _take_lines(self, lines: list[int], count: int) -> None:
         """Take from several lines as if they were one."""
-        if len(lines) == 1:
-            self._take_line(lines[0], count)
+        if len(lines) == 1 and count > 0:
+            self.take_line(lines[0], count)
             return
         full = len(self.leases) + count
         while len(self.leases) < full and (line := self._best_line(lines)) is not None:
-            self._take_line(line, 1)
+            self.take_line(line, 1)
 
     def _best_line(self, lines: list[int]) -> int | None:
         """The line whose first job comes before those of the others."""
@@ -108,14 +129,13 @@ class Leasing:
                     best = rank, seq, line
         return best[2] if best else None
 
-    def _take_line(self, line: int, count: int) -> None:
+    def take_line(self, line: int, count: int) -> None:
         """The hot path: the first jobs of one line."""
         moves = self._moves
         txn, t_job, row = moves.txn, moves.t.job, moves.row_of(line)
         prefix = READY_KEY.pack(line, 0, 0)[:4]
         cursor = txn.cursor(moves.t.ready)
         found = cursor.set_range(prefix)
-        row.dirty = True
         while found and count > 0:
             key, job_id = cursor.item()
             if key[:4] != prefix:
@@ -125,6 +145,7 @@ class Leasing:
             data = txn.get(job_id, db=t_job)
             assert data is not None
             row.ready -= 1
+            row.dirty = True
             if self._lend(row, key, job_id, data):
                 count -= 1
             else:
@@ -155,7 +176,8 @@ class Leasing:
             )
             row.running += 1
         leased, envelope = moves.wall / MICRO, data[_HEAD : _HEAD + size]
-        self.leases.append(
-            Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
-        )
+        lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
+        if flags & Flag.LINKED:
+            lease.inputs = inputs_of(moves, Stored(job_id, data))
+        self.leases.append(lease)
         return True

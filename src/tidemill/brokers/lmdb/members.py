@@ -1,20 +1,22 @@
 """The owners of this process, as members of the store: coming, going, and noticing who died.
 
-Who is alive is in :mod:`.owners`, the list itself in :mod:`.roster`.
+Who is alive is in :mod:`tidemill.brokers.liveness`, the list itself in :mod:`.roster`.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 
-from tidemill.board import read_board, remove_board
+from tidemill.board import read_board, remove_board, sweep_boards
+from tidemill.brokers.base import Want
+from tidemill.brokers.liveness import Liveness, neighbours
 from tidemill.brokers.lmdb.moves import Commit, Moves
-from tidemill.brokers.lmdb.owners import Liveness
 from tidemill.brokers.lmdb.roster import list_owner, owner_rows, strike_owner
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.verdicts import leases_of, release_owner
-from tidemill.brokers.lmdb.wake import Sleeper
+from tidemill.brokers.lmdb.wake import Bells, Sleeper
 from tidemill.crash import point
 from tidemill.errors import TidemillError
 from tidemill.job import Owner
@@ -22,31 +24,47 @@ from tidemill.job import Owner
 __all__ = ["Member", "Members"]
 
 
+
 class Member:
     """An owner of this process: its number, and where it sleeps."""
 
-    __slots__ = ("epoch", "last_queue", "number", "owner", "sleeper", "wake_read", "wake_write")
+    __slots__ = (
+        *("asked", "bells", "epoch", "last_queue", "number", "owner", "sleeper", "told"),
+        *("wake_read", "wake_write", "watched", "watched_fds"),
+    )
 
-    def __init__(self, owner: Owner, number: int, sleeper: Sleeper) -> None:
+    def __init__(self, owner: Owner, number: int, bells: Bells, sleeper: Sleeper) -> None:
         self.owner = owner
         self.number = number
+        self.bells = bells
         self.sleeper = sleeper
+        self.asked: Want | None = None  # what it left its terms for
+        self.told = 0  # the highest token it may know
         self.epoch: object = None  # as of which it watches others
+        self.watched: list[int] = []
+        self.watched_fds: list[int] = []
         self.last_queue = 0  # that a fair want was served from
         self.wake_read, self.wake_write = (
             os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
         )
 
-    def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Until a hint, a wake, a readable descriptor or the timeout; the readable ones."""
-        ready = self.sleeper.wait(timeout, [self.wake_read, *fds])
+    def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
+        """Until a hint, a wake, a death, a readable descriptor or the timeout.
+
+        The descriptors that are readable, and whether one of those it watches has died.
+        """
+        self.bells.set_waiting(self.sleeper, True)
+        try:
+            ready = self.sleeper.wait(timeout, [self.wake_read, *self.watched_fds, *fds])
+        finally:
+            self.bells.set_waiting(self.sleeper, False)
         if self.wake_read in ready:
-            ready.remove(self.wake_read)
             try:
                 os.read(self.wake_read, 4096)
             except BlockingIOError:
                 pass
-        return ready
+        died = not set(ready).isdisjoint(self.watched_fds)
+        return [fd for fd in ready if fd in fds], died
 
     def wake(self) -> None:
         """End its sleep, from any thread."""
@@ -68,7 +86,7 @@ class Members:
         self._commit = commit
         self._members: dict[str, Member] = {}
         self._liveness = Liveness(os.path.join(store.files, "owners"))
-        self._deaths = 0  # noticed, and not looked after yet
+        self._watching = threading.Lock()
 
     def __getitem__(self, owner_id: str) -> Member:
         """A member that is attached.
@@ -85,28 +103,37 @@ class Members:
         """The ids of all that are attached here."""
         return list(self._members)
 
+    @property
+    def boards(self) -> str:
+        """Where boards may lie."""
+        folder = os.path.join(self._store.files, "boards")
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
     # -- coming and going -----------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
         """Make an owner known, and alive as long as this process is."""
         self.detach(owner.id)
         number = self._commit(lambda moves: moves.count_up("owners"))
-        self._liveness.hold(number)  # before anybody can see it, and never inside a transaction
         sleepers: list[Sleeper] = []
 
         def enlist(moves: Moves) -> None:
             if not sleepers:  # a replay finds it taken
                 sleepers.append(self._store.bells.take(number))
+                self._liveness.hold(number)
             list_owner(moves, number, owner)
 
         try:
             self._commit(enlist)
-        except BaseException:
+            self._members[owner.id] = Member(owner, number, self._store.bells, sleepers[0])
+        except BaseException:  # if it is on the list by now, others see that it is gone
             self._liveness.let_go(number)
+            for sleeper in sleepers:
+                self._store.bells.give_up(sleeper)
             raise
-        self._members[owner.id] = Member(owner, number, sleepers[0])
         self.reap()
-        self.watch(self._members[owner.id])
+        self._watch(self._members[owner.id])
 
     def detach(self, owner_id: str) -> None:
         """Take an owner off the list; what it held goes back uncounted."""
@@ -118,11 +145,14 @@ class Members:
             _strike(moves, member.number, member.owner, {})
             moves.ring_rest()  # a hint it was given and did not follow
             self._store.bells.give_up(member.sleeper)
+            moves.untimed = True
 
         self._commit(apply)
         self._liveness.let_go(member.number)
         os.close(member.wake_read)
         os.close(member.wake_write)
+        with self._watching:
+            self._unwatch()
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         """Take an owner of any process off the list; how many leases it had."""
@@ -130,6 +160,7 @@ class Members:
         def apply(moves: Moves) -> int:
             for number, owner in owner_rows(moves.txn, moves.t):
                 if owner.id == owner_id:
+                    self._store.bells.ring_owner(number)  # if it lives, it shall hear of it
                     return _strike(moves, number, owner, causes)
             return 0
 
@@ -149,31 +180,35 @@ class Members:
             rows = owner_rows(txn, self._store.tables)
         return [owner for number, owner in rows if self._liveness.alive(number)]
 
-    def watch(self, member: Member) -> None:
-        """Have the member woken when one of its neighbours dies; a new ring, if it changed."""
+    def wait(self, member: Member, timeout: float, fds: Sequence[int]) -> list[int]:
+        """Sleep as a member, and give back what owners held that died meanwhile."""
+        ready, died = member.sleep(timeout, fds)
+        if died:
+            self.reap()
+        self._watch(member)
+        return ready
+
+    def _watch(self, member: Member) -> None:
+        """Have the member's sleep end when a neighbour dies; a new ring, if the list changed."""
         with self._store.env.begin() as txn:
             tables = self._store.tables
             epoch = txn.stat(tables.owner)["entries"], txn.get(self._store.key("owners"))
             if epoch == member.epoch:
                 return
-            member.epoch = epoch
             rows = owner_rows(txn, tables)
-
-        def died() -> None:
-            self._deaths += 1
-            self.wake(member.owner.id)
-
-        self._liveness.watch(member.number, [number for number, _ in rows], died)
-        if member.owner.kind == "worker":
-            # A consumer looks only while it waits; so workers have a ring of their own besides.
-            workers = [number for number, owner in rows if owner.kind == "worker"]
-            self._liveness.watch(member.number, workers, died)
-
-    def look_after_deaths(self) -> None:
-        """Reap, if a death was noticed."""
-        if self._deaths:
-            self._deaths = 0
+        numbers = neighbours(member.number, [(n, owner.kind == "worker") for n, owner in rows])
+        with self._watching:
+            member.watched_fds, gone = self._liveness.watch(numbers)
+            member.watched = numbers
+            self._unwatch()
+        if gone:  # it died before it could be watched
             self.reap()
+        else:
+            member.epoch = epoch
+
+    def _unwatch(self) -> None:
+        wanted = {number for member in self._members.values() for number in member.watched}
+        self._liveness.unwatch(wanted)
 
     def reap(self) -> int:
         """Give back what owners that died held; how many owners that were."""
@@ -195,12 +230,16 @@ class Members:
 
         self._commit(apply)
         point("store.reaped")
-        for number in gone:
-            self._liveness.forget(number)
         for owner in reaped:
             if owner.board:
                 remove_board(owner.board, owner.id)
         return len(reaped)
+
+    def sweep(self, moves: Moves) -> None:
+        """Remove the files of owners that are no longer on the list, whoever left them behind."""
+        rows = owner_rows(moves.txn, moves.t)
+        self._liveness.sweep({number for number, _ in rows})
+        sweep_boards(self.boards, {os.path.basename(o.board) for _, o in rows})
 
     def after_fork_child(self) -> None:
         """In a forked child: all are the parent's; close our copies at once.
@@ -208,6 +247,7 @@ class Members:
         Else the parent would seem alive for as long as any child of it is.
         """
         self._liveness.after_fork_child()
+        self._watching = threading.Lock()
         for member in self._members.values():
             for fd in member.descriptors():
                 os.close(fd)

@@ -8,18 +8,19 @@ before they have written anything, or leave the transaction to be abandoned.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.base import Retention
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
     DUE_JOB,
     DUE_KEY,
     FIN_KEY,
+    LOST,
     MICRO,
     NUMBER,
     READY_KEY,
@@ -31,6 +32,7 @@ from tidemill.brokers.lmdb.record import (
     SCHEDULED,
     STATES,
     SUCCEEDED,
+    WAITING,
     Flag,
     Stored,
     Tail,
@@ -38,17 +40,28 @@ from tidemill.brokers.lmdb.record import (
     result_ttl_of,
 )
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.wake import MESSAGES, RESULT, SPACE, TASKS, bloom, digest
+from tidemill.brokers.lmdb.wake import MESSAGES, RESULT, SPACE, TASKS, Terms, bloom, digest
+from tidemill.brokers.retention import Retention
 
-__all__ = ["KEPT_OTHER", "KEPT_PLAIN", "KEPT_RESULT", "Commit", "Moves"]
+__all__ = [
+    "KEPT_LINKED",
+    "KEPT_OTHER",
+    "KEPT_PLAIN",
+    "KEPT_RESULT",
+    "Commit",
+    "Moves",
+    "kept_counts",
+]
 
 T = TypeVar("T")
 
-KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER = range(3)
-"""Classes of finished jobs: succeeded without a result, with one, and ended any other way."""
+KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER, KEPT_LINKED = range(4)
+"""Classes of finished jobs: succeeded without a result, with one, and ended any other way; and
+jobs of flows, which come to one of these once nobody waits for them."""
 
 _COUNTED = tuple(state.value for state in STATES)
 _KEPT = struct.Struct(">QQQ")
+_HANDED_MOST = 16  # beyond that many jobs a commit more is nothing beside the work of leasing them
 _NEVER = float("inf")
 
 
@@ -68,8 +81,14 @@ class Moves:
         self._lines: dict[int, Row] = {}
         self._seq = self._first_seq = self._read_number("seq")
         self._kept: list[int] | None = None
+        self._first_kept: list[int] = []
+        self.hand_over: HandOver | None = None  # what a put has done with what it stored
+        self.linked = False  # a put has stored jobs that come before or after others
+        self.untimed = False  # a due time was added, or a sleeper left, since one last saw to it
+        self._told: list[tuple[Told, int]] = []
         self._rings: dict[tuple[str, int], int] = {}
         self._finished: list[bytes] = []
+        self.ended: list[tuple[Stored, int]] = []  # those behind which are still to be counted down
         self._shrunk: set[str] = set()
 
     # -- numbers and rows -----------------------------------------------------------------------
@@ -82,6 +101,15 @@ class Moves:
         """The next of the store's sequence: jobs and tokens are numbered from the same one."""
         self._seq += 1
         return self._seq
+
+    @property
+    def last_number(self) -> int:
+        """The highest of the sequence so far."""
+        return self._seq
+
+    def skip_numbers(self, count: int) -> None:
+        """Leave the next numbers of the sequence to jobs that bring their own."""
+        self._seq += count
 
     def count_up(self, name: str) -> int:
         """The next of a counter that seldom moves."""
@@ -104,9 +132,10 @@ class Moves:
 
     def row_of(self, line: int) -> Row:
         """The row of the queue a line belongs to."""
-        row = self._lines.get(line >> 1)
+        number = (line & ~LOST) >> 1
+        row = self._lines.get(number)
         if row is None:
-            name = self.txn.get(self.store.key(f"n/{line >> 1}"))
+            name = self.txn.get(self.store.key(f"n/{number}"))
             assert name is not None
             row = self.row(name.decode())
         return row
@@ -137,15 +166,19 @@ class Moves:
     def forget(self, stored: Stored) -> None:
         """Remove the record."""
         self.txn.delete(stored.id, db=self.t.job)
-        if stored.head.flags & Flag.NOTED:
-            self.txn.delete(stored.id, db=self.t.note)
+        self.forget_more(stored.id, stored.head.flags)
+
+    def forget_more(self, job_id: bytes, flags: int) -> None:
+        """Remove what a job may have besides its record."""
+        if flags & Flag.NOTED:
+            self.txn.delete(job_id, db=self.t.note)
+        if flags & Flag.LINKED:
+            self.txn.delete(job_id, db=self.t.wait)
 
     def is_running(self, stored: Stored) -> bool:
         """True when the header says ready and the ready entry is gone: a lease stands for it."""
         head = stored.head
-        return head.state == READY and (
-            self.txn.get(READY_KEY.pack(head.line, head.rank, head.seq), db=self.t.ready) is None
-        )
+        return head.state == READY and self.txn.get(head.ready_key, db=self.t.ready) is None
 
     def left(self, due: int, wall: int) -> int:
         """Microseconds until a due time; 0 or less when it has come."""
@@ -153,9 +186,9 @@ class Moves:
 
     # -- placing --------------------------------------------------------------------------------
 
-    def enter_ready(self, row: Row, line: int, rank: int, seq: int, job_id: bytes) -> None:
-        """Add a job to what can be leased, and count it."""
-        self.txn.put(READY_KEY.pack(line, rank, seq), job_id, db=self.t.ready)
+    def enter_ready(self, row: Row, line: int, key: bytes, job_id: bytes) -> None:
+        """Add a job to what can be leased, under its ready key, and count it."""
+        self.txn.put(key, job_id, db=self.t.ready)
         row.ready += 1
         row.dirty = True
         ring = row.name, line & 1
@@ -166,6 +199,7 @@ class Moves:
         self.txn.put(DUE_KEY.pack(1 if wall else 0, due, DUE_JOB, seq), job_id, db=self.t.due)
         row.scheduled += 1
         row.dirty = True
+        self.untimed = True
 
     def place(self, stored: Stored, due: int, wall: int, tail: Tail | None = None) -> None:
         """Put a job that is nowhere into scheduled or ready, by its due time, and save it."""
@@ -178,23 +212,23 @@ class Moves:
             self.enter_scheduled(row, due, wall, head.seq, stored.id)
         else:
             head.state = READY
-            self.enter_ready(row, head.line, head.rank, head.seq, stored.id)
+            self.enter_ready(row, head.line, head.ready_key, stored.id)
         self.save(stored, tail)
 
     def unplace(self, stored: Stored) -> None:
         """Take a job that does not run out of ready, due and its count."""
         head = stored.head
         if head.state == READY:
-            self.txn.delete(READY_KEY.pack(head.line, head.rank, head.seq), db=self.t.ready)
+            self.txn.delete(head.ready_key, db=self.t.ready)
         elif head.state == SCHEDULED:
             clock = 1 if head.flags & Flag.WALL else 0
             self.txn.delete(DUE_KEY.pack(clock, head.due, DUE_JOB, head.seq), db=self.t.due)
         self.count(self.row_of(head.line), head.state, -1)
 
-    def ready_lines(self) -> Iterator[int]:
-        """Hop over the ready table from line to line."""
+    def ready_lines(self, first: int = 0) -> Iterator[int]:
+        """Hop over the ready table from line to line; those of lost tasks, from LOST on, last."""
         cursor = self.txn.cursor(self.t.ready)
-        found = cursor.first()
+        found = cursor.set_range(READY_KEY.pack(first, 0, 0))
         while found:
             line = READY_KEY.unpack(cursor.key())[0]
             yield line
@@ -219,7 +253,7 @@ class Moves:
         """Finish a job that is nowhere: kept for a while, or forgotten when an acked message."""
         head = stored.head
         row = self.row_of(head.line)
-        self._leave(stored, row, promote=promote)
+        self._leave(stored, row, state, promote=promote)
         self.count(row, state, +1)
         if state == SUCCEEDED and head.flags & Flag.MESSAGE:
             self.forget(stored)
@@ -227,21 +261,53 @@ class Moves:
         head.state = state
         head.finished = self.wall
         tail.error = error
-        kept = _class_of(state, tail)
-        head.prune = self.now + int(self._keep_for(stored, kept) * MICRO)
+        self.keep(stored, tail)
+
+    def keep(self, stored: Stored, tail: Tail) -> None:
+        """Save a finished job, and have it pruned in its time."""
+        head = stored.head
+        if head.flags & Flag.LINKED:  # a job behind it may need its result
+            head.prune = self.now + int(self.retention.protect * MICRO)
+            kept, ended = KEPT_LINKED, self.now
+        else:
+            kept, ended = self._class_for(stored, tail)
+            self.kept[kept] += 1
         self.save(stored, tail)
         key = FIN_KEY.pack(kept, head.prune, head.seq)
-        self.txn.put(key, NUMBER.pack(self.now) + stored.id, db=self.t.fin)
+        self.txn.put(key, NUMBER.pack(ended) + stored.id, db=self.t.fin)
+
+    def _class_for(self, stored: Stored, tail: Tail) -> tuple[int, int]:
+        """The class of a finished job, and when it ended; it is to be pruned as its class is."""
+        head = stored.head
+        kept = _class_of(head.state, tail)
+        ended = self.now - max(0, self.wall - head.finished)
+        head.prune = ended + int(self._keep_for(stored, kept) * MICRO)
+        return kept, ended
+
+    def keep_on(self, stored: Stored, needed: bool) -> None:
+        """A finished job of a flow whose entry is gone: to its class, or a while more as it is."""
+        head = stored.head
+        if needed:
+            self.keep(stored, stored.tail)
+            return
+        kept, ended = self._class_for(stored, stored.tail)
         self.kept[kept] += 1
+        self.save(stored)
+        key = FIN_KEY.pack(kept, head.prune, head.seq)
+        self.txn.put(key, NUMBER.pack(ended) + stored.id, db=self.t.fin)
 
     def vanish(self, stored: Stored) -> None:
         """Delete an unfinished job that is nowhere."""
         self._leave(stored, self.row_of(stored.head.line))
         self.forget(stored)
 
-    def _leave(self, stored: Stored, row: Row, *, promote: bool = True) -> None:
+    def _leave(
+        self, stored: Stored, row: Row, state: int = WAITING, *, promote: bool = True
+    ) -> None:
         """It is no longer among the unfinished: give up expiry and key, and tell who waits."""
         head = stored.head
+        if head.flags & Flag.LINKED:
+            self.ended.append((stored, state))
         if head.expires:
             self.txn.delete(DUE_KEY.pack(0, head.expires, DUE_EXPIRY, head.seq), db=self.t.due)
         if head.flags & Flag.KEYED and promote:
@@ -278,13 +344,17 @@ class Moves:
     def kept(self) -> list[int]:
         """How many finished jobs there are of each class."""
         if self._kept is None:
-            data = self.txn.get(self.store.key("kept"))
-            self._kept = list(_KEPT.unpack(data)) if data else [0, 0, 0]
+            self._kept = kept_counts(self.store, self.txn)
+            self._first_kept = self._kept.copy()
         return self._kept
 
     def unfinish(self, stored: Stored) -> None:
         """Take a finished job off the list of what is to be pruned."""
         head = stored.head
+        if head.flags & Flag.LINKED:
+            key = FIN_KEY.pack(KEPT_LINKED, head.prune, head.seq)
+            if self.txn.delete(key, db=self.t.fin):
+                return
         kept = _class_of(head.state, stored.tail)
         if self.txn.delete(FIN_KEY.pack(kept, head.prune, head.seq), db=self.t.fin):
             self.kept[kept] -= 1
@@ -292,17 +362,29 @@ class Moves:
     # -- the end of the commit ------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Write what was counted, and hint whoever sleeps for it. Called before the commit."""
+        """Hint whoever sleeps, and write what was counted. Called before the commit.
+
+        What changed nothing writes nothing here: such a transaction costs no disk.
+        """
+        if self.store.bells.anyone():
+            self._ring()
         put, key = self.txn.put, self.store.key
         for row in self._rows.values():
             if row.dirty:
                 put(key("q/" + row.name), row.pack())
         if self._seq != self._first_seq:
             put(key("seq"), NUMBER.pack(self._seq))
-        if self._kept is not None:
+        if self._kept is not None and self._kept != self._first_kept:
             put(key("kept"), _KEPT.pack(*self._kept))
-        if self.store.bells.anyone():
-            self._ring()
+
+    def tells(self, owner: Told) -> None:
+        """An owner is being told of all the leases it has by now."""
+        self._told.append((owner, self._seq))
+
+    def committed(self) -> None:
+        """Called after the commit, before the next one can begin."""
+        for owner, number in self._told:
+            owner.told = number
 
     def ring_rest(self, names: Sequence[str] = ()) -> None:
         """Pass the baton: there may be more than was taken. Of all queues unless some are named."""
@@ -320,21 +402,45 @@ class Moves:
 
     def _ring(self) -> None:
         bells = self.store.bells
-        for (name, kind), count in self._rings.items():
-            bells.ring(MESSAGES if kind else TASKS, bloom([name]), count, digest(name))
+        give = None
+        if self.hand_over and sum(self._rings.values()) <= _HANDED_MOST:
+            lines = [self._rows[name].lines[kind] for name, kind in self._rings]
+            give = functools.partial(self.hand_over, self, lines)
+        while self._rings:  # handing over may make more ready
+            (name, kind), count = self._rings.popitem()
+            if self._rows[name].ready:  # else all are handed over by now
+                bells.ring(MESSAGES if kind else TASKS, bloom([name]), count, digest(name), give)
         if self._finished:
             bells.ring(RESULT, bloom([job_id.decode() for job_id in self._finished]))
         if self._shrunk:
             bells.ring(SPACE, bloom(list(self._shrunk)))
-        seconds = self.next_due()
+        seconds = self.next_due() if self.untimed else _NEVER
         if seconds < _NEVER:
             bells.keep_time(self.now + max(0, int(seconds * MICRO)))
+
+
+class Told(Protocol):
+    """An owner as far as it is told of its leases."""
+
+    told: int  # the highest token it may know
+
+
+class HandOver(Protocol):
+    """Leases to an owner what it would take if it were awake; how many jobs those were."""
+
+    def __call__(self, moves: Moves, lines: list[int], owner: int, terms: Terms, /) -> int: ...
 
 
 class Commit(Protocol):
     """What has a function applied to the moves of one commit, and returns its result."""
 
     def __call__(self, apply: Callable[[Moves], T], /) -> T: ...
+
+
+def kept_counts(store: Store, txn: lmdb.Transaction[bytes]) -> list[int]:
+    """How many finished jobs there are of each class."""
+    data = txn.get(store.key("kept"))
+    return list(_KEPT.unpack(data)) if data else [0, 0, 0]
 
 
 def _class_of(state: int, tail: Tail) -> int:

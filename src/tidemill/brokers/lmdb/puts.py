@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
+from tidemill.brokers.links import check_links
+from tidemill.brokers.lmdb.flows import link
+from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO, READY_KEY
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
@@ -28,31 +30,46 @@ def may_refuse(moves: Moves, jobs: Sequence[Envelope]) -> bool:
     return any(job.key or moves.row(job.queue).max_size for job in jobs)
 
 
-def put(moves: Moves, jobs: Sequence[Envelope]) -> list[Put]:
-    """Accept jobs, all or none."""
+def put(
+    moves: Moves, jobs: Sequence[Envelope], hold: Collection[str] = (), also: Collection[str] = ()
+) -> list[Put]:
+    """Accept jobs, all or none; nothing more comes before those that wait, and before ``also``."""
     moves.store.room.check(sum([_OVERHEAD + len(job.body) for job in jobs]))
-    return [_put_one(moves, job) for job in jobs]
+    moves.linked = bool(also)
+    puts = [_put_one(moves, job) for job in jobs]
+    if moves.linked:
+        link(moves, jobs, hold, also)
+    return puts
 
 
 def follow(moves: Moves, jobs: Sequence[Envelope]) -> None:
     """Puts that must not fail, since settling must not: no limit holds, a taken id is kept."""
+    begun = []
     for job in jobs:
         if moves.txn.get(job.id.encode(), db=moves.t.job) is None:
             try:
                 _put_one(moves, job, limited=False)
             except DuplicateJob:
-                pass  # its key rejects it; nothing was written yet
+                continue  # its key rejects it; nothing was written yet
+            begun.append(job)
+    if any(job.links for job in begun):
+        link(moves, begun, strict=False)
 
 
 def _put_one(moves: Moves, job: Envelope, *, limited: bool = True) -> Put:
     if job.key:
+        check_links(job)
         holders = moves.txn.get(job.key.encode(), db=moves.t.key)
         if holders is not None:
             return _put_beside(moves, job, holders, limited=limited)
         _insert(moves, job, READY, limited=limited)
         moves.txn.put(job.key.encode(), job.id.encode() + b"\0", db=moves.t.key)
-    else:
+    elif job.links is None:
         _insert(moves, job, READY, limited=limited)
+    else:
+        moves.linked = True
+        waits = bool(job.links.waits)
+        _insert(moves, job, WAITING if waits else READY, limited=limited and not waits)
     return Put(job.id, Placed.CREATED)
 
 
@@ -132,6 +149,8 @@ def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool) -> None:
         flags |= Flag.MESSAGE
     if job.key:
         flags |= Flag.KEYED
+    if job.links is not None:
+        flags |= Flag.LINKED
     if job.result_ttl >= 0:
         flags |= Flag.RESULT_TTL
     seq = moves.next_number()
@@ -139,6 +158,7 @@ def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool) -> None:
     if job.expires:
         expires = moves.now + int(job.expires * MICRO)
         moves.txn.put(DUE_KEY.pack(0, expires, DUE_EXPIRY, seq), job_id, db=moves.t.due)
+        moves.untimed = True
     if state == READY and due and moves.left(due, flags & Flag.WALL) > 0:
         state = SCHEDULED
     envelope = encode_envelope(job)
@@ -150,7 +170,7 @@ def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool) -> None:
         raise _id_taken(job)
     row.accepted += 1
     if state == READY:
-        moves.enter_ready(row, line, job.rank, seq, job_id)
+        moves.enter_ready(row, line, READY_KEY.pack(line, job.rank, seq), job_id)
     elif state == SCHEDULED:
         moves.enter_scheduled(row, due, flags & Flag.WALL, seq, job_id)
     else:

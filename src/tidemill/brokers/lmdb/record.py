@@ -11,7 +11,8 @@ import struct
 
 import msgspec
 
-from tidemill.job import Attempt, State
+from tidemill.brokers.lmdb.layout import LOST, READY_KEY
+from tidemill.job import Attempt, Envelope, State, decode_envelope
 
 __all__ = [
     "CANCELLED",
@@ -32,8 +33,10 @@ __all__ = [
     "Stored",
     "Tail",
     "encode",
+    "envelope_of",
     "key_of",
     "result_ttl_of",
+    "state_and_line",
 ]
 
 STATES = tuple(State)
@@ -42,6 +45,7 @@ WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = rang
 written, since a lease stands for it."""
 
 HEADER = struct.Struct(">BBIIIIIQQQQQddI")
+_PLACE = struct.Struct(">B17xI")
 TOO_LATE = "not started before it expired"
 
 
@@ -54,6 +58,8 @@ class Flag:
     WALL = 8  # due by wall time
     KEYED = 16
     RESULT_TTL = 32
+    LINKED = 64  # it comes before or after others
+    DROPPED = 128  # it ended for how those before it did
 
 
 class Header(msgspec.Struct, gc=False):
@@ -74,6 +80,12 @@ class Header(msgspec.Struct, gc=False):
     ttr: float
     timeout: float
     size: int
+
+    @property
+    def ready_key(self) -> bytes:
+        """Its entry among the ready, while it is one of them."""
+        lost = LOST if self.losses and not self.flags & Flag.MESSAGE else 0
+        return READY_KEY.pack(self.line | lost, self.rank, self.seq)
 
     def pack(self) -> bytes:
         """The header as stored."""
@@ -145,6 +157,17 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
     key: str
     on_conflict: str
     result_ttl: float
+
+
+def state_and_line(data: bytes) -> tuple[int, int]:
+    """Two fields of a stored job's header, without the rest."""
+    state, line = _PLACE.unpack_from(data)
+    return state, line
+
+
+def envelope_of(stored: Stored) -> Envelope:
+    """The envelope, decoded."""
+    return decode_envelope(stored.envelope)
 
 
 def key_of(stored: Stored) -> bytes:

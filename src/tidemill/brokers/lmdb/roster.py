@@ -42,8 +42,7 @@ def is_listed(moves: Moves, number: int) -> bool:
 
 def list_owner(moves: Moves, number: int, owner: Owner) -> None:
     """Add an owner, and tell the others: the ring of who watches whom has changed."""
-    for other, _ in owner_rows(moves.txn, moves.t):
-        moves.store.bells.ring_owner(other)
+    moves.store.bells.ring_others(number)
     moves.txn.put(NUMBER.pack(number), encode(owner), db=moves.t.owner)
 
 

@@ -93,7 +93,7 @@ class Store:
     @property
     def url(self) -> str:
         """What opens this store in another process."""
-        path = urllib.parse.quote(os.path.abspath(self.environment.path))
+        path = urllib.parse.quote(os.fsencode(os.path.abspath(self.environment.path)))
         options = {"map_size": str(self.env.info()["map_size"])}
         if not self.environment.sync:
             options["durability"] = "relaxed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.brokers.lmdb.flows import flow, is_needed
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
     DUE_KEY,
@@ -11,7 +12,8 @@ from tidemill.brokers.lmdb.layout import (
     MICRO,
     NUMBER,
 )
-from tidemill.brokers.lmdb.moves import KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT, Moves
+from tidemill.brokers.lmdb.moves import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT, Moves
+from tidemill.brokers.lmdb.moving import is_sealed
 from tidemill.brokers.lmdb.record import EXPIRED, READY, TOO_LATE, Flag
 from tidemill.brokers.lmdb.roster import name_of
 from tidemill.brokers.lmdb.verdicts import settle
@@ -24,6 +26,8 @@ _PROMOTE_MOST = 5000
 
 def come_due(moves: Moves) -> bool:
     """Move everything whose time has come; True when that is more than one step should do."""
+    if is_sealed(moves):
+        return False
     cursor = moves.txn.cursor(moves.t.due)
     done = 0
     for clock, now in ((0, moves.now), (1, moves.wall)):
@@ -40,6 +44,8 @@ def come_due(moves: Moves) -> bool:
                 _time_out(moves, reference, number)
             else:
                 _job_due(moves, reference, kind)
+            if moves.ended:
+                flow(moves)
     return False
 
 
@@ -65,11 +71,30 @@ def _job_due(moves: Moves, job_id: bytes, kind: int) -> None:
 
 def prune(moves: Moves, most: int) -> int:
     """Forget finished jobs that are too old or too many; at most ``most`` of them."""
+    if is_sealed(moves):
+        return 0
     pruned = 0
+    _part_from_flows(moves, most)
     for kept in (KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER):
         if pruned < most and moves.kept[kept]:
             pruned += _prune_class(moves, kept, most - pruned)
     return pruned
+
+
+def _part_from_flows(moves: Moves, most: int) -> None:
+    """Look after finished jobs of flows: they stay as long as a job behind them needs them."""
+    cursor = moves.txn.cursor(moves.t.fin)
+    unfinished: dict[str, bool] = {}
+    for _ in range(most):
+        if not cursor.set_range(FIN_KEY.pack(KEPT_LINKED, 0, 0)):
+            return
+        kept, when, _ = FIN_KEY.unpack(cursor.key())
+        if kept != KEPT_LINKED or when > moves.now:
+            return
+        stored = moves.load(cursor.value()[NUMBER.size :])
+        cursor.delete()
+        if stored is not None:
+            moves.keep_on(stored, is_needed(moves, stored, unfinished))
 
 
 def _prune_class(moves: Moves, kept: int, most: int) -> int:
@@ -93,8 +118,8 @@ def _prune_class(moves: Moves, kept: int, most: int) -> int:
         found = bool(cursor.key())
         job_id = value[NUMBER.size :]
         data = moves.txn.pop(job_id, db=moves.t.job)
-        if data and data[1] & Flag.NOTED:
-            moves.txn.delete(job_id, db=moves.t.note)
+        if data and data[1] & (Flag.NOTED | Flag.LINKED):
+            moves.forget_more(job_id, data[1])
         count[kept] -= 1
         pruned += 1
     return pruned

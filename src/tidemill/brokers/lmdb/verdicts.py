@@ -22,9 +22,9 @@ from tidemill.brokers.lmdb.record import (
     Stored,
     encode,
 )
-from tidemill.job import Attempt, Note, Outcome, Verdict
+from tidemill.job import NOT_STARTED, WHILE_RUNNING, Attempt, Note, Outcome, Verdict
 
-__all__ = ["drop_lease", "leases_of", "note", "release_owner", "settle", "touch"]
+__all__ = ["drop_lease", "leases_of", "log", "note", "release_owner", "settle", "touch"]
 
 _END: dict[int, int] = {
     Outcome.FAIL: FAILED,
@@ -32,14 +32,15 @@ _END: dict[int, int] = {
     Outcome.EXPIRED: EXPIRED,
 }
 _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
-_SNOOZE = int(Outcome.SNOOZE)
-_BACK = (int(Outcome.RELEASE), _SNOOZE)
+_RELEASE, _SNOOZE = int(Outcome.RELEASE), int(Outcome.SNOOZE)
+_BACK = (_RELEASE, _SNOOZE)
 _LOG_MOST = 100
 
 
 def settle(moves: Moves, owner: int, worker: str, verdict: Verdict) -> bool:
     """Close a lease. False: it was lost, and nothing changed."""
-    lease = moves.txn.pop(LEASE_KEY.pack(owner, verdict.token), db=moves.t.lease)
+    key = LEASE_KEY.pack(owner, verdict.token)
+    lease = moves.txn.pop(key, db=moves.t.lease)
     if lease is None:
         return False
     _, _, _, leased, deadline = LEASE_VALUE.unpack_from(lease)
@@ -47,7 +48,10 @@ def settle(moves: Moves, owner: int, worker: str, verdict: Verdict) -> bool:
         moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, verdict.token), db=moves.t.due)
     stored = moves.load(lease[LEASE_VALUE.size :])
     assert stored is not None
-    _close_attempt(moves, stored, worker, leased / MICRO, verdict)
+    if _close_attempt(moves, stored, worker, leased / MICRO, verdict):
+        if deadline:
+            put_deadline(moves, deadline, owner, verdict.token)
+        moves.txn.put(key, lease, db=moves.t.lease)
     if verdict.followers:
         follow(moves, verdict.followers)
     return True
@@ -55,8 +59,11 @@ def settle(moves: Moves, owner: int, worker: str, verdict: Verdict) -> bool:
 
 def _close_attempt(
     moves: Moves, stored: Stored, worker: str, leased: float, verdict: Verdict
-) -> None:
-    """The hot path: count and write down the attempt, and place the job or end it."""
+) -> bool:
+    """The hot path: count and write down the attempt, and place the job or end it.
+
+    True when it is neither: the lease is held.
+    """
     head, outcome, tail = stored.head, verdict.outcome, stored.tail
     row = moves.row_of(head.line)
     row.running -= 1
@@ -73,15 +80,21 @@ def _close_attempt(
     elif outcome in _END:
         moves.end(stored, _END[outcome], tail, verdict.error)
     elif head.flags & Flag.CANCELLING:
-        moves.end(stored, CANCELLED, tail, "cancelled while it was running")
+        said = verdict.error if outcome == _RELEASE else ""
+        moves.end(stored, CANCELLED, tail, said or WHILE_RUNNING)
     elif head.expires and head.expires <= moves.now:
         moves.end(stored, EXPIRED, tail, TOO_LATE)
     else:
         if outcome == _RETRY:
             row.retried += 1
+            if verdict.hold:
+                row.running += 1
+                moves.save(stored, tail)
+                return True
         tail.error = verdict.error if outcome == _SNOOZE else ""  # why it waits, for who asks
         due = moves.now + int(verdict.delay * MICRO) if verdict.delay > 0 else 0
         moves.place(stored, due, 0, tail)
+    return False
 
 
 def _attempt(number: int, worker: str, leased: float, verdict: Verdict) -> Attempt:
@@ -114,17 +127,35 @@ def note(moves: Moves, owner: int, note: Note) -> None:
     stored = _leased(moves, owner, note.token)
     if stored is None:
         return
+    fresh = not stored.head.flags & Flag.NOTED
+    if note.done >= 0:
+        _keep_notes(moves, stored, progress=(note.done, note.total))
+    if note.line:
+        log(moves, stored, note.line, note.time)
+    if fresh:
+        moves.save(stored)
+
+
+def log(moves: Moves, stored: Stored, line: str, time: float) -> None:
+    """Add a line to a job's trail; who calls this saves the job."""
+    _keep_notes(moves, stored, line=(time, line))
+
+
+def _keep_notes(
+    moves: Moves,
+    stored: Stored,
+    *,
+    progress: tuple[float, float] | None = None,
+    line: tuple[float, str] | None = None,
+) -> None:
     data = moves.txn.get(stored.id, db=moves.t.note)
     notes = NOTES.decode(data) if data else Notes()
-    if note.done >= 0:
-        notes.progress = (note.done, note.total)
-    if note.line:
-        notes.log.append((note.time, note.line))
+    notes.progress = progress or notes.progress
+    if line is not None:
+        notes.log.append(line)
         del notes.log[:-_LOG_MOST]
     moves.txn.put(stored.id, encode(notes), db=moves.t.note)
-    if not stored.head.flags & Flag.NOTED:
-        stored.head.flags |= Flag.NOTED
-        moves.save(stored)
+    stored.head.flags |= Flag.NOTED
 
 
 def _leased(moves: Moves, owner: int, token: int) -> Stored | None:
@@ -170,7 +201,7 @@ def release_owner(moves: Moves, owner: int, worker: str, causes: Mapping[int, st
             fail = Verdict(token, Outcome.RETRY, error=causes[token], ended=moves.wall / MICRO)
             settle(moves, owner, worker, fail)
         else:
-            settle(moves, owner, worker, Verdict(token, Outcome.RELEASE))
+            settle(moves, owner, worker, Verdict(token, Outcome.RELEASE, error=NOT_STARTED))
     return len(tokens)
 
 

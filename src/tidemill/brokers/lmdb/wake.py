@@ -5,12 +5,15 @@ nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its tr
 sleepers its jobs are for, clears their marks and writes one byte to each FIFO: a sleeper that is up
 before the commit waits for the write lock, so the wake-up overlaps with the disk.
 
+A sleeper may leave its :class:`Terms` beside its mark: what it would take if it were awake. A
+writer can then lease in its name (:mod:`.handoff`).
+
 One sleeper at least sleeps no longer than to the next due time of the store
 (:func:`Bells.keep_time`), so that what comes due is seen to, whoever put it there, without waking
 all.
 
 Nothing here is trusted: a hint may be late, doubled or for nothing. Losing one to a process that
-dies is made good by its death being noticed (:mod:`.owners`).
+dies is made good by its death being noticed (:mod:`tidemill.brokers.liveness`).
 """
 
 from __future__ import annotations
@@ -21,18 +24,36 @@ import os
 import select
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tidemill.board import allocate
 
-__all__ = ["ALL", "MESSAGES", "RESULT", "SPACE", "TASKS", "Bells", "Sleeper", "bloom", "digest"]
+__all__ = [
+    "ALL",
+    "MESSAGES",
+    "NOTHING",
+    "RESULT",
+    "SPACE",
+    "TASKS",
+    "Bells",
+    "Sleeper",
+    "Terms",
+    "bloom",
+    "digest",
+]
 
 TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
 ALL = 2**64 - 1
 
 _SLOTS = 2048
-# taken, mask, the one queue waited for (0: several, or all), owner, bloom of queues or ids, until
-_SLOT = struct.Struct("=BBxxIQQQ")
+# taken, mask, in its wait, the one queue waited for (0: several, or all), owner, bloom of queues or
+# ids, until; then its terms
+_SLOT = struct.Struct("=BBBxIQQQ")
+_TERMS = struct.Struct("=HBB15I")  # room, mode, how many queues (255: all), their numbers
+_SIZE = _SLOT.size + _TERMS.size
+_WAITS = 2  # where in a slot it says that its owner is in its wait
+_QUEUES, _ALL_QUEUES = 15, 255
 _HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
 
 
@@ -47,6 +68,17 @@ def bloom(names: Sequence[str]) -> int:
 def digest(name: str) -> int:
     """A number for one name, never 0."""
     return zlib.crc32(name.encode()) or 1
+
+
+class Terms(NamedTuple):
+    """What a sleeper would take if it were awake: queues by number, None for all."""
+
+    room: int
+    mode: int
+    queues: tuple[int, ...] | None
+
+
+NOTHING = Terms(0, 0, ())
 
 
 class Sleeper:
@@ -87,7 +119,7 @@ class Bells:
         os.makedirs(folder, exist_ok=True)
         fd = os.open(os.path.join(folder, "slots"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            size = _SLOT.size * (_SLOTS + 1)
+            size = _SIZE * (_SLOTS + 1)
             if os.fstat(fd).st_size < size:
                 allocate(fd, size)
             self._map = mmap.mmap(fd, size)
@@ -108,7 +140,7 @@ class Bells:
                 _HEAD.pack_into(self._map, 0, slot, _HEAD.unpack_from(self._map)[1])
             else:
                 self._forget_writer(slot)  # a cached one says nothing of whether anyone still reads
-                if self._map[slot * _SLOT.size] and self._writer(slot) is not None:
+                if self._map[slot * _SIZE] and self._writer(slot) is not None:
                     continue
             path = self._fifo(slot)
             if not os.path.exists(path):
@@ -117,35 +149,48 @@ class Bells:
             fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._forget_writer(slot)
             self._set_mask(slot, 0)
-            _SLOT.pack_into(self._map, slot * _SLOT.size, 1, 0, 0, owner, 0, 0)
+            _SLOT.pack_into(self._map, slot * _SIZE, 1, 0, 0, 0, owner, 0, 0)
             return Sleeper(slot, fd)
         raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
+
+    def set_waiting(self, sleeper: Sleeper, waiting: bool) -> None:
+        """Say whether the sleeper's owner is in its wait. Needs no lock: it is one byte."""
+        if sleeper.fd >= 0:
+            self._map[sleeper.slot * _SIZE + _WAITS] = waiting
 
     def give_up(self, sleeper: Sleeper) -> None:
         """Free a slot. Idempotent, since a commit may be replayed."""
         if sleeper.fd < 0:
             return
         self._set_mask(sleeper.slot, 0)
-        self._map[sleeper.slot * _SLOT.size] = 0
+        self._map[sleeper.slot * _SIZE] = 0
         os.close(sleeper.fd)
         sleeper.fd = -1
 
     def mark(
-        self, sleeper: Sleeper, mask: int, bits: int, until: int = ALL, only: int = 0
+        self,
+        sleeper: Sleeper,
+        mask: int,
+        bits: int,
+        until: int = ALL,
+        only: int = 0,
+        terms: Terms = NOTHING,
     ) -> None:
         """Say what the sleeper waits for: kinds of hint, a bloom of queues or ids, and how long.
 
         ``only`` is the :func:`digest` of the queue when it waits for a single one.
         """
-        at = sleeper.slot * _SLOT.size
+        self.set_waiting(sleeper, False)
+        at = sleeper.slot * _SIZE
         struct.pack_into("=I", self._map, at + 4, only)
         struct.pack_into("=QQ", self._map, at + 16, bits, until)
+        self._set_terms(at + _SLOT.size, terms)
         self._set_mask(sleeper.slot, mask)
 
     def _set_mask(self, slot: int, mask: int) -> None:
         # The count is raised before a mark and lowered after: a kill in between leaves it too high,
         # which costs a look, never too low, which would cost a wake-up.
-        at = slot * _SLOT.size + 1
+        at = slot * _SIZE + 1
         before = self._map[at]
         if mask and not before:
             self._add_sleepers(+1)
@@ -157,15 +202,36 @@ class Bells:
         high, sleepers = _HEAD.unpack_from(self._map)
         _HEAD.pack_into(self._map, 0, high, max(0, sleepers + by))
 
+    def _set_terms(self, at: int, terms: Terms) -> None:
+        room, mode, queues = terms
+        numbers = [0] * _QUEUES
+        if queues:
+            numbers[: len(queues)] = queues[:_QUEUES]
+        count = _ALL_QUEUES if queues is None else min(len(queues), _QUEUES)
+        _TERMS.pack_into(self._map, at, min(room, 0xFFFF), mode, count, *numbers[:_QUEUES])
+
+    def _terms(self, at: int) -> Terms:
+        room, mode, count, *numbers = _TERMS.unpack_from(self._map, at)
+        return Terms(room, mode, None if count == _ALL_QUEUES else tuple(numbers[:count]))
+
     def anyone(self) -> bool:
         """False when certainly nobody sleeps."""
         return bool(_HEAD.unpack_from(self._map)[1])
 
-    def ring(self, kind: int, bits: int = ALL, most: int = _SLOTS, only: int = 0) -> int:
+    def ring(
+        self,
+        kind: int,
+        bits: int = ALL,
+        most: int = _SLOTS,
+        only: int = 0,
+        give: Callable[[int, Terms], int] | None = None,
+    ) -> int:
         """Hint up to ``most`` sleepers that wait for this kind and these bits; how many.
 
         With ``only`` the hint is for one queue: who waits for another with the same bit is left
         alone, and who waits for several, of which one may just have the same bit, is not counted.
+        ``give`` is called with the owner and terms of each that is in its wait and was hinted; it
+        says how many jobs that one got.
         """
         high, sleepers = _HEAD.unpack_from(self._map)
         if not sleepers:
@@ -174,12 +240,18 @@ class Bells:
         for slot in range(1, high + 1):
             if rung >= most:
                 break
-            taken, mask, single, _, wanted, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            at = slot * _SIZE
+            taken, mask, waits, single, owner, wanted, _ = _SLOT.unpack_from(self._map, at)
             if not (taken and mask & kind and wanted & bits) or (only and single not in (0, only)):
                 continue
             self._set_mask(slot, 0)
             certain = not only or single == only or wanted == ALL
-            rung += self._hint(slot) and certain
+            if not self._hint(slot):
+                continue
+            given = 0
+            if give is not None and waits:
+                given = give(owner, self._terms(at + _SLOT.size))
+            rung += given or certain
         return rung
 
     def keep_time(self, due: int) -> None:
@@ -187,7 +259,7 @@ class Bells:
         high, _ = _HEAD.unpack_from(self._map)
         late = []
         for slot in range(1, high + 1):
-            taken, mask, _, _, _, until = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            taken, mask, _, _, _, _, until = _SLOT.unpack_from(self._map, slot * _SIZE)
             if taken and mask & (TASKS | MESSAGES):
                 if until <= due:
                     return
@@ -199,16 +271,23 @@ class Bells:
 
     def ring_owner(self, owner: int) -> None:
         """Hint every slot of an owner, asleep or not: there is a command for it."""
+        self._ring_each(lambda whose: whose == owner)
+
+    def ring_others(self, owner: int) -> None:
+        """Hint every slot of any other owner, asleep or not: this one is new."""
+        self._ring_each(lambda whose: whose not in (0, owner))
+
+    def _ring_each(self, meant: Callable[[int], bool]) -> None:
         high, _ = _HEAD.unpack_from(self._map)
         for slot in range(1, high + 1):
-            taken, _, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SLOT.size)
-            if taken and whose == owner:
+            taken, _, _, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SIZE)
+            if taken and meant(whose):
                 self._hint(slot)
 
     def _hint(self, slot: int) -> bool:
         writer = self._writer(slot)
         if writer is None:
-            self._map[slot * _SLOT.size] = 0  # its process is gone
+            self._map[slot * _SIZE] = 0  # its process is gone
             return False
         try:
             os.write(writer, b"x")
@@ -216,7 +295,7 @@ class Bells:
             pass  # full of hints already
         except OSError:
             self._forget_writer(slot)
-            self._map[slot * _SLOT.size] = 0
+            self._map[slot * _SIZE] = 0
             return False
         return True
 

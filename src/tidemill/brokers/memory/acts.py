@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidemill.brokers.memory.flows import flow, revive
 from tidemill.brokers.memory.jobs import Item, Jobs
-from tidemill.job import Command, State
+from tidemill.brokers.memory.verdicts import log
+from tidemill.job import CANCEL_ASKED, NOT_STARTED, Command, State, Waits
 
 __all__ = ["cancel", "delete", "kick", "purge"]
 
@@ -21,16 +23,17 @@ def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool) -> bool:
         return False
     if item.record.state is State.RUNNING:
         item.record.cancelling = True
+        log(jobs, item, CANCEL_ASKED[terminate], jobs.wall)
         send(item.holder, Command("terminate" if terminate else "cancel", item.token))
     else:
-        jobs.finish(item, State.CANCELLED, "cancelled before it started")
+        jobs.finish(item, State.CANCELLED, NOT_STARTED)
     return True
 
 
 def kick(jobs: Jobs, job_id: str) -> bool:
     """Make a job ready again."""
     item = jobs.items.get(job_id)
-    if item is None:
+    if item is None or item.waits == Waits.BARRIER:  # which is never run
         return False
     if item.record.state in _KICKABLE:
         key = item.record.envelope.key
@@ -47,6 +50,8 @@ def kick(jobs: Jobs, job_id: str) -> bool:
 
 def _begin_anew(jobs: Jobs, item: Item) -> None:
     """Fresh attempts, and no end; the trail stays."""
+    item.dropped = False
+    revive(jobs, item)
     jobs.unfinish(item)
     record = item.record
     policy = record.envelope.retries.max_attempts
@@ -63,10 +68,9 @@ def delete(jobs: Jobs, job_id: str) -> bool:
         return False
     if item.record.state.finished:
         jobs.unfinish(item)
+        del jobs.items[job_id]
     else:
-        jobs.unplace(item)
-        jobs.give_up_key(item.record.envelope)
-    del jobs.items[job_id]
+        jobs.forget(item)
     return True
 
 
@@ -75,4 +79,7 @@ def purge(jobs: Jobs, queue: str) -> int:
     waiting = (State.WAITING, State.SCHEDULED, State.READY)
     records = [item.record for item in jobs.items.values()]
     gone = [r for r in records if r.envelope.queue == queue and r.state in waiting]
-    return sum(delete(jobs, record.envelope.id) for record in gone)
+    jobs.flowing = True  # not before all are gone: what is purged is not cancelled
+    purged = sum(delete(jobs, record.envelope.id) for record in gone)
+    flow(jobs)
+    return purged

@@ -6,35 +6,44 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidemill.brokers.base import (
+    Departure,
     Feature,
     Filter,
     Page,
     QueueStats,
     Reply,
-    Retention,
     Step,
 )
 from tidemill.brokers.memory import acts, inspect
+from tidemill.brokers.memory.flows import ended
 from tidemill.brokers.memory.jobs import Jobs
 from tidemill.brokers.memory.leases import lease
+from tidemill.brokers.memory.moving import adopt, check_here, depart, gone
 from tidemill.brokers.memory.puts import put
 from tidemill.brokers.memory.timers import come_due, prune
 from tidemill.brokers.memory.verdicts import note, release_owner, settle, touch
+from tidemill.brokers.retention import KEEP_OPTIONS, Retention
 from tidemill.clock import id_time
-from tidemill.config import Url
+from tidemill.config import Url, check_known
 from tidemill.errors import FeatureMissing, TidemillError
 from tidemill.job import Command, Envelope, Owner, Put, Record
 
 __all__ = ["MemoryBroker", "open_url"]
 
 
+def check_url(url: Url) -> Retention:
+    """Read a ``memory://`` URL."""
+    check_known("a memory:// url", url.options, KEEP_OPTIONS)
+    return Retention.from_options(url.options)
+
+
 def open_url(url: Url) -> MemoryBroker:
     """The broker of a ``memory://`` URL."""
-    return MemoryBroker(url.text, Retention.from_options(url.options))
+    return MemoryBroker(url.text, check_url(url))
 
 
 class MemoryBroker:
@@ -51,21 +60,29 @@ class MemoryBroker:
     def __init__(self, url: str = "memory://", retention: Retention | None = None) -> None:
         self.url = url
         self._lock = threading.Condition(threading.RLock())
-        self._jobs = Jobs(retention or Retention(), self._wake_all)
+        self._jobs = Jobs(retention or Retention(), self._wake_all, ended)
         self._owners: dict[str, Owner] = {}
         self._commands: dict[str, list[Command]] = {}
         self._pipes: dict[str, tuple[int, int]] = {}
 
     # -- producing ------------------------------------------------------------------------------
 
-    def put(self, jobs: Sequence[Envelope], *, txn: Any = None) -> list[Put]:
+    def put(
+        self,
+        jobs: Sequence[Envelope],
+        *,
+        txn: Any = None,
+        hold: Collection[str] = (),
+        let_go: Collection[str] = (),
+    ) -> list[Put]:
         if txn is not None:
             raise FeatureMissing(
                 "txn= needs the feature transactions, which memory:// does not have"
             )
         with self._lock:
+            check_here(self._jobs)
             come_due(self._jobs)
-            puts = put(self._jobs, jobs)
+            puts = put(self._jobs, jobs, hold, let_go)
             self._wake_all()
             return puts
 
@@ -73,6 +90,7 @@ class MemoryBroker:
 
     def attach(self, owner: Owner) -> None:
         with self._lock:
+            check_here(self._jobs)
             self.detach(owner.id)
             self._owners[owner.id] = owner
             self._commands[owner.id] = []
@@ -93,7 +111,7 @@ class MemoryBroker:
             owner, jobs = self._owners.get(step.owner), self._jobs
             if owner is None:  # given up for dead: all it held is lost
                 lost = [False] * len(step.verdicts), [False] * len(step.touch)
-                return Reply(*lost, commands=[Command("stop")])
+                return Reply(*lost, commands=[Command("lost")], next_due=0.0)
             come_due(jobs)
             first_due = jobs.due[:1] + jobs.due_wall[:1]
             reply = Reply()
@@ -101,9 +119,13 @@ class MemoryBroker:
                 note(jobs, owner.id, said)
             reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
             reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
-            if step.want:
+            if jobs.departure is None and step.want:
                 reply.leases = list(lease(jobs, owner, step.want))
             reply.commands, self._commands[owner.id] = self._commands[owner.id], []
+            if jobs.departure is not None and step.want and step.want.count:
+                if owner.kind == "consumer":
+                    raise gone(jobs.departure)
+                reply.commands.append(Command("quiet"))
             reply.next_due = jobs.next_due()
             if jobs.due[:1] + jobs.due_wall[:1] != first_due:
                 self._wake_all()  # this owner may not come back in time for it
@@ -210,23 +232,28 @@ class MemoryBroker:
     def info(self) -> dict[str, Any]:
         with self._lock:
             count = len(self._jobs.items)
-            return {"broker": "memory", "url": self.url, "jobs": count, "durable": False}
+            facts = {"broker": "memory", "url": self.url, "jobs": count, "durable": False}
+            departure = self._jobs.departure
+            return facts | ({"moves_to": departure.where} if departure else {})
 
     # -- acting ---------------------------------------------------------------------------------
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         with self._lock:
+            check_here(self._jobs)
             jobs, send = self._jobs, self.command
             return [acts.cancel(jobs, i, send, terminate=terminate) for i in job_ids]
 
     def kick(self, job_ids: Iterable[str]) -> list[bool]:
         with self._lock:
+            check_here(self._jobs)
             kicked = [acts.kick(self._jobs, i) for i in job_ids]
             self._wake_all()
             return kicked
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         with self._lock:
+            check_here(self._jobs)
             deleted = [acts.delete(self._jobs, i) for i in job_ids]
             self._wake_all()
             return deleted
@@ -235,6 +262,7 @@ class MemoryBroker:
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         with self._lock:
+            check_here(self._jobs)
             row = self._jobs.queue(queue)
             row.paused = row.paused if paused is None else paused
             row.max_size = row.max_size if max_size is None else max_size
@@ -242,6 +270,7 @@ class MemoryBroker:
 
     def purge(self, queue: str) -> int:
         with self._lock:
+            check_here(self._jobs)
             purged = acts.purge(self._jobs, queue)
             self._wake_all()
             return purged
@@ -256,6 +285,29 @@ class MemoryBroker:
 
     def backup(self, target: str) -> None:
         raise FeatureMissing("backup needs the feature backup, which memory:// does not have")
+
+    # -- moving to another store ----------------------------------------------------------------
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        with self._lock:
+            self._wake_all()
+            return depart(self._jobs, where, seal)
+
+    def stay(self) -> None:
+        with self._lock:
+            self._jobs.departure = None
+            self._wake_all()
+
+    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+        with self._lock:
+            check_here(self._jobs)
+            taken = adopt(self._jobs, departure, records, cursor)
+            self._wake_all()
+            return taken
+
+    def adopted(self, mark: str) -> str:
+        with self._lock:
+            return self._jobs.arrivals.get(mark, ("", 0))[0]
 
     def close(self) -> None:
         with self._lock:

@@ -17,7 +17,12 @@ def get(jobs: Jobs, job_id: str) -> Record | None:
     if item is None:
         return None
     record = item.record
-    return msgspec.structs.replace(record, attempts=list(record.attempts), log=list(record.log))
+    return msgspec.structs.replace(
+        record,
+        max_attempts=item.limit,
+        attempts=list(record.attempts),
+        log=list(record.log),
+    )
 
 
 def find(jobs: Jobs, what: Filter, limit: int, cursor: str) -> Page:
@@ -32,11 +37,11 @@ def find(jobs: Jobs, what: Filter, limit: int, cursor: str) -> Page:
 
 def stats(jobs: Jobs) -> list[QueueStats]:
     """Every queue, by name."""
-    made: dict[str, list[float]] = {name: [] for name in jobs.stats}
-    for item in jobs.items.values():
+    oldest: dict[str, float] = {}
+    for item in sorted(jobs.items.values(), key=lambda item: item.record.seq):
         if item.record.state is State.READY:
-            made[item.record.envelope.queue].append(item.record.envelope.created)
+            oldest.setdefault(item.record.envelope.queue, item.record.envelope.created)
     return [
-        msgspec.structs.replace(row, oldest=min(made[name], default=0.0))
+        msgspec.structs.replace(row, oldest=oldest.get(name, 0.0))
         for name, row in sorted(jobs.stats.items())
     ]

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import bisect
 import heapq
-import itertools
 from collections.abc import Callable
 
-from tidemill.brokers.base import QueueStats, Retention
+from tidemill.brokers.base import Departure, QueueStats
+from tidemill.brokers.retention import Retention
 from tidemill.clock import machine_time, wall_time
-from tidemill.job import Envelope, Owner, Record, State
+from tidemill.job import Envelope, Links, Owner, Record, State
 
-__all__ = ["Item", "Jobs", "line_of"]
+__all__ = ["LOST", "MESSAGES", "TASKS", "Item", "Jobs", "line_of"]
 
 Ready = tuple[int, int, str]  # rank, seq, id
 Due = tuple[float, int, str]  # when, seq, id
+Line = tuple[str, int]  # queue, kind
+TASKS, MESSAGES, LOST = range(3)
 
 
 class Item:
     """A stored job: its record, and what a record does not show."""
 
     __slots__ = (
-        *("deadline", "due_machine", "expires_machine", "finished_machine", "holder", "limit"),
-        *("ready", "record", "token"),
+        *("behind", "deadline", "dropped", "due_machine", "expires_machine", "finished_machine"),
+        *("holder", "limit", "ready", "record", "token", "waits"),
     )
 
     def __init__(self, envelope: Envelope, seq: int) -> None:
@@ -38,25 +40,52 @@ class Item:
         self.expires_machine = 0.0
         self.finished_machine = 0.0
         self.ready: Ready | None = None  # its entry in the ready list
+        links = envelope.links or Links()
+        self.behind, self.waits = links.next, links.waits
+        self.dropped = False  # it ended for how a job before it ended
 
 
 class Jobs:
-    """All jobs of one broker; used under its lock. ``tell`` wakes whoever sleeps for news."""
+    """All jobs of one broker; used under its lock. ``tell`` wakes whoever sleeps for news.
 
-    def __init__(self, retention: Retention, tell: Callable[[], None]) -> None:
+    ``on_end`` hears of every job that has ended, or was forgotten before.
+    """
+
+    def __init__(
+        self,
+        retention: Retention,
+        tell: Callable[[], None],
+        on_end: Callable[[Jobs, Item], None],
+    ) -> None:
+        self.on_end = on_end
         self.retention = retention
         self.tell = tell
         self.born = wall_time()
         self.last_queue = ""  # that a fair want was served from
         self.items: dict[str, Item] = {}
-        self.ready: dict[tuple[str, bool], list[Ready]] = {}  # by line, in order
+        self.ready: dict[Line, list[Ready]] = {}  # in order
         self.due: list[Due] = []  # heap, by machine time
         self.due_wall: list[Due] = []  # heap, by wall time
         self.leases: dict[tuple[str, int], Item] = {}  # by owner and token
         self.keys: dict[str, list[str]] = {}  # key -> [job, successor]
         self.stats: dict[str, QueueStats] = {}
         self.finished: list[tuple[float, str]] = []  # machine time to prune at, id: in order
-        self.next_number = itertools.count(1).__next__  # jobs and tokens are numbered from one
+        self.ended: list[Item] = []  # jobs those behind which are still to be counted down
+        self.flowing = False  # somebody sees to them
+        self.linked: list[tuple[float, str]] = []  # finished jobs of flows: when to look at them
+        self.seq = 0  # jobs and tokens are numbered from one
+        self.departure: Departure | None = None
+        self.arrivals: dict[str, tuple[str, int]] = {}  # mark -> cursor, where its numbers begin
+
+    def next_number(self) -> int:
+        """The next of the sequence."""
+        self.seq += 1
+        return self.seq
+
+    @property
+    def sealed(self) -> bool:
+        """True when the store has left for another: nothing here changes any more."""
+        return self.departure is not None and self.departure.sealed
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -74,6 +103,10 @@ class Jobs:
         """(wall time for people, machine time) of a delay; zeros when due at once."""
         return (self.wall + delay, self.now + delay) if delay > 0 else (0.0, 0.0)
 
+    def due_of(self, job: Envelope) -> tuple[float, float]:
+        """(wall time for people, machine time when it is a delay); zeros when due at once."""
+        return self.due_after(job.delay) if job.delay > 0 else (job.at, 0.0)
+
     def left(self, due: float, machine: float) -> float:
         """Seconds until a due time; 0 or less when it has come."""
         if machine:
@@ -82,6 +115,8 @@ class Jobs:
 
     def next_due(self) -> float:
         """Seconds until something comes due, at least 0; infinity when nothing will."""
+        if self.sealed:
+            return float("inf")
         seconds = [self.due[0][0] - self.now] if self.due else []
         seconds += [self.due_wall[0][0] - self.wall] if self.due_wall else []
         return max(0.0, min(seconds)) if seconds else float("inf")
@@ -115,7 +150,7 @@ class Jobs:
         else:
             record.state = State.READY
             item.ready = (record.rank, record.seq, record.envelope.id)
-            bisect.insort(self.ready.setdefault(line_of(record.envelope), []), item.ready)
+            bisect.insort(self.ready.setdefault(line_of(record), []), item.ready)
         self.count(item, +1)
 
     def unplace(self, item: Item) -> None:
@@ -123,7 +158,7 @@ class Jobs:
         if not item.record.state.finished:
             self.count(item, -1)
         if item.ready:
-            self.ready[line_of(item.record.envelope)].remove(item.ready)
+            self.ready[line_of(item.record)].remove(item.ready)
             item.ready = None
         if item.token:
             del self.leases[item.holder, item.token]
@@ -150,20 +185,50 @@ class Jobs:
         if envelope.is_message and state is State.SUCCEEDED:
             del self.items[envelope.id]
         else:
-            bisect.insort(self.finished, (self.now + self._keep_for(record), envelope.id))
+            self.keep(item)
+        self.on_end(self, item)
         self.tell()
 
-    def _keep_for(self, record: Record) -> float:
+    def keep(self, item: Item) -> None:
+        """Have a finished job pruned in its time; one of a flow not before that is over."""
+        job_id = item.record.envelope.id
+        if item.record.envelope.links:
+            bisect.insort(self.linked, (self.now + self.retention.protect, job_id))
+        else:
+            self.keep_plainly(item)
+
+    def keep_plainly(self, item: Item) -> None:
+        """Have a finished job pruned in its time."""
+        when = item.finished_machine + self.keep_for(item.record)
+        bisect.insort(self.finished, (when, item.record.envelope.id))
+
+    def forget(self, item: Item) -> None:
+        """Gone, unfinished as it was."""
+        self.unplace(item)
+        self.give_up_key(item.record.envelope)
+        del self.items[item.record.envelope.id]
+        self.on_end(self, item)
+
+    def keep_for(self, record: Record) -> float:
+        """Seconds a finished job is kept."""
         if record.state is State.FAILED:
             return self.retention.failed
         if record.state is not State.SUCCEEDED:
             return self.retention.of_success(-1, has_result=True)
         return self.retention.of_success(record.envelope.result_ttl, bool(record.result))
 
+    def wait_again(self, item: Item) -> None:
+        """From its end back to waiting for others."""
+        self.unfinish(item)
+        record = item.record
+        record.state, record.finished, record.error = State.WAITING, 0.0, ""
+        self.count(item, +1)
+
     def unfinish(self, item: Item) -> None:
         """Off the list of what is to be pruned."""
         job_id = item.record.envelope.id
         self.finished = [entry for entry in self.finished if entry[1] != job_id]
+        self.linked = [entry for entry in self.linked if entry[1] != job_id]
 
     def give_up_key(self, envelope: Envelope) -> None:
         """The job no longer has its key; who waited for it takes it over."""
@@ -179,6 +244,9 @@ class Jobs:
             self.move(successor, successor.record.due, successor.due_machine)
 
 
-def line_of(envelope: Envelope) -> tuple[str, bool]:
-    """Jobs of one line are served in order: the tasks of a queue, or its messages."""
-    return envelope.queue, envelope.is_message
+def line_of(record: Record) -> Line:
+    """Jobs of one line are served in order: a queue's tasks, its messages, its lost tasks."""
+    envelope = record.envelope
+    if envelope.is_message:
+        return envelope.queue, MESSAGES
+    return envelope.queue, LOST if record.losses else TASKS

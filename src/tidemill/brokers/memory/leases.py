@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
-from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.brokers.memory.flows import inputs_of
+from tidemill.brokers.memory.jobs import LOST, MESSAGES, TASKS, Item, Jobs, Ready
 from tidemill.job import Envelope, Lease, Owner, State, encode_envelope
 
 __all__ = ["lease", "ttr_of"]
@@ -13,14 +14,15 @@ __all__ = ["lease", "ttr_of"]
 
 def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
     """Up to ``want.count`` jobs."""
-    for _ in range(want.count):
-        item = _choose(jobs, want)
+    for number in range(want.count):
+        item = _choose_lost(jobs, want) if number == 0 else None
+        item = item or _choose(jobs, want)
         if item is None:
             return
         record, envelope = item.record, item.record.envelope
         if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
             record.leased = jobs.wall
-            yield _lend(item, jobs.next_number(), 0.0)
+            yield _lend(jobs, item, jobs.next_number(), 0.0)
             jobs.finish(item, State.SUCCEEDED)
             continue
         jobs.run(item, owner)
@@ -29,7 +31,7 @@ def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
             ttr = ttr_of(envelope)
             item.deadline = jobs.now + ttr
             jobs.look_at(item, item.deadline)
-        yield _lend(item, item.token, ttr)
+        yield _lend(jobs, item, item.token, ttr)
 
 
 def ttr_of(envelope: Envelope) -> float:
@@ -37,23 +39,33 @@ def ttr_of(envelope: Envelope) -> float:
     return envelope.ttr if envelope.ttr > 0 else DEFAULT_TTR
 
 
-def _lend(item: Item, token: int, ttr: float) -> Lease:
-    r, envelope = item.record, item.record.envelope
-    encoded = encode_envelope(envelope)
-    return Lease(
-        token, r.attempt + 1, r.losses, r.rank, r.seq, envelope.timeout, r.leased, ttr, encoded
-    )
+def _lend(jobs: Jobs, item: Item, token: int, ttr: float) -> Lease:
+    r, e = item.record, item.record.envelope
+    envelope, inputs = encode_envelope(e), inputs_of(jobs, item)
+    counts = r.attempt + 1, r.losses, r.rank, r.seq
+    return Lease(token, *counts, e.timeout, r.leased, ttr, envelope, inputs)
+
+
+def _choose_lost(jobs: Jobs, want: Want) -> Item | None:
+    """The first task that is to run alone, if this want may have one."""
+    heads = _heads(jobs, want, [LOST]) if want.alone and want.tasks else {}
+    return jobs.items[min(heads.values())[2]] if heads else None
+
+
+def _heads(jobs: Jobs, want: Want, kinds: list[int]) -> dict[str, Ready]:
+    """By queue that may be served: the first of its jobs of these kinds."""
+    heads: dict[str, Ready] = {}
+    for name in want.queues or sorted({name for name, _ in jobs.ready}):
+        lines = [jobs.ready[name, kind] for kind in kinds if jobs.ready.get((name, kind))]
+        if lines and not jobs.queue(name).paused:
+            heads[name] = min(line[0] for line in lines)
+    return heads
 
 
 def _choose(jobs: Jobs, want: Want) -> Item | None:
     """The job that is next for this want, or None."""
-    names = want.queues or sorted({name for name, _ in jobs.ready})
-    kinds = [kind for kind, wanted in ((False, want.tasks), (True, want.messages)) if wanted]
-    heads: dict[str, tuple[int, int, str]] = {}
-    for name in names:
-        lines = [jobs.ready[name, kind] for kind in kinds if jobs.ready.get((name, kind))]
-        if lines and not jobs.queue(name).paused:
-            heads[name] = min(line[0] for line in lines)
+    kinds = [kind for kind, wanted in ((TASKS, want.tasks), (MESSAGES, want.messages)) if wanted]
+    heads = _heads(jobs, want, kinds)
     if not heads:
         return None
     if want.mode is Mode.MERGED:

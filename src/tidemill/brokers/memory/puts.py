@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from tidemill.brokers.memory import flows
 from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.errors import DuplicateJob, QueueFull
 from tidemill.job import Conflict, Envelope, Placed, Put, State
@@ -12,17 +13,30 @@ from tidemill.job import Conflict, Envelope, Placed, Put, State
 __all__ = ["follow", "put"]
 
 
-def put(jobs: Jobs, envelopes: Sequence[Envelope]) -> list[Put]:
+def put(
+    jobs: Jobs, envelopes: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
+) -> list[Put]:
     """Accept jobs, all or none."""
     _refuse_any(jobs, envelopes)
-    return [_put_one(jobs, envelope) for envelope in envelopes]
+    flows.refuse_any(jobs, envelopes, let_go)
+    puts = [_put_one(jobs, envelope) for envelope in envelopes]
+    begun = [job.id for job in envelopes if job.links and job.links.waits and job.id not in hold]
+    for job_id in (*let_go, *begun):
+        flows.let_go(jobs, job_id)
+    return puts
 
 
-def follow(jobs: Jobs, envelope: Envelope) -> None:
-    """A put that must not fail, since settling must not: no limit holds, a taken id is kept."""
-    rejected = envelope.on_conflict == Conflict.REJECT and jobs.keys.get(envelope.key)
-    if envelope.id not in jobs.items and not rejected:
-        _put_one(jobs, envelope)
+def follow(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
+    """Puts that must not fail, since settling must not: no limit holds, a taken id is kept."""
+    begun = []
+    for job in envelopes:
+        rejected = job.on_conflict == Conflict.REJECT and jobs.keys.get(job.key)
+        if job.id not in jobs.items and not rejected:
+            _put_one(jobs, job)
+            if job.links and job.links.waits:
+                begun.append(job.id)
+    for job_id in begun:
+        flows.let_go(jobs, job_id)
 
 
 def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
@@ -45,7 +59,8 @@ def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
         for queue, _ in held[len(stays) :]:
             added[queue] -= 1
         row = jobs.stats.get(job.queue)
-        if row and row.max_size and row.size + added[job.queue] >= row.max_size:
+        waits = job.links is not None and job.links.waits
+        if row and row.max_size and not waits and row.size + added[job.queue] >= row.max_size:
             raise QueueFull(f"queue {job.queue!r} holds max_size={row.max_size} jobs already")
         added[job.queue] += 1
         ids.add(job.id)
@@ -56,7 +71,8 @@ def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
 def _put_one(jobs: Jobs, job: Envelope) -> Put:
     holders = jobs.keys.get(job.key) if job.key else None
     if not holders:
-        _insert(jobs, job, State.READY)
+        waits = job.links is not None and job.links.waits
+        _insert(jobs, job, State.WAITING if waits else State.READY)
         return Put(job.id, Placed.CREATED)
     current = jobs.items[holders[0]]
     running = current.record.state is State.RUNNING
@@ -82,7 +98,7 @@ def _merge(jobs: Jobs, item: Item, job: Envelope) -> None:
     record.rank = min(record.rank, job.rank)
     due = record.due, item.due_machine
     if record.state is State.SCHEDULED:
-        due = min(due, _due_of(jobs, job), key=lambda times: jobs.left(*times))
+        due = min(due, jobs.due_of(job), key=lambda times: jobs.left(*times))
     jobs.move(item, *due)
 
 
@@ -94,13 +110,9 @@ def _insert(jobs: Jobs, job: Envelope, state: State) -> None:
     if job.expires:
         item.record.expires, item.expires_machine = jobs.due_after(job.expires)
         jobs.look_at(item, item.expires_machine)
-    item.record.due, item.due_machine = _due_of(jobs, job)
+    item.record.due, item.due_machine = jobs.due_of(job)
     item.record.state = state
     jobs.count(item, +1)
+    flows.enlist(jobs, item)
     if state is not State.WAITING:
         jobs.move(item, item.record.due, item.due_machine)
-
-
-def _due_of(jobs: Jobs, job: Envelope) -> tuple[float, float]:
-    """(wall time for people, machine time when it is a delay); zeros when due at once."""
-    return jobs.due_after(job.delay) if job.delay > 0 else (job.at, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from tidemill.brokers.memory.flows import is_needed
 from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.verdicts import TOO_LATE, close_attempt
 from tidemill.job import Outcome, State, Verdict
@@ -13,6 +14,8 @@ __all__ = ["come_due", "prune"]
 
 def come_due(jobs: Jobs) -> None:
     """Move everything whose time has come."""
+    if jobs.sealed:
+        return
     for heap, now in ((jobs.due, jobs.now), (jobs.due_wall, jobs.wall)):
         while heap and heap[0][0] <= now:
             _, _, job_id = heapq.heappop(heap)
@@ -38,7 +41,12 @@ def _look_at(jobs: Jobs, item: Item) -> None:
 
 def prune(jobs: Jobs) -> None:
     """Forget finished jobs that are too old or too many."""
+    if jobs.sealed:
+        return
     now, finished = jobs.now, jobs.finished
+    while jobs.linked and jobs.linked[0][0] <= now:
+        item = jobs.items[jobs.linked.pop(0)[1]]
+        (jobs.keep if is_needed(jobs, item) else jobs.keep_plainly)(item)
     while finished and finished[0][0] <= now:
         del jobs.items[finished.pop(0)[1]]
     if len(finished) <= jobs.retention.count:

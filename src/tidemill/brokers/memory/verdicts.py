@@ -8,9 +8,9 @@ from tidemill.brokers.base import KEEP_ATTEMPTS
 from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.leases import ttr_of
 from tidemill.brokers.memory.puts import follow
-from tidemill.job import Attempt, Note, Outcome, State, Verdict
+from tidemill.job import NOT_STARTED, WHILE_RUNNING, Attempt, Note, Outcome, State, Verdict
 
-__all__ = ["TOO_LATE", "close_attempt", "note", "release_owner", "settle", "touch"]
+__all__ = ["TOO_LATE", "close_attempt", "log", "note", "release_owner", "settle", "touch"]
 
 TOO_LATE = "not started before it expired"
 _LOG_MOST = 100
@@ -28,8 +28,7 @@ def settle(jobs: Jobs, owner: str, verdict: Verdict) -> bool:
     if item is None:
         return False
     close_attempt(jobs, item, verdict)
-    for follower in verdict.followers:
-        follow(jobs, follower)
+    follow(jobs, verdict.followers)
     jobs.tell()
     return True
 
@@ -49,12 +48,15 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
     elif outcome in _END:
         jobs.finish(item, _END[outcome], verdict.error)
     elif record.cancelling:
-        jobs.finish(item, State.CANCELLED, "cancelled while it was running")
+        said = verdict.error if outcome is Outcome.RELEASE else ""
+        jobs.finish(item, State.CANCELLED, said or WHILE_RUNNING)
     elif item.expires_machine and item.expires_machine <= jobs.now:
         jobs.finish(item, State.EXPIRED, TOO_LATE)
     else:
         if outcome is Outcome.RETRY:
             jobs.queue(record.envelope.queue).retried += 1
+            if verdict.hold:
+                return
         record.error = verdict.error if outcome is Outcome.SNOOZE else ""  # why it waits
         jobs.move(item, *jobs.due_after(verdict.delay))
 
@@ -84,8 +86,13 @@ def note(jobs: Jobs, owner: str, note: Note) -> None:
     if note.done >= 0:
         item.record.progress = (note.done, note.total)
     if note.line:
-        item.record.log.append((note.time, note.line))
-        del item.record.log[:-_LOG_MOST]
+        log(jobs, item, note.line, note.time)
+
+
+def log(jobs: Jobs, item: Item, line: str, time: float) -> None:
+    """Add a line to a job's trail."""
+    item.record.log.append((time, line))
+    del item.record.log[:-_LOG_MOST]
 
 
 def release_owner(jobs: Jobs, owner: str, causes: Mapping[int, str] | None) -> int:
@@ -98,7 +105,7 @@ def release_owner(jobs: Jobs, owner: str, causes: Mapping[int, str] | None) -> i
             fail = Verdict(token, Outcome.RETRY, error=causes[token], ended=jobs.wall)
             close_attempt(jobs, item, fail)
         else:
-            close_attempt(jobs, item, Verdict(token, Outcome.RELEASE))
+            close_attempt(jobs, item, Verdict(token, Outcome.RELEASE, error=NOT_STARTED))
     return len(held)
 
 

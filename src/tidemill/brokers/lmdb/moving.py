@@ -1,0 +1,206 @@
+"""Leaving for another store, and taking in what comes from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.base import Departure
+from tidemill.brokers.links import was_dropped
+from tidemill.brokers.lmdb.flows import put_counts
+from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.record import (
+    HEADER,
+    READY,
+    SCHEDULED,
+    STATES,
+    SUCCEEDED,
+    WAITING,
+    Flag,
+    Header,
+    Notes,
+    Stored,
+    Tail,
+    encode,
+)
+from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.wake import MESSAGES, TASKS
+from tidemill.clock import new_id
+from tidemill.errors import StoreMoved
+from tidemill.job import Envelope, Record, encode_envelope
+
+__all__ = [
+    "adopt",
+    "adopted",
+    "check_here",
+    "depart",
+    "departure_in",
+    "departure_of",
+    "gone",
+    "is_sealed",
+    "stay",
+]
+
+
+class _Arrival(msgspec.Struct, array_like=True):
+    """How far a departed store has been taken in, and where its numbers begin."""
+
+    cursor: str
+    first: int
+
+
+_DEPARTURE = msgspec.msgpack.Decoder(Departure)
+_ARRIVAL = msgspec.msgpack.Decoder(_Arrival)
+
+
+def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None:
+    """The departure that has begun; None in an ordinary store."""
+    data = txn.get(store.key("departure"))
+    return _DEPARTURE.decode(data) if data is not None else None
+
+
+def departure_of(moves: Moves) -> Departure | None:
+    """The same, inside a commit."""
+    return departure_in(moves.store, moves.txn)
+
+
+def is_sealed(moves: Moves) -> bool:
+    """True when the store has left for another: nothing here changes any more."""
+    departure = departure_of(moves)
+    return departure is not None and departure.sealed
+
+
+def depart(moves: Moves, where: str, seal: bool) -> Departure:
+    """Begin to leave, or go on with it."""
+    known = departure_of(moves) or Departure(new_id(), where)
+    if known.where != where:
+        raise gone(known)
+    departure = Departure(known.mark, where, moves.last_number, known.sealed or seal)
+    moves.txn.put(moves.store.key("departure"), encode(departure))
+    _wake_everybody(moves)
+    return departure
+
+
+def stay(moves: Moves) -> None:
+    """Call it off."""
+    moves.txn.delete(moves.store.key("departure"))
+    _wake_everybody(moves)
+
+
+def _wake_everybody(moves: Moves) -> None:
+    for kind in (TASKS, MESSAGES):
+        moves.store.bells.ring(kind)
+
+
+def gone(departure: Departure) -> StoreMoved:
+    """What somebody is told who wants something of a store that is left."""
+    return StoreMoved(f"this store moves to {departure.where}; use that url")
+
+
+def check_here(moves: Moves) -> None:
+    """Refuse what would change a store that is left."""
+    departure = departure_of(moves)
+    if departure is not None:
+        raise gone(departure)
+
+
+def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:
+    """How far a departed store has been taken in."""
+    data = txn.get(store.key("from/" + mark))
+    return _ARRIVAL.decode(data).cursor if data is not None else ""
+
+
+def adopt(
+    moves: Moves, departure: Departure, records: Sequence[Record], cursor: str
+) -> list[bool]:
+    """Take in jobs of a departed store."""
+    key = moves.store.key("from/" + departure.mark)
+    data = moves.txn.get(key)
+    if data is not None:
+        first = _ARRIVAL.decode(data).first
+    else:
+        first = moves.last_number
+        moves.skip_numbers(departure.last)
+    moves.store.room.check(sum(len(record.envelope.body) + 600 for record in records))
+    moves.txn.put(key, encode(_Arrival(cursor, first)))
+    return [_adopt_one(moves, record, first) for record in records]
+
+
+def _adopt_one(moves: Moves, record: Record, first: int) -> bool:
+    envelope = record.envelope
+    job_id = envelope.id.encode()
+    if moves.txn.get(job_id, db=moves.t.job) is not None:
+        return False
+    if envelope.key and not record.state.finished and not _take_key(moves, record):
+        return False
+    head = _header(moves, record, first)
+    data = encode_envelope(envelope)
+    head.size = len(data)
+    stored = Stored(job_id, head.pack() + data)
+    if envelope.links is not None and envelope.links.waits:
+        put_counts(moves, job_id, record.pending, record.failures)
+    tail = Tail(record.error, record.result, record.attempts)
+    row = moves.row_of(head.line)
+    if head.expires:
+        moves.txn.put(DUE_KEY.pack(0, head.expires, DUE_EXPIRY, head.seq), job_id, db=moves.t.due)
+        moves.untimed = True
+    if head.flags & Flag.NOTED:
+        moves.txn.put(job_id, encode(Notes(record.progress, record.log)), db=moves.t.note)
+    if head.state >= SUCCEEDED:
+        moves.count(row, head.state, +1)
+        moves.keep(stored, tail)
+    elif head.state == WAITING:
+        moves.count(row, WAITING, +1)
+        moves.save(stored, tail)
+    else:
+        moves.place(stored, head.due, head.flags & Flag.WALL, tail)
+    return True
+
+
+def _take_key(moves: Moves, record: Record) -> bool:
+    """Have the key, or wait for it, as the job did where it comes from; False when it is taken."""
+    key, job_id = record.envelope.key.encode(), record.envelope.id.encode()
+    holders = moves.txn.get(key, db=moves.t.key)
+    if holders is None:
+        value = job_id + b"\0"
+    elif STATES.index(record.state) == WAITING and holders.endswith(b"\0"):
+        value = holders + job_id
+    else:
+        return False
+    moves.txn.put(key, value, db=moves.t.key)
+    return True
+
+
+def _header(moves: Moves, record: Record, first: int) -> Header:
+    """The record's header, on this store's clock and in its numbers."""
+    envelope = record.envelope
+    state = STATES.index(record.state)
+    ahead = moves.now - moves.wall  # of wall time
+    by_wall = record.due_by_wall
+    due = int(record.due * MICRO)
+    unfinished = state < SUCCEEDED
+    head = Header(*HEADER.unpack(bytes(HEADER.size)))
+    head.state = state if state not in (SCHEDULED, READY) else READY
+    head.flags = _flags(envelope, record) | (Flag.WALL if by_wall else 0)
+    head.attempt, head.losses, head.limit = record.attempt, record.losses, record.max_attempts
+    head.rank = record.rank
+    head.line = moves.row(envelope.queue).number * 2 + envelope.is_message
+    head.seq = first + record.seq
+    head.due = due if by_wall or not due else due + ahead
+    head.expires = int(record.expires * MICRO) + ahead if record.expires and unfinished else 0
+    head.finished = int(record.finished * MICRO)
+    head.ttr, head.timeout = envelope.ttr, envelope.timeout
+    return head
+
+
+def _flags(envelope: Envelope, record: Record) -> int:
+    flags = Flag.MESSAGE if envelope.is_message else 0
+    flags |= Flag.KEYED if envelope.key else 0
+    flags |= Flag.RESULT_TTL if envelope.result_ttl >= 0 else 0
+    flags |= Flag.LINKED if envelope.links is not None else 0
+    flags |= Flag.DROPPED if was_dropped(record) else 0
+    flags |= Flag.CANCELLING if record.cancelling else 0
+    return flags | (Flag.NOTED if record.progress or record.log else 0)

@@ -1,0 +1,299 @@
+"""``postgresql://``: the broker in a PostgreSQL database.
+
+This file is the conversation: it turns each call of the seam into a call of the server's. What the
+server does is in ``sql/``; the owners of this process are in :mod:`.members`, those who wait in
+:mod:`.waits`, what is shown in :mod:`.inspect`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from tidemill.brokers.base import (
+    Departure,
+    Feature,
+    Filter,
+    Page,
+    QueueStats,
+    Reply,
+    Step,
+    need,
+)
+from tidemill.brokers.postgres import inspect, moving
+from tidemill.brokers.postgres.address import Address, check_url
+from tidemill.brokers.postgres.lines import connect
+from tidemill.brokers.postgres.members import Members
+from tidemill.brokers.postgres.puts import put, put_inside
+from tidemill.brokers.postgres.schema import migrate
+from tidemill.brokers.postgres.session import Session
+from tidemill.brokers.postgres.trouble import translated
+from tidemill.brokers.postgres.waits import Waits
+from tidemill.brokers.postgres.wire import texts
+from tidemill.clock import id_time, wall_time
+from tidemill.config import Url
+from tidemill.errors import FeatureMissing, TidemillError
+from tidemill.job import Command, Envelope, Owner, Put, Record
+
+__all__ = ["PostgresBroker", "migrate_url", "open_url"]
+
+_PRUNE_MOST = 2000
+_PURGE_MOST = 5000
+_TICK = 30.0
+_brokers: weakref.WeakSet[PostgresBroker]
+
+
+def open_url(url: Url) -> PostgresBroker:
+    """The broker of a ``postgresql://`` URL."""
+    return PostgresBroker(check_url(url))
+
+
+def migrate_url(url: Url) -> tuple[int, int]:
+    """Make the tables of a ``postgresql://`` URL, or change them; the versions before and after."""
+    address = check_url(url)
+    conn = connect(address.direct or address.conninfo, address.where, prepared=False)
+    try:
+        return migrate(conn, address.schema)
+    except psycopg.Error as error:
+        raise translated(error, address.where) from error
+    finally:
+        conn.close()
+
+
+class PostgresBroker:
+    """A broker in a PostgreSQL database."""
+
+    features = frozenset(Feature) - {Feature.BACKUP, Feature.FLOWS}
+
+    def __init__(self, address: Address) -> None:
+        self.url = address.shown
+        self._address = address
+        self._closed = False
+        self._enter()
+        _brokers.add(self)
+
+    def _enter(self) -> None:
+        """Begin in this process, which may be a fork of the one that opened the broker."""
+        self._pid = os.getpid()
+        self._next_tick = 0.0
+        self._session = Session(self._address, self._heard, self._back)
+        self._members = Members(self._session)
+        self._waits = Waits(self._session)
+
+    def _heard(self, word: str) -> None:
+        if not word.isdecimal():
+            self._waits.heard()
+        self._members.heard(word)
+
+    def _back(self) -> None:
+        """What was said while the connection was broken was not heard."""
+        self._members.wake_all()
+        self._waits.heard()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: connections, owners and sleepers are the parent's."""
+        self._session.after_fork_child()
+        self._members.after_fork_child()
+        self._waits.after_fork_child()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+        if self._pid != os.getpid():
+            self._enter()
+
+    @property
+    def boards(self) -> str:
+        """Where boards may lie."""
+        return self._members.boards
+
+    # -- producing ------------------------------------------------------------------------------
+
+    def put(
+        self,
+        jobs: Sequence[Envelope],
+        *,
+        txn: Any = None,
+        hold: Collection[str] = (),
+        let_go: Collection[str] = (),
+    ) -> list[Put]:
+        if hold or let_go or any(job.links for job in jobs):
+            need(self, Feature.FLOWS, "a job that waits for others")
+        self._check_open()
+        if txn is not None:
+            return put_inside(self._session, jobs, txn)
+        return put(self._session, jobs)
+
+    # -- owning ---------------------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        self._check_open()
+        self._members.attach(owner)
+
+    def detach(self, owner_id: str) -> None:
+        self._check_open()
+        self._members.detach(owner_id)
+
+    def exchange(self, step: Step) -> Reply:
+        self._check_open()
+        member = self._members[step.owner]
+        reply = member.conversation.exchange(step)
+        self._members.renewed(member)
+        return reply
+
+    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        self._check_open()
+        member = self._members[owner_id]
+        ready = self._members.wait(member, min(timeout, self._next_tick - time.monotonic()), fds)
+        if time.monotonic() >= self._next_tick:
+            self.tick()
+        return ready
+
+    def wake(self, owner_id: str) -> None:
+        self._members.wake(owner_id)
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        self._check_open()
+        return self._members.release(owner_id, causes)
+
+    def reap(self) -> int:
+        """Give back what owners that died held; how many owners that were."""
+        self._check_open()
+        return self._members.reap()
+
+    def tick(self) -> float:
+        self._check_open()
+        # Whoever waits looks after the dead as often as owners renew their leases.
+        self._next_tick = time.monotonic() + min(_TICK, self._address.owner_lease / 3)
+        self.reap()
+        text = f'CALL "{self._address.schema}".tick(%s, %s::"{self._address.schema}".prefs, NULL)'
+        while self._session.query(text, [_PRUNE_MOST, self._session.prefs()])[0][0]:
+            pass
+        return _TICK
+
+    # -- waiting for jobs -----------------------------------------------------------------------
+
+    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
+        self._check_open()
+        self._waits.for_jobs(ids, timeout)
+        return self.get_many(ids)
+
+    def wait_space(self, queue: str, timeout: float) -> bool:
+        self._check_open()
+        return self._waits.for_space(queue, timeout)
+
+    # -- inspecting -----------------------------------------------------------------------------
+
+    def get(self, job_id: str) -> Record | None:
+        return self.get_many([job_id])[0]
+
+    def get_many(self, ids: Sequence[str]) -> list[Record | None]:
+        """The records of several jobs, of one moment."""
+        self._check_open()
+        return inspect.get(self._session, ids)
+
+    def was_here(self, job_id: str) -> bool:
+        made = id_time(job_id)
+        return made is not None and self._session.installed.born - 1 <= made <= wall_time() + 1
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        self._check_open()
+        return inspect.find(self._session, what, limit, cursor)
+
+    def stats(self) -> list[QueueStats]:
+        self._check_open()
+        return inspect.stats(self._session)
+
+    def owners(self) -> list[Owner]:
+        self._check_open()
+        return [row.owner for row in self._members.rows()]
+
+    def info(self) -> dict[str, Any]:
+        self._check_open()
+        return inspect.info(self._session)
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+        verb = "terminate" if terminate else "cancel"
+        return self._act("cancel", job_ids, verb)
+
+    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+        return self._act("kick", job_ids)
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        return self._act("delete", job_ids)
+
+    def _act(self, name: str, job_ids: Iterable[str], *more: str) -> list[bool]:
+        self._check_open()
+        ids = texts([job_id.replace("\0", "") for job_id in job_ids])
+        types = ", ".join(["text[]", *["text"] * len(more)])
+        done: list[bool] = self._session.call(name, [ids, *more], types)
+        return done
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        self._check_open()
+        self._session.known([queue])
+        arguments = [self._session.queues[queue], paused, max_size]
+        self._session.call("set_queue", arguments, "int, bool, bigint", plain=True)
+
+    def purge(self, queue: str) -> int:
+        self._check_open()
+        removed = 0
+        while batch := self._session.call("purge", [queue, _PURGE_MOST], "text, int"):
+            removed += batch
+        return removed
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        self._check_open()
+        arguments = [owner_id, command.verb, command.token]
+        told: bool = self._session.call("send_command", arguments, "text, text, bigint", plain=True)
+        return told
+
+    def backup(self, target: str) -> None:
+        raise FeatureMissing(
+            "backup needs the feature backup, which postgresql:// does not have; use pg_dump"
+        )
+
+    # -- moving to another store ----------------------------------------------------------------
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        self._check_open()
+        return moving.depart(self._session, where, seal=seal)
+
+    def stay(self) -> None:
+        self._check_open()
+        moving.stay(self._session)
+
+    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+        self._check_open()
+        return moving.adopt(self._session, departure, records, cursor)
+
+    def adopted(self, mark: str) -> str:
+        self._check_open()
+        return moving.adopted(self._session, mark)
+
+    def close(self) -> None:
+        if not self._closed and self._pid == os.getpid():
+            for owner_id in self._members.ids():
+                self.detach(owner_id)
+            self._session.close()
+        self._closed = True
+
+
+_brokers = weakref.WeakSet()
+
+
+def _after_fork_child() -> None:
+    for broker in list(_brokers):
+        broker.after_fork_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)

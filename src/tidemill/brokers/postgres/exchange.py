@@ -1,0 +1,130 @@
+"""One exchange: the step packed into one call, and its answer unpacked."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidemill.brokers.base import Reply, Step, Want
+from tidemill.brokers.postgres.lines import Connection, Line
+from tidemill.brokers.postgres.puts import pack_jobs
+from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of
+from tidemill.errors import StoreMoved
+from tidemill.job import Command, Verdict
+
+if TYPE_CHECKING:
+    from tidemill.brokers.postgres.members import Member
+    from tidemill.brokers.postgres.session import Session
+
+__all__ = ["send"]
+
+_NOTHING = Want(0, sleep=False)
+
+
+class _Answer(msgspec.Struct):
+    """What a step says besides its leases. Places count from one."""
+
+    gone: bool = False
+    missed: Sequence[int] = ()  # plain verdicts that found no lease
+    lost: Sequence[int] = ()  # other verdicts
+    late: Sequence[int] = ()  # touches
+    commands: Sequence[tuple[str, int]] = ()
+    due: float | None = None
+    leaves: str | None = None  # the store goes there
+
+
+def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
+    """Carry a step to the store; the same step under the same serial is done once."""
+    plain = [verdict for verdict in step.verdicts if _is_plain(verdict)]
+    others = [verdict for verdict in step.verdicts if not _is_plain(verdict)]
+    want = step.want or _NOTHING
+    queues = [session.queues[name] for name in session.known(want.queues)]
+    arguments: list[Any] = [
+        member.number,
+        serial,
+        ints([v.token for v in plain]),
+        floats([v.started for v in plain]),
+        floats([v.ended for v in plain]),
+        blobs([v.result for v in plain]),
+        json([_row(v) for v in others]) if others else None,
+        *_followers(session, others),
+        ints([token for token, _ in step.touch]),
+        floats([seconds for _, seconds in step.touch]),
+        json([[n.token, n.done, n.total, clean(n.line), n.time] for n in step.notes])
+        if step.notes
+        else None,
+        want.count,
+        queues or None,
+        None if step.want is None else str(want.mode),
+        *(want.tasks, want.messages, want.sleep, want.alone),
+        session.prefs(),
+        session.chores(len(step.verdicts)),
+    ]
+
+    def work(_: Line, conn: Connection) -> tuple[Any, ...]:
+        row = conn.execute(session.statements.exchange, arguments, binary=True).fetchone()
+        assert row is not None
+        return row
+
+    answer, leases, more = session.lines.run(work)
+    said = msgspec.convert(answer, _Answer)
+    reply = _reply(step, plain, said, leases + (more or b""))
+    if said.leaves is not None:
+        if member.owner.kind == "consumer":
+            raise StoreMoved(f"this store moves to {said.leaves}; use that url")
+        reply.commands.append(Command("quiet"))
+    # It was not marked asleep: what it got starts at once, and it looks again before it sleeps.
+    member.partial = want.sleep and 0 < len(reply.leases) < want.count
+    return reply
+
+
+def _is_plain(verdict: Verdict) -> bool:
+    """True for a success with nothing else to do: those are settled in bulk."""
+    return not (verdict.outcome or verdict.error or verdict.traceback or verdict.followers)
+
+
+def _row(v: Verdict) -> dict[str, Any]:
+    return {
+        "token": v.token,
+        "outcome": int(v.outcome),
+        "delay": v.delay,
+        "error": clean(v.error),
+        "traceback": clean(v.traceback),
+        "started": v.started,
+        "ended": v.ended,
+        "result": base64.b64encode(v.result).decode(),
+        "hold": v.hold,
+    }
+
+
+def _followers(session: Session, verdicts: Sequence[Verdict]) -> Sequence[Any]:
+    """What verdicts bring with them, each with the place of its verdict."""
+    followers = [(place, f) for place, v in enumerate(verdicts, 1) for f in v.followers]
+    if not followers:
+        return (None, None, None, None)
+    return pack_jobs(session, [f for _, f in followers], [place for place, _ in followers])
+
+
+def _reply(step: Step, plain: Sequence[Verdict], answer: _Answer, leases: bytes) -> Reply:
+    if answer.gone:  # given up for dead: all it held is lost
+        lost = [False] * len(step.verdicts), [False] * len(step.touch)
+        return Reply(*lost, commands=[Command("lost")], next_due=0.0)
+    missed = iter(_settled(len(plain), answer.missed))
+    others = iter(_settled(len(step.verdicts) - len(plain), answer.lost))
+    return Reply(
+        settled=[next(missed) if _is_plain(v) else next(others) for v in step.verdicts],
+        touched=_settled(len(step.touch), answer.late),
+        leases=leases_of(leases),
+        commands=[Command(verb, token) for verb, token in answer.commands],
+        next_due=float("inf") if answer.due is None else max(0.0, answer.due),
+    )
+
+
+def _settled(count: int, without: Sequence[int]) -> list[bool]:
+    told = [True] * count
+    for place in without:
+        told[place - 1] = False
+    return told

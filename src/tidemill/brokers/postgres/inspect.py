@@ -1,0 +1,186 @@
+"""Looking at jobs: records, queues, and facts about the store and its server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.base import KEEP_ATTEMPTS, Filter, Page, QueueStats, matches
+from tidemill.brokers.postgres.session import Session
+from tidemill.brokers.postgres.wire import texts
+from tidemill.job import Attempt, Outcome, Record, State, decode_envelope
+
+__all__ = ["find", "get", "info", "stats"]
+
+_STATES = tuple(State)
+_SCAN = 2000
+"""Jobs looked at in one query, when what is looked for is inside the envelope."""
+
+_COLUMNS = (
+    *("seq", "rank", "tries", "losses", "due", "expires", "cancelling", "trail", "envelope"),
+    *("state", "attempt", "error", "finished", "result", "last", "last_leased", "started", "ended"),
+    *("last_worker", "leased", "worker", "progress", "total", "log"),
+)
+_COUNTS = (
+    *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried"),
+    *("cancelled", "expired"),
+)
+
+
+class _Row(msgspec.Struct):
+    """A row of the view ``shown``."""
+
+    seq: int
+    rank: int
+    tries: int
+    losses: int
+    due: float
+    expires: float
+    cancelling: bool
+    trail: list[list[Any]] | None
+    envelope: bytes
+    state: int
+    attempt: int
+    error: str
+    finished: float | None
+    result: bytes | None
+    last: int | None
+    last_leased: float
+    started: float
+    ended: float
+    last_worker: str
+    leased: float | None
+    worker: str | None
+    progress: float | None
+    total: float | None
+    log: list[list[Any]] | None
+
+    def record(self) -> Record:
+        """As it is shown."""
+        attempts = [msgspec.convert(row, Attempt) for row in self.trail or ()]
+        if self.last is not None:
+            times = self.last_leased, self.started, self.ended
+            attempts.append(Attempt(self.last, self.last_worker, *times, int(Outcome.SUCCESS)))
+        return Record(
+            envelope=decode_envelope(self.envelope),
+            state=_STATES[self.state],
+            seq=self.seq,
+            rank=self.rank,
+            max_attempts=self.tries,
+            attempt=self.attempt,
+            losses=self.losses,
+            due=self.due,
+            expires=self.expires,
+            finished=self.finished or 0.0,
+            result=self.result or b"",
+            error=self.error,
+            worker=self.worker or "",
+            leased=self.leased or 0.0,
+            cancelling=self.cancelling,
+            attempts=attempts[-KEEP_ATTEMPTS:],
+            progress=None if self.progress is None else (self.progress, self.total or 0.0),
+            log=[(float(when), line) for when, line in self.log or ()],
+        )
+
+
+def _select(session: Session) -> str:
+    return f'SELECT {", ".join(_COLUMNS)} FROM "{session.address.schema}".shown WHERE '
+
+
+def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
+    """Records of one moment, in the order of the ids."""
+    wanted = [job_id for job_id in ids if "\0" not in job_id]
+    rows = session.query(_select(session) + "id = ANY (%s)", [texts(wanted)])
+    records = [_Row(*row).record() for row in rows]
+    found = {record.envelope.id: record for record in records}
+    return [found.get(job_id) for job_id in ids]
+
+
+def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
+    """Newest first. The cursor is the number of the record to go on below."""
+    where, arguments = _conditions(session, what)
+    inside = bool(what.task or what.tag or what.text)
+    below = int(cursor) if cursor else 1 << 62
+    found: list[Record] = []
+    while True:
+        some = _SCAN if inside else limit - len(found) + 1
+        text = f"{_select(session)} {where} AND seq < %s ORDER BY seq DESC LIMIT %s"
+        rows = [_Row(*row) for row in session.query(text, [*arguments, below, some])]
+        for row in rows:
+            if len(found) == limit:
+                return Page(found, str(below))
+            below = row.seq
+            record = row.record()
+            if matches(record, what):
+                found.append(record)
+        if len(rows) < some:
+            return Page(found)
+
+
+def _conditions(session: Session, what: Filter) -> tuple[str, list[Any]]:
+    """What the server can tell by its columns."""
+    parts = ["true"]
+    arguments: list[Any] = []
+    if what.states:
+        parts.append("state = ANY (%s)")
+        arguments.append([_STATES.index(state) for state in what.states])
+    if what.queue:
+        names = f'SELECT number FROM "{session.address.schema}".queue WHERE name = %s'
+        parts.append(f"line / 4 = ({names})")
+        arguments.append(what.queue)
+    if what.key:
+        parts.append("key = %s")
+        arguments.append(what.key)
+    if what.id_prefix:
+        parts.append("starts_with(id, %s)")
+        arguments.append(what.id_prefix)
+    return " AND ".join(parts), arguments
+
+
+def stats(session: Session) -> list[QueueStats]:
+    """Every queue that was used, by name."""
+    rows = session.query(f'SELECT * FROM "{session.address.schema}".queue_stats()')
+    return [
+        QueueStats(
+            name=name,
+            paused=paused,
+            max_size=max_size,
+            oldest=decode_envelope(oldest).created if oldest else 0.0,
+            **dict(zip(_COUNTS, (count or 0 for count in counts), strict=True)),
+        )
+        for name, paused, max_size, counts, oldest in rows
+    ]
+
+
+def info(session: Session) -> dict[str, Any]:
+    """Facts about the store and its server."""
+    schema = session.address.schema
+    [(jobs, size, version, sync, commit, connections, most, now, moves_to)] = session.query(
+        f'SELECT (SELECT count(*) FROM "{schema}".job), '
+        "(SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class AS c "
+        " WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'), "
+        "current_setting('server_version'), current_setting('fsync'), "
+        "current_setting('synchronous_commit'), (SELECT count(*) FROM pg_stat_activity "
+        " WHERE backend_type = 'client backend'), current_setting('max_connections')::int, "
+        "extract(epoch FROM clock_timestamp())::float8, "
+        f'(SELECT moves_to FROM "{schema}".departure)',
+        [schema],
+    )
+    return {
+        "broker": "postgresql",
+        "url": session.address.shown,
+        "jobs": jobs,
+        "durable": sync == "on" and commit != "off",
+        "durability": f"fsync={sync}, synchronous_commit={commit}",
+        "schema": schema,
+        "format": session.installed.version,
+        "tables_bytes": size,
+        "connections": f"{connections} of {most}",
+        "pooled": bool(session.lines.pooled),
+        "hears": session.hearing is not None or not session.lines.pooled,
+        "server_time": now,
+        "server": f"PostgreSQL {version}",
+        **({"moves_to": moves_to} if moves_to else {}),
+    }

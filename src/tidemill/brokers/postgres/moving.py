@@ -1,0 +1,87 @@
+"""Leaving for another store, and taking in what comes from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.base import Departure
+from tidemill.brokers.postgres.session import Session
+from tidemill.brokers.postgres.wire import blobs, clean, json
+from tidemill.clock import new_id
+from tidemill.job import Record, State, encode_envelope
+
+__all__ = ["adopt", "adopted", "depart", "stay"]
+
+_STATES = list(State)
+
+
+def depart(session: Session, where: str, *, seal: bool) -> Departure:
+    """Begin to leave, or go on with it."""
+    text = f'SELECT * FROM "{session.address.schema}".depart(%s, %s, %s)'
+    [(mark, moves_to, last, sealed)] = session.query(text, [new_id(), where, seal])
+    return Departure(mark, moves_to, last, sealed)
+
+
+def stay(session: Session) -> None:
+    """Call a departure off."""
+    session.call("stay", [], "", plain=True)
+
+
+def adopt(
+    session: Session, departure: Departure, records: Sequence[Record], cursor: str
+) -> list[bool]:
+    """Take in jobs of a departed store."""
+    session.known({record.envelope.queue for record in records})
+    taken: list[bool] = session.call(
+        "adopt",
+        [
+            *(departure.mark, departure.last, cursor),
+            json([_row(session, record) for record in records]),
+            blobs([encode_envelope(record.envelope) for record in records]),
+            blobs([record.result for record in records]),
+        ],
+        "text, bigint, text, jsonb, bytea[], bytea[]",
+    )
+    return taken
+
+
+def adopted(session: Session, mark: str) -> str:
+    """How far a departed store has been taken in."""
+    cursor: str = session.call("adopted", [mark], "text", plain=True)
+    return cursor
+
+
+def _row(session: Session, record: Record) -> dict[str, Any]:
+    e = record.envelope
+    kind = 1 if e.is_message else 2 if record.losses else 0
+    done, total = record.progress or (None, None)
+    trail = msgspec.to_builtins(record.attempts)
+    for attempt in trail:
+        attempt[6:8] = map(clean, attempt[6:8])
+    return {
+        "id": e.id,
+        "seq": record.seq,
+        "rank": record.rank,
+        "line": session.queues[e.queue] * 4 + kind,
+        "state": _STATES.index(record.state),
+        "policy": e.retries.max_attempts,
+        "tries": record.max_attempts,
+        "attempt": record.attempt,
+        "losses": record.losses,
+        "due": record.due,
+        "expires": record.expires,
+        "finished": record.finished,
+        "timeout": e.timeout,
+        "ttr": e.ttr,
+        "result_ttl": e.result_ttl,
+        "cancelling": record.cancelling,
+        "key": e.key or None,
+        "error": clean(record.error),
+        "trail": trail or None,
+        "done": done,
+        "total": total,
+        "log": [[when, clean(line)] for when, line in record.log],
+    }

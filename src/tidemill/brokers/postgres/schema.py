@@ -1,0 +1,140 @@
+"""The tables and functions in a database: making them, changing them, and knowing which are there.
+
+``sql/migrations/NNNN_name.sql`` change the tables, once each and in order; ``sql/NN_name.sql`` are
+the functions, put in anew by every migration. All of it is one transaction under a lock, so that
+any number may migrate at once. The files say ``tidemill`` where the name of the schema goes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import re
+from collections.abc import Sequence
+from importlib.resources.abc import Traversable
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from tidemill.brokers.postgres.trouble import NOT_MIGRATED, Refused
+from tidemill.clock import new_id
+
+__all__ = ["VERSION", "Installed", "check", "installed", "migrate", "version_of"]
+
+_LOCK = 0x7469_6465  # "tide"
+_NAME = re.compile(r"\btidemill\b")
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """What a schema holds: ``version`` of the tables, ``functions`` a digest of the functions."""
+
+    version: int
+    functions: str
+    store: str = ""
+    born: float = 0.0
+
+
+def _folder() -> Traversable:
+    return importlib.resources.files("tidemill.brokers.postgres") / "sql"
+
+
+def _texts(folder: Traversable) -> list[tuple[str, str]]:
+    files = [file for file in folder.iterdir() if file.name.endswith(".sql")]
+    return [(f.name, f.read_text("utf-8")) for f in sorted(files, key=lambda file: file.name)]
+
+
+@functools.cache
+def _migrations() -> list[str]:
+    return [text for _, text in _texts(_folder() / "migrations")]
+
+
+@functools.cache
+def _functions() -> tuple[str, str]:
+    text = "\n".join(text for _, text in _texts(_folder()))
+    return text, hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+VERSION = len(_migrations())
+"""Of the tables this code works on."""
+
+
+def installed(conn: psycopg.Connection, schema: str) -> Installed | None:
+    """What a schema holds; None when it holds nothing of ours."""
+    found = conn.execute("SELECT to_regclass(%s)", [f"{schema}.meta"]).fetchone()
+    if not found or found[0] is None:
+        return None
+    query = sql.SQL("SELECT version, functions, store, born FROM {}").format(
+        sql.Identifier(schema, "meta")
+    )
+    row = conn.execute(query).fetchone()
+    return Installed(*row) if row else None
+
+
+def version_of(conn: psycopg.Connection, schema: str) -> int:
+    """The version of the tables in a schema; 0 when there are none."""
+    found = installed(conn, schema)
+    return found.version if found else 0
+
+
+def check(conn: psycopg.Connection, schema: str, where: str) -> Installed:
+    """What is there, if this code can work on it.
+
+    Raises:
+        BrokerUnavailable: there is nothing, or it is older, or newer; the sentence says what to do.
+    """
+    found = installed(conn, schema)
+    if found is None:
+        raise Refused(f"there is no store in schema {schema!r} at {where} yet; {NOT_MIGRATED}")
+    if found.version > VERSION:
+        raise Refused(
+            f"the store in schema {schema!r} at {where} has version {found.version}, "
+            f"this tidemill knows {VERSION}; upgrade tidemill here"
+        )
+    if found.version < VERSION or found.functions != _functions()[1]:
+        raise Refused(
+            f"the store in schema {schema!r} at {where} is of another version of tidemill; "
+            + NOT_MIGRATED
+        )
+    return found
+
+
+def migrate(
+    conn: psycopg.Connection,
+    schema: str,
+    migrations: Sequence[str] | None = None,
+) -> tuple[int, int]:
+    """Bring a schema to this version; the versions before and after.
+
+    Raises:
+        BrokerUnavailable: it is newer than this code.
+    """
+    steps = _migrations() if migrations is None else migrations
+    functions, digest = _functions()
+    with conn.transaction():
+        conn.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_LOCK, schema])
+        conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        path = sql.SQL("SET LOCAL search_path = {}, pg_temp").format(sql.Identifier(schema))
+        conn.execute(path)
+        conn.execute("SET LOCAL client_min_messages = warning")
+        before = version_of(conn, schema)
+        if before > len(steps):
+            raise Refused(
+                f"schema {schema!r} has version {before}, this tidemill knows {len(steps)}; "
+                "upgrade tidemill here"
+            )
+        for step in steps[before:]:
+            _run(conn, step, schema)
+        if not before:
+            conn.execute(
+                "INSERT INTO meta VALUES (0, '', %s, extract(epoch FROM now()))", [new_id()]
+            )
+        _run(conn, functions, schema)
+        conn.execute("UPDATE meta SET version = %s, functions = %s", [len(steps), digest])
+    return before, len(steps)
+
+
+def _run(conn: psycopg.Connection, text: str, schema: str) -> None:
+    # Many statements in one go: libpq's simple protocol, which takes no parameters.
+    conn.execute(_NAME.sub(f'"{schema}"', text).encode())

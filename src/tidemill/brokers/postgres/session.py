@@ -1,0 +1,200 @@
+"""What every part of the broker uses: the lines, the hearing, and how a call is worded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tidemill.brokers.postgres import servertime
+from tidemill.brokers.postgres.address import Address
+from tidemill.brokers.postgres.hearing import Hearing
+from tidemill.brokers.postgres.lines import Connection, Lines
+from tidemill.brokers.postgres.schema import check, migrate
+from tidemill.brokers.postgres.wire import texts
+
+__all__ = ["Session", "Statements"]
+
+_LOG = logging.getLogger("tidemill.postgres")
+_COARSE = 1.0
+"""Seconds between looks where nothing can be heard."""
+
+_CHORES = 0.5
+"""Seconds between the chores of one process."""
+
+
+class Statements:
+    """The calls with arguments of their own kinds, with the schema's name in them."""
+
+    def __init__(self, schema: str) -> None:
+        jobs, prefs = "%b::text[], %b::bytea[], %b::bigint[]::int[], %s::jsonb", self.prefs(schema)
+        put = f'CALL "{schema}".put(%s::text, %s::bigint, {jobs}, {prefs}, %s::int, NULL)'
+        self.put = put.encode()
+        self.put_inside = f'SELECT "{schema}".put_inside({jobs}, {prefs})'.encode()
+        followers = "%s::text[], %s::bytea[], %s::bigint[]::int[], %s::jsonb"
+        want = (
+            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool)"
+            f'::"{schema}".want'
+        )
+        exchange = (
+            f'CALL "{schema}".exchange(%s::int, %s::bigint, %b::bigint[], %b::float8[], '
+            f"%b::float8[], %b::bytea[], %s::jsonb, {followers}, %b::bigint[], %b::float8[], "
+            f"%s::jsonb, {want}, {prefs}, %s::int, NULL, NULL, NULL)"
+        )
+        self.exchange = exchange.encode()
+
+    @staticmethod
+    def prefs(schema: str) -> str:
+        """Where :meth:`Session.prefs` goes."""
+        return f'%s::"{schema}".prefs'
+
+
+class Session:
+    """One broker's standing with its server, in one process."""
+
+    def __init__(self, address: Address, heard: Callable[[str], None], back: Callable[[], None]):
+        self.address = address
+        self.lines = Lines(address)
+        self.statements = Statements(address.schema)
+        self.queues: dict[str, int] = {}
+        self.hearing: Hearing | None = None
+        self._heard, self._back = heard, back
+        self._lock = threading.Lock()
+        self._tone_deaf = False
+        self._settled = 0
+        self._next_chores = 0.0
+
+        def look(_: object, conn: Connection) -> tuple[Any, ...]:
+            if address.migrate:
+                migrate(conn, address.schema)
+            found = check(conn, address.schema, address.where)
+            row = conn.execute(
+                "SELECT to_regclass(%s)::oid::bigint, "
+                "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8",
+                [f"{address.schema}.owner"],
+            ).fetchone()
+            assert row is not None
+            return found, *row
+
+        try:
+            self.installed, self._table, up = self.lines.run(look, patience=address.patience)
+        except BaseException:
+            self.lines.close()
+            raise
+        self._server_since = time.monotonic() - up
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def prefs(self) -> str:
+        """How we want things, for a ``prefs`` of the server's."""
+        keep = self.address.retention
+        values = (
+            *(servertime.server_offset(), keep.succeeded, keep.failed, keep.protect, keep.count),
+            self.address.owner_lease,
+        )
+        return "(" + ",".join(map(repr, values)) + ")"
+
+    def call(self, name: str, arguments: Sequence[Any], types: str, *, plain: bool = False) -> Any:
+        """What a function answers; ``types`` are those of its arguments, before the prefs."""
+        holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
+        values = list(arguments)
+        if not plain:
+            holes.append(self.statements.prefs(self.address.schema))
+            values.append(self.prefs())
+        text = f'SELECT "{self.address.schema}".{name}({", ".join(holes)})'
+
+        def work(_: object, conn: Connection) -> Any:
+            row = conn.execute(text.encode(), values).fetchone()
+            assert row is not None
+            return row[0]
+
+        return self.lines.run(work, patience=self.address.patience)
+
+    def rows(self, name: str, arguments: Sequence[Any], types: str = "") -> list[tuple[Any, ...]]:
+        """The rows of a function that has many, or several results."""
+        holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
+        holes.append(self.statements.prefs(self.address.schema))
+        text = f'SELECT * FROM "{self.address.schema}".{name}({", ".join(holes)})'
+        return self.query(text, [*arguments, self.prefs()])
+
+    def query(self, text: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query that changes nothing."""
+
+        def work(_: object, conn: Connection) -> list[tuple[Any, ...]]:
+            return conn.execute(text.encode(), arguments).fetchall()
+
+        return self.lines.run(work, patience=self.address.patience)
+
+    def known(self, names: Iterable[str]) -> Iterable[str]:
+        """The names, once their numbers are in ``queues``: made if they are new."""
+        new = [name for name in names if name not in self.queues]
+        if new:
+            text = f'SELECT * FROM "{self.address.schema}".queue_numbers(%s)'
+            self.queues.update(dict(self.query(text, [texts(new)])))
+        return names
+
+    def chores(self, settled: int) -> int:
+        """How many finished jobs the next call may prune, besides; 0 mostly: not yet."""
+        self._settled += settled
+        now = time.monotonic()
+        if now < self._next_chores:
+            return 0
+        self._next_chores = now + _CHORES
+        count, self._settled = 2 * self._settled + 100, 0
+        return count
+
+    # -- hearing --------------------------------------------------------------------------------
+
+    def listen(self) -> str:
+        """Hear from now on, if there is a way to; the channel."""
+        with self._lock:
+            if self.hearing is None and not self._tone_deaf:
+                address = self.address
+                if self.lines.pooled and not address.direct:
+                    self._tone_deaf = True
+                    _LOG.warning(
+                        "%s is behind a pooler, which ends sessions: nothing can be heard there, "
+                        "so that jobs start up to %g s late and deaths are known after the "
+                        "owner_lease of %g s; give the server's own url as direct=",
+                        address.where, _COARSE, address.owner_lease,
+                    )  # fmt: skip
+                    return ""
+                hearing = Hearing(
+                    address.direct or address.conninfo,
+                    address.where, self._table, self._heard, self._back,
+                )  # fmt: skip
+                hearing.start()
+                self.hearing = hearing
+            return self.hearing.channel if self.hearing else ""
+
+    def longest_sleep(self) -> float:
+        """Seconds somebody may sleep who relies on being told."""
+        hearing = self.hearing
+        if hearing is None:
+            return _COARSE
+        return 3600.0 if hearing.since else 0.2
+
+    def lasted(self) -> bool:
+        """True when server and hearing have been there for a lease: what ran out did so truly."""
+        lease = self.address.owner_lease
+        now = time.monotonic()
+        if now - self._server_since < lease:
+            return False
+        hearing = self.hearing
+        if hearing is None or not hearing.broken:
+            return True
+        return bool(hearing.since) and now - hearing.since > lease
+
+    def close(self) -> None:
+        """Close every connection."""
+        if self.hearing is not None:
+            self.hearing.close()
+        self.lines.close()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: all is the parent's."""
+        if self.hearing is not None:
+            self.hearing.after_fork_child()
+        self.lines.after_fork_child()

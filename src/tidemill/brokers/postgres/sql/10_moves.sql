@@ -1,0 +1,161 @@
+-- The moves that a job is made to take one at a time: all that is not done in bulk. What is called
+-- from outside sets the search path; the rest is called by that and relies on it.
+
+CREATE OR REPLACE FUNCTION tidemill.clock(p tidemill.prefs) RETURNS float8
+LANGUAGE sql AS $$ SELECT extract(epoch FROM clock_timestamp())::float8 + p.shift $$;
+
+-- Count a change of one.
+CREATE OR REPLACE FUNCTION tidemill.count(line int, what text, change int DEFAULT 1) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO tally (queue, waiting, scheduled, ready, running, accepted, succeeded, failed,
+                       retried, cancelled, expired, kept)
+    VALUES (line / 4,
+            CASE what WHEN 'waiting' THEN change ELSE 0 END,
+            CASE what WHEN 'scheduled' THEN change ELSE 0 END,
+            CASE what WHEN 'ready' THEN change ELSE 0 END,
+            CASE what WHEN 'running' THEN change ELSE 0 END,
+            CASE what WHEN 'accepted' THEN change ELSE 0 END,
+            CASE what WHEN 'succeeded' THEN change ELSE 0 END,
+            CASE what WHEN 'failed' THEN change ELSE 0 END,
+            CASE what WHEN 'retried' THEN change ELSE 0 END,
+            CASE what WHEN 'cancelled' THEN change ELSE 0 END,
+            CASE what WHEN 'expired' THEN change ELSE 0 END,
+            CASE what WHEN 'kept' THEN change ELSE 0 END);
+END $$;
+
+-- One transaction at a time per key: who asks whether it is held must not be told wrong by one that
+-- commits meanwhile.
+CREATE OR REPLACE FUNCTION tidemill.lock_key(name text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
+END $$;
+
+-- To ready or scheduled, by its due time, for a job that stands nowhere.
+CREATE OR REPLACE FUNCTION tidemill.place(job_seq bigint, t float8) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    j record;
+BEGIN
+    SELECT line, rank, due INTO STRICT j FROM job WHERE seq = job_seq;
+    IF j.due > t THEN
+        INSERT INTO later (seq, due, waiting) VALUES (job_seq, j.due, false);
+        PERFORM count(j.line, 'scheduled');
+    ELSE
+        INSERT INTO ready (line, rank, seq) VALUES (j.line, j.rank, job_seq);
+        PERFORM count(j.line, 'ready');
+    END IF;
+END $$;
+
+-- Take a job from where it stands; where that was. A finished job stays, and with runs = false one
+-- that runs. NULL when there is no such job. Another transaction may move it while we look: then we
+-- find nothing and look again.
+CREATE OR REPLACE FUNCTION tidemill.unplace(job_seq bigint, runs boolean) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    j     record;
+    waits boolean;
+BEGIN
+    FOR pass IN 1..1000 LOOP
+        SELECT line, rank INTO j FROM job WHERE seq = job_seq;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+        DELETE FROM ready WHERE line = j.line AND rank = j.rank AND seq = job_seq;
+        IF FOUND THEN
+            PERFORM count(j.line, 'ready', -1);
+            RETURN 'ready';
+        END IF;
+        DELETE FROM later WHERE seq = job_seq RETURNING waiting INTO waits;
+        IF FOUND THEN
+            PERFORM count(j.line, CASE WHEN waits THEN 'waiting' ELSE 'scheduled' END, -1);
+            RETURN CASE WHEN waits THEN 'waiting' ELSE 'scheduled' END;
+        END IF;
+        IF runs THEN
+            DELETE FROM lease WHERE seq = job_seq;
+        ELSE
+            PERFORM FROM lease WHERE seq = job_seq FOR UPDATE;
+        END IF;
+        IF FOUND THEN
+            IF runs THEN
+                PERFORM count(j.line, 'running', -1);
+            END IF;
+            RETURN 'running';
+        END IF;
+        PERFORM FROM done WHERE seq = job_seq;
+        IF FOUND THEN
+            RETURN 'finished';
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION 'job % stands nowhere', job_seq;
+END $$;
+
+-- Forget a job that stands nowhere any more.
+CREATE OR REPLACE FUNCTION tidemill.forget(job_seq bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM expiry WHERE seq = job_seq;
+    DELETE FROM note WHERE seq = job_seq;
+    DELETE FROM job WHERE seq = job_seq;
+END $$;
+
+-- Seconds that a finished job is kept.
+CREATE OR REPLACE FUNCTION tidemill.keep_for(
+    state text, result_ttl float8, has_result boolean, p tidemill.prefs) RETURNS float8
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN state = 'failed' THEN p.keep_failed
+        WHEN state <> 'succeeded' THEN greatest(p.keep, p.protect)
+        WHEN result_ttl >= 0 THEN result_ttl
+        WHEN has_result THEN greatest(p.keep, p.protect)
+        ELSE p.keep
+    END
+$$;
+
+-- To its end, for a job that stands nowhere: kept for a while, or forgotten when an acked message.
+CREATE OR REPLACE FUNCTION tidemill.finish(
+    job_seq bigint, ending text, why text, answer bytea, t float8, p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    j record;
+BEGIN
+    SELECT line, key, result_ttl INTO STRICT j FROM job WHERE seq = job_seq;
+    PERFORM count(j.line, ending);
+    IF j.key IS NOT NULL THEN
+        PERFORM give_up_key(j.key, job_seq, t);
+    END IF;
+    IF j.line & 3 = 1 AND ending = 'succeeded' THEN
+        PERFORM forget(job_seq);
+        RETURN;
+    END IF;
+    DELETE FROM expiry WHERE seq = job_seq;
+    INSERT INTO done (seq, prune, finished, class, state, error, result)
+    VALUES (job_seq, t + keep_for(ending, j.result_ttl, answer IS NOT NULL, p), t,
+            CASE WHEN ending = 'failed' THEN 2
+                 WHEN ending = 'succeeded' AND answer IS NULL THEN 0 ELSE 1 END,
+            array_position('{succeeded,failed,cancelled,expired}', ending) + 3, why, answer);
+    IF ending <> 'failed' THEN
+        PERFORM count(j.line, 'kept');
+    END IF;
+END $$;
+
+-- The job no longer has its key; who waited for it takes it over.
+CREATE OR REPLACE FUNCTION tidemill.give_up_key(name text, job_seq bigint, t float8) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    k record;
+BEGIN
+    PERFORM lock_key(name);
+    SELECT holder, successor INTO k FROM key WHERE key = name;
+    IF k.successor = job_seq THEN
+        UPDATE key SET successor = NULL WHERE key = name;
+    ELSIF k.holder = job_seq AND k.successor IS NULL THEN
+        DELETE FROM key WHERE key = name;
+    ELSIF k.holder = job_seq THEN
+        UPDATE key SET holder = successor, successor = NULL WHERE key = name;
+        IF unplace(k.successor, false) = 'waiting' THEN
+            PERFORM place(k.successor, t);
+        END IF;
+    END IF;
+END $$;

@@ -1,0 +1,129 @@
+-- Time: what comes due, what has been kept for long enough, and the counters.
+
+-- When something comes due next; NULL when nothing will.
+CREATE OR REPLACE FUNCTION tidemill.next_due() RETURNS float8
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF is_sealed() THEN
+        RETURN NULL;
+    END IF;
+    RETURN least((SELECT min(due) FROM later WHERE NOT waiting),
+                 (SELECT min(due) FROM expiry),
+                 (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL));
+END $$;
+
+-- Move everything whose time has come, or a few thousand; true when anything moved. What another
+-- transaction is moving is skipped.
+CREATE OR REPLACE FUNCTION tidemill.come_due(t float8, p tidemill.prefs) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    l     lease;
+    which bigint;
+    most  int := 5000;
+BEGIN
+    IF coalesce(next_due() > t, true) THEN
+        RETURN false;
+    END IF;
+    FOR l IN
+        SELECT * FROM lease WHERE deadline <= t ORDER BY deadline LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM close_attempt(l, coalesce((SELECT name FROM owner WHERE number = l.owner), ''), 1, 0,
+                              'ttr passed without an ack', '', 0, t, NULL, false, t, p);
+    END LOOP;
+    FOR which IN
+        SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        DELETE FROM expiry WHERE seq = which;
+        IF unplace(which, false) IN ('ready', 'scheduled', 'waiting') THEN
+            PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
+        END IF;
+    END LOOP;
+    WITH gone AS (
+        DELETE FROM later WHERE seq = ANY (ARRAY (
+            SELECT seq FROM later WHERE due <= t AND NOT waiting
+            ORDER BY due LIMIT most FOR UPDATE SKIP LOCKED))
+        RETURNING seq
+    ), placed AS (
+        INSERT INTO ready (line, rank, seq)
+        SELECT j.line, j.rank, gone.seq FROM gone
+        CROSS JOIN LATERAL (SELECT line, rank FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
+        RETURNING line
+    )
+    INSERT INTO tally (queue, ready, scheduled)
+    SELECT line / 4, count(*), -count(*) FROM placed GROUP BY 1;
+    RETURN true;
+END $$;
+
+-- Forget finished jobs that are too old or too many, up to "most"; how many.
+CREATE OR REPLACE FUNCTION tidemill.prune(most int, t float8, p tidemill.prefs) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    pruned  int := 0;
+    surplus bigint;
+    few     int;
+BEGIN
+    IF is_sealed() THEN
+        RETURN 0;
+    END IF;
+    FOR c IN 0..2 LOOP
+        pruned := pruned + prune_rows(ARRAY (
+            SELECT ctid FROM done WHERE class = c AND prune <= t
+            ORDER BY prune LIMIT most - pruned FOR UPDATE SKIP LOCKED));
+    END LOOP;
+    SELECT sum(kept) - p.keep_count INTO surplus FROM tally;
+    FOR c IN 0..1 LOOP
+        few := least(surplus, most - pruned);
+        EXIT WHEN coalesce(few <= 0, true);
+        few := prune_rows(ARRAY (
+            SELECT ctid FROM done WHERE class = c AND (c = 0 OR finished <= t - p.protect)
+            ORDER BY prune LIMIT few FOR UPDATE SKIP LOCKED));
+        pruned := pruned + few;
+        surplus := surplus - few;
+    END LOOP;
+    RETURN pruned;
+END $$;
+
+CREATE OR REPLACE FUNCTION tidemill.prune_rows(rows tid[]) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    pruned int;
+BEGIN
+    IF cardinality(rows) = 0 THEN
+        RETURN 0;
+    END IF;
+    WITH gone AS (
+        DELETE FROM done WHERE ctid = ANY (rows) RETURNING seq, class
+    ), jobs AS (
+        DELETE FROM job WHERE seq = ANY (ARRAY (SELECT seq FROM gone)) RETURNING seq, line
+    ), notes AS (
+        DELETE FROM note WHERE seq = ANY (ARRAY (SELECT seq FROM gone))
+    ), counted AS (
+        INSERT INTO tally (queue, kept)
+        SELECT line / 4, -count(*) FROM jobs JOIN gone USING (seq) WHERE class < 2 GROUP BY 1
+    )
+    SELECT count(*) INTO pruned FROM gone;
+    RETURN pruned;
+END $$;
+
+-- Fold the counters. Whoever reads meanwhile sees the old rows or the new one, never both.
+CREATE OR REPLACE FUNCTION tidemill.fold() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_try_advisory_xact_lock('tally'::regclass::oid::int, 0) THEN
+        WITH gone AS (DELETE FROM tally RETURNING *)
+        INSERT INTO tally
+        SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(accepted),
+               sum(succeeded), sum(failed), sum(retried), sum(cancelled), sum(expired), sum(kept)
+        FROM gone GROUP BY queue;
+    END IF;
+END $$;
+
+-- What is done now and then, as part of the work: by whoever has the time, one at a time.
+CREATE OR REPLACE FUNCTION tidemill.do_chores(most int, p tidemill.prefs) RETURNS int
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM fold();
+    RETURN prune(most, clock(p), p);
+END $$;

@@ -1,0 +1,429 @@
+-- One step of an owner: what it hands in and takes.
+
+-- Lines that have something ready, in order: from each the next is found in the index, so that a
+-- million jobs of one line cost no more than one.
+CREATE OR REPLACE FUNCTION tidemill.ready_lines() RETURNS SETOF int
+LANGUAGE plpgsql AS $$
+DECLARE
+    l int := -1;
+BEGIN
+    LOOP
+        SELECT line INTO l FROM ready WHERE line > l ORDER BY line LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        IF NOT EXISTS (SELECT FROM queue WHERE number = l / 4 AND paused) THEN
+            RETURN NEXT l;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Lines of these kinds that may be served and have something ready, in the order of the queues.
+CREATE OR REPLACE FUNCTION tidemill.lines_for(queues int[], kinds int[]) RETURNS int[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF queues IS NULL THEN
+        RETURN ARRAY (SELECT l FROM ready_lines() AS l WHERE l & 3 = ANY (kinds));
+    END IF;
+    RETURN ARRAY (
+        SELECT q.number * 4 + k
+        FROM unnest(queues) WITH ORDINALITY AS q (number, ord) CROSS JOIN unnest(kinds) AS k
+        WHERE EXISTS (SELECT FROM ready WHERE line = q.number * 4 + k)
+          AND NOT EXISTS (SELECT FROM queue WHERE queue.number = q.number AND paused)
+        ORDER BY q.ord, k);
+END $$;
+
+-- The kinds of lines that somebody may be given jobs of.
+CREATE OR REPLACE FUNCTION tidemill.kinds_of(w tidemill.want) RETURNS int[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT array_remove(ARRAY[CASE WHEN w.tasks THEN 0 END, CASE WHEN w.messages THEN 1 END,
+                              CASE WHEN w.tasks AND w.alone THEN 2 END], NULL)
+$$;
+
+-- Lease up to "most" jobs of some lines, in one order. Returns how many, and them packed.
+CREATE OR REPLACE FUNCTION tidemill.claim(
+    lines int[], most int, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
+    OUT got int, OUT leases bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    rows    tid[];
+    overdue bigint[];
+    single  bigint[];
+    which   bigint;
+BEGIN
+    got := 0;
+    IF cardinality(lines) = 1 THEN
+        rows := ARRAY (SELECT ctid FROM ready WHERE line = lines[1]
+                       ORDER BY rank, seq LIMIT most FOR UPDATE SKIP LOCKED);
+    ELSE
+        rows := ARRAY (
+            SELECT first.ctid FROM unnest(lines) AS l CROSS JOIN LATERAL (
+                SELECT ctid, rank, seq FROM ready WHERE line = l
+                ORDER BY rank, seq LIMIT most FOR UPDATE SKIP LOCKED) AS first
+            ORDER BY first.rank, first.seq LIMIT most);
+    END IF;
+    IF cardinality(rows) = 0 THEN
+        RETURN;
+    END IF;
+    WITH gone AS (
+        DELETE FROM ready WHERE ctid = ANY (rows) RETURNING line, rank, seq
+    ), taken AS MATERIALIZED (
+        SELECT gone.line, gone.rank, gone.seq, j.attempt + 1 AS attempt, j.losses, j.timeout,
+               j.result_ttl, j.key IS NOT NULL AS keyed, j.envelope,
+               (j.seq << 16) | (j.returns & 65535) AS token,
+               CASE WHEN NOT consumes THEN 0 WHEN j.ttr > 0 THEN j.ttr ELSE 60 END AS ttr,
+               j.expires > 0 AND j.expires <= t AS expired,
+               gone.line & 3 = 1 AND j.ttr = 0 AS once
+        FROM gone CROSS JOIN LATERAL (
+            SELECT * FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
+    ), lent AS (
+        INSERT INTO lease (seq, token, serial, leased, deadline, result_ttl, owner, line, attempt,
+                           keyed)
+        SELECT seq, token, this, t, CASE WHEN consumes THEN t + ttr END, result_ttl, me, line,
+               attempt, keyed
+        FROM taken WHERE NOT expired AND NOT once
+    ), counted AS (
+        INSERT INTO tally (queue, ready, running)
+        SELECT line / 4, -count(*), count(*) FILTER (WHERE NOT expired AND NOT once)
+        FROM taken GROUP BY 1
+    )
+    SELECT count(*) FILTER (WHERE NOT taken.expired),
+           string_agg(pack(token, attempt, losses, rank, seq, timeout, t,
+                           CASE WHEN taken.once THEN 0 ELSE ttr END, envelope), ''
+                      ORDER BY rank, seq) FILTER (WHERE NOT taken.expired),
+           array_agg(seq) FILTER (WHERE taken.expired),
+           array_agg(seq) FILTER (WHERE taken.once AND NOT taken.expired)
+    INTO got, leases, overdue, single FROM taken;
+    IF overdue IS NOT NULL THEN  -- more came due than one step moves
+        FOREACH which IN ARRAY overdue LOOP
+            PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
+        END LOOP;
+    END IF;
+    IF single IS NOT NULL THEN  -- at most once: gone when taken
+        FOREACH which IN ARRAY single LOOP
+            PERFORM finish(which, 'succeeded', '', NULL, t, p);
+        END LOOP;
+    END IF;
+END $$;
+
+-- A lease as it travels; wire.py reads it.
+CREATE OR REPLACE FUNCTION tidemill.pack(
+    token bigint, attempt int, losses int, rank bigint, seq bigint, timeout float8, leased float8,
+    ttr float8, envelope bytea) RETURNS bytea
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT int8send(token) || int4send(attempt) || int4send(losses) || int8send(rank)
+        || int8send(seq) || float8send(timeout) || float8send(leased) || float8send(ttr)
+        || int4send(length(envelope)) || envelope
+$$;
+
+-- What an owner wants: a count, queues (none means all), and how.
+CREATE OR REPLACE FUNCTION tidemill.take(
+    w tidemill.want, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
+    INOUT last_queue int, OUT got int, OUT leases bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    lines  int[] := lines_for(w.queues, kinds_of(w));
+    lost   int[];
+    turns  int[];
+    q      int;
+    share  int;
+    c      record;
+BEGIN
+    got := 0;
+    leases := '';
+    -- What was lost with its worker comes first, and alone of its kind.
+    IF w.alone AND w.tasks THEN
+        lost := ARRAY (SELECT l FROM unnest(lines) AS l WHERE l & 3 = 2);
+        IF cardinality(lost) > 0 THEN
+            lines := ARRAY (SELECT l FROM unnest(lines) AS l WHERE l & 3 <> 2);
+            c := claim(lost, 1, me, this, consumes, t, p);
+            got := got + c.got;
+            leases := leases || coalesce(c.leases, '');
+        END IF;
+    END IF;
+    IF w.mode = 'merged' OR cardinality(lines) = 1 THEN
+        WHILE got < w.count AND cardinality(lines) > 0 LOOP
+            c := claim(lines, w.count - got, me, this, consumes, t, p);
+            EXIT WHEN c.got = 0;
+            got := got + c.got;
+            leases := leases || c.leases;
+        END LOOP;
+        IF cardinality(lines) = 1 THEN
+            last_queue := lines[1] / 4;
+        END IF;
+        RETURN;
+    END IF;
+    IF w.mode = 'strict' THEN
+        IF w.queues IS NULL THEN  -- by name
+            turns := ARRAY (SELECT number FROM queue WHERE number IN (
+                SELECT l / 4 FROM unnest(lines) AS l) ORDER BY name);
+        ELSE
+            turns := w.queues;
+        END IF;
+    ELSE
+        turns := ARRAY (SELECT DISTINCT l / 4 FROM unnest(lines) AS l);
+        turns := ARRAY (SELECT n FROM unnest(turns) AS n ORDER BY n <= take.last_queue, n);
+    END IF;
+    -- Strict: each queue until it is empty. Fair: every queue its share, again until the hand is full
+    -- or nothing is left.
+    WHILE got < w.count AND cardinality(turns) > 0 LOOP
+        share := CASE WHEN w.mode = 'strict' THEN w.count
+                      ELSE greatest(1, (w.count - got) / cardinality(turns)) END;
+        FOREACH q IN ARRAY turns LOOP
+            EXIT WHEN got >= w.count;
+            c := claim(ARRAY (SELECT l FROM unnest(lines) AS l WHERE l / 4 = q),
+                       least(share, w.count - got), me, this, consumes, t, p);
+            IF c.got > 0 THEN
+                got := got + c.got;
+                leases := leases || c.leases;
+                last_queue := q;
+            END IF;
+            IF c.got < share THEN
+                turns := array_remove(turns, q);
+            END IF;
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- The first transaction of a step: note, settle, touch, lease, in that order. A step that is repeated
+-- is answered from what was kept of it.
+CREATE OR REPLACE FUNCTION tidemill.step(
+    me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
+    verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
+    touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, p tidemill.prefs,
+    OUT answer jsonb, OUT leases bytea, OUT turn bigint, OUT ended bigint[], OUT moved boolean,
+    OUT hungry int, OUT idle boolean)
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    t        float8;
+    mine     pulse;
+    who      record;
+    plain    record;
+    v        record;
+    taken    record;
+    missed   int[] := '{}';
+    lost     int[] := '{}';
+    late     int[] := '{}';
+    leaves   text;
+    commands jsonb;
+    d        float8;
+BEGIN
+    ended := '{}';
+    moved := false;
+    idle := false;
+    hungry := 0;
+    leases := '';
+    SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
+    IF NOT FOUND THEN
+        answer := '{"gone": true}';
+        RETURN;
+    END IF;
+    t := clock(p);
+    turn := mine.turn + 1;
+    IF mine.serial = this THEN
+        moved := true;
+        answer := mine.missed || jsonb_build_object('commands', (
+            SELECT coalesce(jsonb_agg(jsonb_build_array(verb, token) ORDER BY number), '[]')
+            FROM command WHERE owner = me AND serial = this));
+        SELECT coalesce(string_agg(pack(l.token, l.attempt, j.losses, j.rank, l.seq, j.timeout,
+                   l.leased, coalesce(l.deadline - l.leased, 0), j.envelope), '' ORDER BY l.seq), '')
+        INTO leases
+        FROM lease AS l JOIN job AS j USING (seq) WHERE l.owner = me AND l.serial = this;
+        hungry := CASE WHEN leases = '' THEN w.count ELSE 0 END;
+    ELSE
+        SELECT name, kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
+        moved := come_due(t, p);
+        IF notes IS NOT NULL THEN
+            PERFORM take_notes(me, notes);
+        END IF;
+        IF cardinality(tokens) > 0 THEN
+            plain := settle_plain(me, who.name, tokens, starts, ends, results, t, p);
+            ended := plain.ended;
+            IF cardinality(plain.settled) < cardinality(tokens) THEN
+                missed := ARRAY (SELECT n FROM generate_series(1, cardinality(tokens)) AS n
+                                 WHERE NOT n = ANY (plain.settled));
+            END IF;
+        END IF;
+        IF verdicts IS NOT NULL THEN
+            moved := true;
+            FOR v IN
+                SELECT x.*, n FROM jsonb_array_elements(verdicts) WITH ORDINALITY AS e (item, n),
+                    jsonb_to_record(item) AS x (
+                        token bigint, outcome int, delay float8, error text, traceback text,
+                        started float8, ended float8, result text, hold boolean)
+                ORDER BY n
+            LOOP
+                IF settle(me, who.name, v.token, v.outcome, v.delay, v.error, v.traceback,
+                          v.started, v.ended, nullif(decode(v.result, 'base64'), ''), v.hold, t, p)
+                THEN
+                    IF f_ids IS NOT NULL THEN
+                        PERFORM follow(v.n::int, f_ids, f_envelopes, f_shape, f_shapes, t, p);
+                    END IF;
+                ELSE
+                    lost := lost || v.n::int;
+                END IF;
+            END LOOP;
+        END IF;
+        FOR n IN 1..coalesce(cardinality(touch_tokens), 0) LOOP
+            IF NOT touch(me, touch_tokens[n], touch_seconds[n], t) THEN
+                late := late || n;
+            END IF;
+        END LOOP;
+        IF w.count > 0 THEN
+            PERFORM pg_advisory_xact_lock_shared('meta'::regclass::oid::int, 0);
+            SELECT moves_to INTO leaves FROM departure;
+        END IF;
+        IF w.count > 0 AND leaves IS NULL THEN
+            taken := take(w, me, this, who.consumes, t, p, mine.last_queue);
+            leases := taken.leases;
+            -- Who got something comes back for the rest before it sleeps (see exchange.py).
+            hungry := CASE WHEN taken.got = 0 THEN w.count ELSE 0 END;
+            mine.last_queue := taken.last_queue;
+        END IF;
+        -- Commands stay until the step after, should this reply be lost.
+        DELETE FROM command WHERE owner = me AND serial < this;
+        WITH told AS (
+            UPDATE command SET serial = this WHERE owner = me AND serial IS NULL
+            RETURNING number, verb, token
+        )
+        SELECT coalesce(jsonb_agg(jsonb_build_array(verb, token) ORDER BY number), '[]')
+        INTO commands FROM told;
+        -- Nothing was done that must not be lost.
+        idle := NOT moved AND leases = '' AND cardinality(ended) = 0 AND notes IS NULL
+                AND commands = '[]' AND coalesce(cardinality(touch_tokens), 0) = 0;
+        mine.missed := jsonb_build_object('missed', missed, 'lost', lost, 'late', late);
+        answer := mine.missed || jsonb_build_object('commands', commands, 'leaves', leaves);
+    END IF;
+    d := next_due();
+    IF NOT coalesce(w.sleep, false) THEN
+        hungry := 0;
+    END IF;
+    UPDATE pulse SET
+        serial = this, turn = step.turn, until = greatest(until, t + p.lease),
+        due = coalesce(d, 'infinity'), missed = mine.missed, last_queue = mine.last_queue
+    WHERE owner = me;
+    IF w.mode IS NOT NULL THEN  -- who says nothing of what it wants sleeps on for the same
+        UPDATE pulse SET asleep = hungry > 0, tasks = w.tasks, messages = w.messages,
+                         alone = w.alone, queues = w.queues
+        WHERE owner = me;
+    END IF;
+    answer := answer || jsonb_build_object('due', d - t);
+END $$;
+
+-- Look once more, now that all can see that we are about to sleep. Whoever puts a job looks for
+-- sleepers after its commit: if it did not see us, its job was there before this look.
+CREATE OR REPLACE FUNCTION tidemill.look_again(
+    me int, this bigint, this_turn bigint, w tidemill.want, p tidemill.prefs,
+    OUT leases bytea, OUT due float8)
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    t     float8;
+    mine  pulse;
+    taken record;
+    who   record;
+    d     float8;
+BEGIN
+    leases := '';
+    -- Nothing to see, mostly: then nothing is written either.
+    IF cardinality(lines_for(w.queues, kinds_of(w))) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
+        SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
+        -- The client may have lost us and sent the step again: what we took now, nobody would hear of.
+        IF FOUND AND mine.turn = this_turn THEN
+            t := clock(p);
+            SELECT kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
+            taken := take(w, me, this, who.consumes, t, p, mine.last_queue);
+            leases := taken.leases;
+            IF taken.got > 0 THEN
+                UPDATE pulse SET last_queue = taken.last_queue, asleep = taken.got < w.count
+                WHERE owner = me;
+            END IF;
+        END IF;
+    END IF;
+    d := next_due();
+    due := d - clock(p);
+END $$;
+
+-- Tell those who sleep: as many as there are jobs for, one for a time that comes earlier than any of
+-- them wakes, and those who wait for what has ended. "rest" says that jobs may have ended, or queues
+-- have space, that are not among "ended". What is there decides, not what happened: so whoever takes a
+-- full hand and leaves something behind passes the hint on.
+CREATE OR REPLACE FUNCTION tidemill.ring(
+    me int, rest boolean, ended bigint[], p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    sleepers int;
+    hinted   int[] := '{}';
+    l        int;
+    s        record;
+    d        float8;
+BEGIN
+    SELECT count(*) INTO sleepers FROM pulse WHERE asleep AND owner <> me;
+    IF sleepers > 0 THEN
+        FOR l IN SELECT * FROM ready_lines() LOOP
+            FOR s IN
+                SELECT pulse.owner, owner.channel FROM pulse JOIN owner ON owner.number = pulse.owner
+                WHERE pulse.asleep AND pulse.owner <> me AND NOT pulse.owner = ANY (hinted)
+                  AND owner.channel <> ''
+                  AND (pulse.queues IS NULL OR l / 4 = ANY (pulse.queues))
+                  AND CASE l & 3 WHEN 0 THEN pulse.tasks WHEN 1 THEN pulse.messages
+                      ELSE pulse.tasks AND pulse.alone END
+                ORDER BY random()
+                LIMIT (SELECT count(*) FROM (SELECT FROM ready WHERE line = l LIMIT sleepers) AS r)
+            LOOP
+                hinted := hinted || s.owner;
+                PERFORM pg_notify(s.channel, s.owner::text);
+            END LOOP;
+        END LOOP;
+        d := next_due();
+        IF d IS NOT NULL AND NOT EXISTS (
+            SELECT FROM pulse WHERE asleep AND (pulse.due <= d OR owner = ANY (hinted)))
+        THEN
+            PERFORM pg_notify(channel, number::text) FROM (
+                SELECT owner.channel, owner.number
+                FROM pulse JOIN owner ON owner.number = pulse.owner
+                WHERE pulse.asleep AND owner.channel <> '' ORDER BY random() LIMIT 1) AS one;
+        END IF;
+    END IF;
+    IF EXISTS (SELECT FROM await) THEN
+        PERFORM pg_notify(channel, 'await') FROM (
+            SELECT DISTINCT channel FROM await WHERE rest OR ref = ANY (ended) OR ref < 0) AS a;
+    END IF;
+END $$;
+
+-- One step: two transactions, one round trip. The second commit need not reach the disk unless
+-- something was leased in it.
+CREATE OR REPLACE PROCEDURE tidemill.exchange(
+    me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
+    verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
+    touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, p tidemill.prefs,
+    chores int, INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    s record;
+    a record;
+BEGIN
+    s := tidemill.step(me, this, tokens, starts, ends, results, verdicts, f_ids, f_envelopes,
+                       f_shape, f_shapes, touch_tokens, touch_seconds, notes, w, p);
+    answer := s.answer;
+    leases := s.leases;
+    IF s.idle THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    COMMIT;
+    IF s.hungry > 0 THEN
+        a := tidemill.look_again(me, this, s.turn, w, p);
+        more := a.leases;
+        answer := answer || jsonb_build_object('due', a.due);
+    END IF;
+    IF coalesce(more, '') = '' THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    PERFORM tidemill.ring(me, s.moved, s.ended, p);
+    IF chores > 0 THEN
+        PERFORM tidemill.do_chores(chores, p);
+    END IF;
+END $$;

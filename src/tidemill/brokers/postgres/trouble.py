@@ -1,0 +1,111 @@
+"""The server's and the driver's errors, as ours: one sentence each that says what to do."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tidemill.errors import (
+    BrokerUnavailable,
+    DuplicateJob,
+    QueueFull,
+    StoreFull,
+    StoreMoved,
+    TidemillError,
+)
+
+__all__ = ["NOT_MIGRATED", "Refused", "is_lost", "is_worth_repeating", "translated"]
+
+
+class Refused(BrokerUnavailable):
+    """The server is there and does not let us in: waiting does not help."""
+
+
+NOT_MIGRATED = "run: tidemill migrate URL"
+"""What to do where the tables are missing or old."""
+
+_REFUSED = {
+    "28P01": "the password is wrong; check the url",
+    "28000": "it does not let this user in; check the user in the url and pg_hba.conf",
+    "3D000": "there is no such database; create it, or name another in the url",
+    "53300": "it has no connection left; raise its max_connections, or lower pool= in the url",
+    "25006": "it is read-only, as a standby is; name the primary, "
+    "or several hosts and target_session_attrs=read-write",
+    "42501": "this user may not; grant it the rights on the schema, or use the one that migrated",
+}
+_FOR_GOOD = ("28P01", "28000", "3D000", "42501")
+_UNMIGRATED = ("3F000", "42P01", "42883", "42704", "42703", "42809")
+_FULL = ("53100", "53200", "54000", "53400")
+
+
+def is_lost(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
+    """True when the connection is gone, and with it perhaps the reply."""
+    if conn is None or conn.closed or conn.broken:
+        return True
+    state = error.sqlstate or ""
+    return state[:2] == "08" or state in ("57P01", "57P02", "57P03", "57P05")
+
+
+def is_worth_repeating(error: psycopg.Error) -> bool:
+    """True when the server gave up a step for another's sake: it did not happen."""
+    return error.sqlstate in ("40001", "40P01")
+
+
+def translated(error: psycopg.Error, where: str) -> TidemillError:
+    """What a user is told."""
+    state, diag = error.sqlstate or "", error.diag
+    if state == "TM001":
+        return _duplicate(diag)
+    if state == "TM002":
+        name, most = diag.message_detail, diag.message_primary
+        return QueueFull(f"queue {name!r} holds max_size={most} jobs already")
+    if state == "TM003":
+        return StoreMoved(f"this store moves to {diag.message_detail}; use that url")
+    if state in _FULL:
+        return StoreFull(
+            f"PostgreSQL at {where} has no room left ({_said(error)}); make room on its disk"
+        )
+    if state in _UNMIGRATED:
+        return BrokerUnavailable(
+            f"the store at {where} does not fit this version of tidemill ({_said(error)}); "
+            + NOT_MIGRATED
+        )
+    state = state if state in _REFUSED else _guess(error)
+    if state:
+        kind = Refused if state in _FOR_GOOD else BrokerUnavailable
+        return kind(f"PostgreSQL at {where} refuses: {_REFUSED[state]}")
+    state = error.sqlstate or ""
+    if state and state[:2] not in ("08", "57"):
+        return TidemillError(f"PostgreSQL at {where} says: {_said(error)} ({state})")
+    return BrokerUnavailable(f"PostgreSQL at {where} is not to be reached: {_said(error)}")
+
+
+def _duplicate(diag: psycopg.errors.Diagnostic) -> DuplicateJob:
+    what = diag.message_detail or ""
+    if diag.message_primary == "key":
+        text = f"an unfinished job has the key {what!r} already"
+        return DuplicateJob(text, diag.message_hint or "")
+    return DuplicateJob(f"a job with the id {what!r} is kept already", what)
+
+
+def _guess(error: psycopg.Error) -> str:
+    """While it connects, libpq tells what the server said only as text."""
+    text = str(error)
+    for words, state in (
+        ("password authentication failed", "28P01"),
+        ("no password supplied", "28P01"),
+        ("no pg_hba.conf entry", "28000"),
+        ("does not exist", "3D000" if "database" in text else "28000"),
+        ("too many clients", "53300"),
+        ("remaining connection slots", "53300"),
+        ("too many connections", "53300"),
+    ):
+        if words in text:
+            return state
+    return ""
+
+
+def _said(error: psycopg.Error) -> str:
+    if error.diag.message_primary:
+        return error.diag.message_primary
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

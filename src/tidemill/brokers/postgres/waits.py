@@ -1,0 +1,73 @@
+"""Sleeping until jobs end or a queue has space: for those who wait without being owners."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tidemill.brokers.postgres.session import Session
+from tidemill.brokers.postgres.wire import texts
+
+__all__ = ["Waits"]
+
+_RENEW = 30.0  # seconds; the server forgets who waits after a minute
+_KNOWN = 1000  # ids asked for at once
+
+
+class Waits:
+    """Those who wait in this process."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._news = threading.Condition()
+        self._count = 0  # of news
+        self._numbers = itertools.count(1)
+        schema = session.address.schema
+        self._look = (
+            f'CALL "{schema}".look_out(%s::text[], %s::text, %s::text, %s::text, '
+            f'%s::"{schema}".prefs, NULL, NULL)'
+        )
+
+    def heard(self) -> None:
+        """Something may have ended."""
+        with self._news:
+            self._count += 1
+            self._news.notify_all()
+
+    def for_jobs(self, ids: Sequence[str], timeout: float) -> None:
+        """Until all have finished, or the time is over: some at a time, the last of them first."""
+        deadline = time.monotonic() + timeout
+        left = [job_id for job_id in ids if "\0" not in job_id]
+        while left and self._until([texts(left[-_KNOWN:]), None], deadline):
+            del left[-_KNOWN:]
+
+    def for_space(self, queue: str, timeout: float) -> bool:
+        """Until the queue is below its bound; False when the time is over."""
+        return self._until([texts([]), queue], time.monotonic() + timeout)
+
+    def _until(self, what: list[Any], deadline: float) -> bool:
+        """Sleep until a look finds nothing to wait for."""
+        session = self._session
+        channel: str | None = None
+        if time.monotonic() < deadline:
+            channel = session.listen() or None
+        me = f"{channel}-{next(self._numbers)}"
+        while True:
+            seen = self._count
+            [(refs, due)] = session.query(self._look, [*what, me, channel, session.prefs()])
+            if not refs:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False  # the server forgets that we waited
+            longest = min(left, _RENEW, session.longest_sleep())
+            with self._news:
+                if self._count == seen:
+                    self._news.wait(longest if due is None else max(0.0, min(longest, due)))
+
+    def after_fork_child(self) -> None:
+        """In a forked child nobody waits."""
+        self._news = threading.Condition()

@@ -1,0 +1,9 @@
+"""``redis://``: jobs on a Redis server (7 or later, or Valkey), for workers on many machines.
+
+Every call of the seam is one Lua script, which the server runs alone: see ``lua/store.lua`` for
+what lies where. As durable as the server's append-only file.
+"""
+
+from tidemill.brokers.redis.broker import RedisBroker, check_url, open_url
+
+__all__ = ["RedisBroker", "check_url", "open_url"]

@@ -1,0 +1,135 @@
+"""Where the server is: the URL taken apart."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tidemill.config import Url, check_known
+from tidemill.errors import InvalidOption
+
+__all__ = ["Address", "parse_address"]
+
+PORT, SENTINEL_PORT = 6379, 26379
+_OPTIONS = (
+    *("keep", "keep_count", "keep_failed", "owner_lease", "patience", "prefix"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_verify", "sentinel_user", "sentinel_password"),
+)
+_PREFIX = re.compile(r"[\w.:-]{1,100}")
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """A server, the nodes of a cluster, or the sentinels that know where ``service`` is."""
+
+    hosts: tuple[tuple[str, int], ...]
+    db: int = 0
+    user: str = ""
+    password: str = ""
+    service: str = ""
+    sentinel_user: str = ""
+    sentinel_password: str = ""
+    tls: dict[str, Any] | None = None
+    shown: str = ""
+    """The URL without its passwords."""
+
+    @property
+    def where(self) -> str:
+        """The address for a sentence."""
+        places = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"sentinels {places}" if self.service else places
+
+
+def parse_address(url: Url) -> Address:
+    """``redis://user:password@host:port/db``; several hosts stand for the nodes of a cluster.
+
+    ``redis+sentinel://user:password@host,host/service/db`` asks sentinels. ``rediss://`` is TLS, as
+    is ``redis+sentinel://`` with a ``tls_ca``.
+
+    Raises:
+        InvalidOption: something in it is wrong.
+    """
+    scheme = url.scheme
+    check_known(f"a {scheme}:// url", url.options, _OPTIONS)
+    rest = url.text.split("://", 1)[1].partition("?")[0]
+    login, _, place = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    places, _, path = place.partition("/")
+    sentinel = scheme == "redis+sentinel"
+    service, db = _path(url, path, sentinel)
+    default = SENTINEL_PORT if sentinel else PORT
+    hosts = tuple(_host(url, one, default) for one in (places or "localhost").split(","))
+    options = url.options
+    return Address(
+        hosts=hosts,
+        db=db,
+        user=urllib.parse.unquote(user),
+        password=urllib.parse.unquote(password),
+        service=service,
+        sentinel_user=options.get("sentinel_user", ""),
+        sentinel_password=options.get("sentinel_password", ""),
+        tls=_tls(options) if scheme == "rediss" or "tls_ca" in options else None,
+        shown=_masked(url.text),
+    )
+
+
+def prefix_of(url: Url) -> str:
+    """What all keys begin with: the hash tag that keeps them on one node of a cluster."""
+    prefix = url.options.get("prefix", "tidemill")
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidOption(
+            f"prefix in the url must be 1 to 100 letters, digits or . : - _, not {prefix!r}"
+        )
+    return prefix
+
+
+def _path(url: Url, path: str, sentinel: bool) -> tuple[str, int]:
+    """(service, database)."""
+    parts = [urllib.parse.unquote(part) for part in path.split("/")] if path else []
+    service = parts.pop(0) if sentinel and parts else ""
+    if sentinel and not service:
+        raise InvalidOption(
+            f"url {_masked(url.text)!r} names no service; "
+            "write redis+sentinel://host1,host2,host3/mymaster"
+        )
+    number = parts.pop(0) if parts else ""
+    if parts or not (number or "0").isdigit():
+        raise InvalidOption(
+            f"url {_masked(url.text)!r} ends in no database number; write redis://host:6379/0"
+        )
+    return service, int(number or 0)
+
+
+def _host(url: Url, text: str, default: int) -> tuple[str, int]:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::(\d{1,5}))?", text)
+    port = int(found[2] or default) if found else 0
+    if not found or not 0 < port < 65536:
+        raise InvalidOption(f"{text!r} in url {_masked(url.text)!r} is not a host or host:port")
+    return urllib.parse.unquote(found[1].strip("[]")) or "localhost", port
+
+
+def _tls(options: Mapping[str, str]) -> dict[str, Any]:
+    """What redis-py's connection is told of certificates."""
+    tls: dict[str, Any] = {}
+    for option, name in (
+        ("tls_ca", "ssl_ca_certs"),
+        ("tls_cert", "ssl_certfile"),
+        ("tls_key", "ssl_keyfile"),
+    ):
+        if option in options:
+            tls[name] = options[option]
+    verify = options.get("tls_verify", "yes")
+    if verify not in ("yes", "no"):
+        raise InvalidOption(f"tls_verify in the url must be yes or no, not {verify!r}")
+    if verify == "no":
+        tls |= {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+    return tls
+
+
+def _masked(text: str) -> str:
+    """A URL that may be shown."""
+    text = re.sub(r"(sentinel_password=)[^&]*", r"\1***", text)
+    return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", text)

@@ -1,0 +1,403 @@
+"""``redis://``: the broker of a store on a Redis server.
+
+This file turns each call of the seam into one function of the server's. What those do is in
+``lua/``, by the names of the LMDB broker's rooms; the way to the server is in :mod:`.lines`, the
+owners of this process in :mod:`.members`, those who wait in :mod:`.waits`, what is shown in
+:mod:`.inspect`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import tempfile
+import time
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.base import (
+    Departure,
+    Feature,
+    Filter,
+    Page,
+    QueueStats,
+    Reply,
+    Step,
+    need,
+)
+from tidemill.brokers.redis.address import Address, parse_address, prefix_of
+from tidemill.brokers.redis.durability import read_info
+from tidemill.brokers.redis.inspect import Inspection
+from tidemill.brokers.redis.lines import Lines, Server
+from tidemill.brokers.redis.members import Members, check_moved
+from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
+from tidemill.brokers.redis.servertime import MICRO
+from tidemill.brokers.redis.waits import Waits
+from tidemill.brokers.retention import Retention, number_option
+from tidemill.clock import id_time, new_id, wall_time
+from tidemill.config import Url
+from tidemill.errors import (
+    BrokerUnavailable,
+    DuplicateJob,
+    FeatureMissing,
+    InvalidOption,
+    QueueFull,
+    TidemillError,
+)
+from tidemill.job import Command, Envelope, Owner, Placed, Put, Record
+
+__all__ = ["RedisBroker", "check_url", "open_url"]
+
+log = logging.getLogger("tidemill.redis")
+
+FORMAT = b"1"
+"""Raised when what is written can no longer be read by an older tidemill."""
+
+_PRUNE_MOST = 2000
+_PURGE_MOST = 2000
+_ADOPT_MOST = 1000
+_TICK = 30.0
+_PLACED = tuple(Placed)
+_RETENTION = struct.Struct(">dddd")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a URL says."""
+
+    address: Address
+    prefix: str
+    retention: Retention
+    patience: float
+    owner_lease: float
+
+
+def check_url(url: Url) -> Settings:
+    """Read a ``redis://``, ``rediss://`` or ``redis+sentinel://`` URL.
+
+    Raises:
+        InvalidOption: something in it is wrong.
+    """
+    lease = number_option(url.options, "owner_lease", 30.0)
+    if not 1 <= lease <= 86400:
+        raise InvalidOption(f"owner_lease in the url must be 1 to 86400 seconds, not {lease:g}")
+    return Settings(
+        parse_address(url),
+        prefix_of(url),
+        Retention.from_options(url.options),
+        number_option(url.options, "patience", 10.0),
+        lease,
+    )
+
+
+def open_url(url: Url) -> RedisBroker:
+    """The broker of a URL."""
+    return RedisBroker(check_url(url))
+
+
+class RedisBroker:
+    """A broker on a Redis server."""
+
+    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.FLOWS}
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.address.shown
+        self._settings = settings
+        self._closed = False
+        self._next_tick = 0.0
+        self._doubtful = False  # an owner was unknown to the store
+        self._begin()
+        opened = self._open(self._lines)
+        self._born, self._ahead = opened[1] / MICRO, opened[2] / MICRO - wall_time()
+        _brokers.add(self)
+
+    def _begin(self) -> None:
+        """Begin in this process, which may be a fork of the one that opened the broker."""
+        settings, kept = self._settings, self._settings.retention
+        self._pid = os.getpid()
+        times = (kept.succeeded * MICRO, kept.count, kept.failed * MICRO, kept.protect * MICRO)
+        server, key = Server(settings.address), b"{%s}" % settings.prefix.encode()
+        retention = _RETENTION.pack(*times)
+        self._lines = Lines(server, key, retention, settings.patience)
+        self._brisk = Lines(server, key, retention, 0.0)
+        self._members = Members(self._lines, self._brisk, settings.owner_lease)
+        self._waits = Waits(self._lines)
+        self._inspection = Inspection(self._lines)
+
+    def _open(self, lines: Lines) -> list[Any]:
+        """Look whether the server can be used: its version, and what lies there."""
+        where = self._lines.server.where
+        version = read_info(lines.ask(b"INFO", b"server")).get("redis_version", "0")
+        if int(version.split(".")[0]) < 7:
+            raise BrokerUnavailable(f"redis at {where} is {version}; 7.0 or later is needed")
+        form, born, now = lines.call("open")
+        if form != FORMAT:
+            raise BrokerUnavailable(
+                f"the store at {where} has format {form.decode()}, "
+                "which this tidemill cannot read; upgrade tidemill"
+            )
+        return [form, int(born), int(now)]
+
+    def after_fork_child(self) -> None:
+        """In a forked child: lines and owners are the parent's; close our copies."""
+        if not self._closed:
+            self._members.after_fork_child()
+            self._waits.after_fork_child()
+            self._lines.after_fork_child()
+            self._brisk.after_fork_child()
+            self._begin()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+
+    def _call(self, verb: str, *args: bytes) -> Any:
+        """A script that must be done once, however often its reply is lost."""
+        self._check_open()
+        answer = self._lines.call(verb, *args, once=True)
+        check_moved(answer)
+        return answer
+
+    @property
+    def boards(self) -> str:
+        """Where boards may lie: on this machine, for whoever outlives their owner here."""
+        folder = os.path.join(tempfile.gettempdir(), f"tidemill-{os.getuid()}", "redis", "boards")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+
+    # -- producing ------------------------------------------------------------------------------
+
+    def put(
+        self,
+        jobs: Sequence[Envelope],
+        *,
+        txn: Any = None,
+        hold: Collection[str] = (),
+        let_go: Collection[str] = (),
+    ) -> list[Put]:
+        if hold or let_go or any(job.links for job in jobs):
+            need(self, Feature.FLOWS, "a job that waits for others")
+        if txn is not None:
+            raise FeatureMissing(
+                "txn= needs the feature transactions, which redis:// does not have"
+            )
+        if not jobs:
+            return []
+        self._check_open()
+        packed = pack_put(jobs)
+        plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
+        answer = self._lines.put(packed, plain)
+        check_moved(answer)
+        if answer == 1:
+            created = Placed.CREATED
+            return [Put(job.id, created) for job in jobs]
+        what = answer[0]
+        if isinstance(what, bytes):
+            raise _refusal(what, *[part.decode() for part in answer[1:] if part is not None])
+        pairs = zip(answer[0::2], answer[1::2], strict=True)
+        return [Put(job_id.decode(), _PLACED[placed]) for placed, job_id in pairs]
+
+    # -- owning ---------------------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        self._check_open()
+        self._members.attach(owner)
+
+    def detach(self, owner_id: str) -> None:
+        self._check_open()
+        self._members.detach(owner_id)
+
+    def exchange(self, step: Step) -> Reply:
+        self._check_open()
+        reply = self._members[step.owner].exchange(step)
+        self._doubtful |= any(command.verb == "lost" for command in reply.commands)
+        if self._doubtful:
+            with contextlib.suppress(BrokerUnavailable):  # then after the next step
+                self._look_for_loss()
+        return reply
+
+    def _look_for_loss(self) -> None:
+        """An owner is unknown to the store: say so if that is because the store is another."""
+        _, born, now = self._open(self._brisk)
+        self._doubtful = False
+        if born / MICRO != self._born:
+            self._born, self._ahead = born / MICRO, now / MICRO - wall_time()
+            log.error(
+                "redis at %s came back without what was there: %s",
+                self._lines.server.where,
+                self._inspection.info()["durability"],
+            )
+
+    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        self._check_open()
+        member = self._members[owner_id]
+        now = time.monotonic()
+        ready = member.sleep(min(timeout, max(0.0, self._next_tick - now)), fds)
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._tick(self._brisk)
+        elif now >= member.death_at:
+            member.death_at = now + 1.0  # not again before the next step, or this
+            self._members.reap()
+        return ready
+
+    def wake(self, owner_id: str) -> None:
+        self._members.wake(owner_id)
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        self._check_open()
+        return self._members.release(owner_id, causes)
+
+    def reap(self) -> int:
+        """Give back what owners held that are given up; how many owners that were."""
+        self._check_open()
+        return self._members.reap()
+
+    def tick(self) -> float:
+        self._check_open()
+        self._tick(self._lines)
+        return _TICK
+
+    def _tick(self, lines: Lines) -> None:
+        self._next_tick = time.monotonic() + _TICK
+        self._members.reap()
+        while lines.call("tick", b"%d" % _PRUNE_MOST):
+            pass
+
+    # -- waiting for jobs -----------------------------------------------------------------------
+
+    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
+        records = self.get_many(ids)
+        if timeout > 0 and any(r is not None and not r.state.finished for r in records):
+            self._waits.until(b"jobs", [job_id.encode() for job_id in ids], timeout)
+            records = self.get_many(ids)
+        return records
+
+    def wait_space(self, queue: str, timeout: float) -> bool:
+        self._check_open()
+        return self._waits.until(b"space", [queue.encode()], timeout)
+
+    # -- inspecting -----------------------------------------------------------------------------
+
+    def get(self, job_id: str) -> Record | None:
+        return self.get_many([job_id])[0]
+
+    def get_many(self, ids: Sequence[str]) -> list[Record | None]:
+        """The records of several jobs, of one moment."""
+        self._check_open()
+        return self._inspection.get(ids)
+
+    def was_here(self, job_id: str) -> bool:
+        made = id_time(job_id)
+        if made is None:
+            return False
+        apart = abs(self._ahead) + 1  # ids are made by the clocks of producers
+        return bool(self._born - apart <= made <= wall_time() + apart)
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        self._check_open()
+        return self._inspection.find(what, limit, cursor)
+
+    def stats(self) -> list[QueueStats]:
+        self._check_open()
+        return self._inspection.stats()
+
+    def owners(self) -> list[Owner]:
+        self._check_open()
+        return self._members.listed()
+
+    def info(self) -> dict[str, Any]:
+        self._check_open()
+        facts = {"broker": "redis", "url": self.url, **self._inspection.info()}
+        where = self._lines.ask(b"HGET", self._lines.key + b":departure", b"where")
+        return facts | ({"moves_to": where.decode()} if where else {})
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+        return self._act(b"cancel", job_ids, b"terminate" if terminate else b"cancel")
+
+    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+        return self._act(b"kick", job_ids)
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        return self._act(b"delete", job_ids)
+
+    def _act(self, verb: bytes, job_ids: Iterable[str], how: bytes = b"") -> list[bool]:
+        answer: bytes = self._call("act", verb, how, *(job_id.encode() for job_id in job_ids))
+        return [flag == 49 for flag in answer]
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        given = [b"" if value is None else b"%d" % value for value in (paused, max_size)]
+        self._call("act", b"queue", queue.encode(), *given)
+
+    def purge(self, queue: str) -> int:
+        removed = 0
+        while batch := int(self._call("act", b"purge", queue.encode(), b"%d" % _PURGE_MOST)):
+            removed += batch
+        return removed
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        self._check_open()
+        return self._members.command(owner_id, command)
+
+    def backup(self, target: str) -> None:
+        raise FeatureMissing("backup needs the feature backup, which redis:// does not have")
+
+    # -- moving to another store ----------------------------------------------------------------
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        answer = self._call(
+            "move", b"depart", new_id().encode(), where.encode(), b"1" if seal else b"0"
+        )
+        mark, goes_to, last, sealed = (part.decode() for part in answer)
+        return Departure(mark, goes_to, int(last), sealed == "1")
+
+    def stay(self) -> None:
+        self._call("move", b"stay")
+
+    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+        args = [arg for record in records for arg in pack_record(record)]
+        head = departure.mark.encode(), b"%d" % departure.last, cursor.encode()
+        answer: bytes = self._call("adopt", *head, *args)
+        return [flag == 49 for flag in answer]
+
+    def adopted(self, mark: str) -> str:
+        self._check_open()
+        return str(self._lines.call("move", b"adopted", mark.encode()).decode())
+
+    def close(self) -> None:
+        if not self._closed:
+            for owner_id in self._members.ids():
+                with contextlib.suppress(BrokerUnavailable):  # it will be given up in time
+                    self._members.detach(owner_id, brisk=True)
+            self._waits.close()
+            self._lines.close()
+            self._brisk.close()
+        self._closed = True
+
+
+def _refusal(what: bytes, *facts: str) -> TidemillError:
+    """Why a put was refused, as the script tells it."""
+    if what == b"id":
+        return DuplicateJob(f"a job with the id {facts[0]!r} is kept already", facts[0])
+    if what == b"key":
+        return DuplicateJob(f"an unfinished job has the key {facts[1]!r} already", facts[0])
+    return QueueFull(f"queue {facts[0]!r} holds max_size={facts[1]} jobs already")
+
+
+_brokers: weakref.WeakSet[RedisBroker] = weakref.WeakSet()
+
+
+def _after_fork_child() -> None:
+    for broker in list(_brokers):
+        broker.after_fork_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)

@@ -1,0 +1,61 @@
+"""What the server's settings mean for jobs: facts for ``tidemill info`` and ``doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["read_info", "server_facts"]
+
+_AOF = {
+    "always": "accepted jobs survive a power cut: appendfsync is always",
+    "everysec": "accepted jobs survive kill -9; a power cut may cost the last second's "
+    "(appendfsync is everysec)",
+    "no": "accepted jobs survive kill -9 of the server; a power cut may cost what the system has "
+    "not written yet (appendfsync is no)",
+    "": "the append-only file is on; how often it is synced the server does not tell",
+}
+_NO_AOF = (
+    "the append-only file is off: when the server restarts, jobs since the last snapshot are lost"
+)
+
+
+def read_info(text: bytes) -> dict[str, str]:
+    """The answer to INFO."""
+    pairs = (line.split(":", 1) for line in text.decode(errors="replace").splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def server_facts(info: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, Any]:
+    """From INFO, and from what CONFIG GET tells where it is allowed."""
+    on = info.get("aof_enabled") == "1"
+    every = settings.get("appendfsync", "")
+    most = int(info.get("maxmemory", "0"))
+    evicts = info.get("maxmemory_policy", "noeviction") != "noeviction"
+    facts: dict[str, Any] = {
+        "server": f"{info.get('server_name', 'redis')} {version_of(info)}",
+        "durable": on,
+        "durability": _AOF.get(every, _AOF[""]) if on else _NO_AOF,
+        "appendonly": "yes" if on else "no",
+        "appendfsync": every or "unknown",
+        "memory_bytes": int(info.get("used_memory", "0")),
+        "maxmemory_bytes": most,
+        "clients": int(info.get("connected_clients", "0")),
+        "replicas": int(info.get("connected_slaves", "0")),
+    }
+    advice = []
+    if not on:
+        advice.append("appendonly yes in redis.conf")
+    if most and evicts:
+        policy = info.get("maxmemory_policy")
+        facts["durable"] = False
+        facts["durability"] = f"maxmemory-policy is {policy}: the server may throw jobs away"
+        advice.insert(0, "maxmemory-policy noeviction in redis.conf")
+    if advice:
+        facts["durability_advice"] = ", ".join(advice)
+    return facts
+
+
+def version_of(info: Mapping[str, str]) -> str:
+    """Of the server: Valkey answers with the Redis version it is compatible with, too."""
+    return info.get("valkey_version") or info.get("redis_version", "0")

@@ -1,0 +1,64 @@
+-- Taking in jobs of a departed store, as they are.
+--
+-- ARGV  5 mark, 6 the last number drawn there, 7 cursor, then for each job five arguments: id, record with
+--       its seq there, envelope, result, what it said (progress, lines of log, each behind its size)
+-- Returns '0' and '1' for each job, or {'moved', where}.
+
+local again = said_before() or departure()
+if again then return again end
+
+-- Have the key, or wait for it, as the job did where it comes from; false when it is taken.
+local function take_key(j)
+  local holders = call('HGET', K_KEY, j.key)
+  if not holders then
+    call('HSET', K_KEY, j.key, j.id .. '\0')
+  elseif j.state == WAITING and sub(holders, -1) == '\0' then
+    call('HSET', K_KEY, j.key, holders .. j.id)
+  else
+    return false
+  end
+  return true
+end
+
+local function adopt_one(id, record, envelope, result, said, first)
+  if load_job(id) then return '0' end
+  local j = parse_job(id, record)
+  if j.key ~= '' and j.state < SUCCEEDED and not take_key(j) then return '0' end
+  j.seq = j.seq + first
+  jobs[id], envs[id], fresh[id] = j, envelope, j.seq
+  if result ~= '' then set_result(j, result) end
+  if said ~= '' then
+    local progress, line, at = unpk('>I4c0', said)
+    if progress ~= '' then call('SET', B .. ':p:' .. id, progress) end
+    at = 5 + #progress
+    while at <= #said do
+      line, at = unpk('>I4c0', said, at)
+      call('RPUSH', B .. ':g:' .. id, line)
+    end
+  end
+  save(j)
+  if j.state < SUCCEEDED and j.expires > 0 then add_due(j.expires, 'x' .. id) end
+  if j.state >= SUCCEEDED then
+    count(j.queue, COUNTER[j.state], 1)
+    keep(j)
+  elseif j.state == WAITING then
+    count(j.queue, 'waiting', 1)
+  else
+    place(j, j.due)
+  end
+  return '1'
+end
+
+local K_FROM = B .. ':from:' .. ARGV[5]
+local first = call('HGET', K_FROM, 'first')
+if not first then
+  first = call('GET', B .. ':seq') or '0'
+  call('INCRBY', B .. ':seq', ARGV[6])
+end
+call('HSET', K_FROM, 'cursor', ARGV[7], 'first', first)
+local taken = {}
+for i = 8, #ARGV, 5 do
+  taken[#taken + 1] = adopt_one(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], tonumber(first))
+end
+finish_step()
+return say(table.concat(taken))

@@ -1,0 +1,67 @@
+-- Looking at jobs and queues; writes nothing.
+--
+-- ARGV  5 verb
+--       get     then ids
+--       find    6 seq to go on below, or '', 7 how many, 8 states wanted as digits, or '' for all
+--       stats
+-- Returns for a job {id, record, envelope, name of its worker, progress, log, result}, or 0: get one each;
+--       find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
+
+local names = {}
+
+local function name_of(owner)
+  if not names[owner] then names[owner] = call('HGET', B .. ':o:' .. owner, 'name') or '' end
+  return names[owner]
+end
+
+local function shown(id, data)
+  if not data then return 0 end
+  local envelope = call('HGET', K_ENV, id)
+  local worker, progress, lines, result = '', '', {}, ''
+  local state, flags = byte(data, 9, 10)
+  if state == RUNNING then worker = name_of(parse_job(id, data).owner) end
+  if flagged(flags, NOTED) then
+    progress = call('GET', B .. ':p:' .. id) or ''
+    lines = call('LRANGE', B .. ':g:' .. id, 0, -1)
+  end
+  if flagged(flags, RESULT) then result = call('HGET', K_RESULT, id) end
+  return {id, data, envelope, worker, progress, lines, result}
+end
+
+local function find(below, most, states)
+  local ids = call('ZREVRANGEBYSCORE', K_ALL, below == '' and '+inf' or '(' .. below, '-inf', 'LIMIT', 0, most)
+  local found, datas = {}, fetch_all(K_JOB, ids)
+  for i, id in ipairs(ids) do
+    if states == '' or string.find(states, string.char(48 + byte(datas[i], 9)), 1, true) then
+      found[#found + 1] = shown(id, datas[i])
+    end
+  end
+  local on = #ids == most and string.format('%.0f', (unpk('>I8', datas[#ids]))) or ''
+  return {on, found}
+end
+
+local function stats()
+  local all = {}
+  for _, queue in ipairs(call('ZRANGE', B .. ':queues', 0, -1)) do
+    local oldest
+    for _, kind in ipairs(KINDS) do
+      for _, member in ipairs(call('ZRANGE', B .. ':r:' .. kind .. queue, 0, 255)) do
+        if not oldest or member < oldest then oldest = member end
+      end
+    end
+    all[#all + 1] = queue
+    local row = call('HGETALL', B .. ':q:' .. queue)
+    row[#row + 1] = 'ready'
+    row[#row + 1] = tostring(ready_of(queue))
+    all[#all + 1] = row
+    all[#all + 1] = oldest and call('HGET', K_ENV, sub(oldest, 9)) or ''
+  end
+  return all
+end
+
+local verb = ARGV[5]
+if verb == 'find' then return find(ARGV[6], tonumber(ARGV[7]), ARGV[8]) end
+if verb == 'stats' then return stats() end
+local found = {}
+for i = 6, #ARGV do found[#found + 1] = shown(ARGV[i], call('HGET', K_JOB, ARGV[i])) end
+return found

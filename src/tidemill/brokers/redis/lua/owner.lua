@@ -1,0 +1,88 @@
+-- Coming and going of owners.
+--
+-- ARGV  5 verb, 6 owner
+--       attach   7 name, 8 kind, 9 record, 10 microseconds of its lease, 11 epoch
+--       release  7 '' by the account that follows, 'lost' without a witness; 8 '' or 'dead' when it is
+--                to be done only if its time is over; then token, cause, …
+--       overdue  7 '' : of the owners whose time is over, {id, record, microseconds since, …}
+--       command  7 verb and token, packed
+--       list     {record, …} of all
+-- Returns how many leases it had (attach, release), 1 or 0 (command); {'moved', where} (attach).
+
+local verb, owner = ARGV[5], ARGV[6]
+local K_OWNER, K_BEAT = B .. ':o:' .. owner, B .. ':beat'
+
+-- Until when a consumer is not given up: a message it holds may still be worked on.
+local function held_until(id)
+  local latest = 0
+  for _, lease in ipairs(leases_of(id)) do
+    local j = load_job(lease[2])
+    if j and j.state == RUNNING then latest = math.max(latest, j.deadline) end
+  end
+  return latest
+end
+
+local function overdue()
+  local found = {}
+  for _, id in ipairs(call('ZRANGEBYSCORE', K_BEAT, '-inf', now)) do
+    local o = call('HMGET', B .. ':o:' .. id, 'record', 'kind')
+    local latest = o[2] == 'consumer' and held_until(id) or 0
+    if latest > now then
+      call('ZADD', K_BEAT, latest, id)
+    else
+      found[#found + 1] = id
+      found[#found + 1] = o[1] or ''
+      found[#found + 1] = now - call('ZSCORE', K_BEAT, id)
+    end
+  end
+  return found
+end
+
+if verb == 'list' then
+  local records = {}
+  for _, id in ipairs(call('ZRANGE', K_BEAT, 0, -1)) do
+    records[#records + 1] = call('HGET', B .. ':o:' .. id, 'record')
+  end
+  return records
+end
+if verb == 'overdue' then return overdue() end
+
+local again = said_before()
+if again then return again end
+
+if verb == 'attach' then
+  local moved = departure()
+  if moved then return moved end
+end
+
+if verb == 'command' then
+  if call('EXISTS', K_OWNER) == 0 then return say(0) end
+  call('RPUSH', B .. ':c:' .. owner, ARGV[7])
+  hint_owner(owner)
+  return say(1)
+end
+
+local many = 0
+local name = call('HGET', K_OWNER, 'name')
+if name then
+  local causes = {}
+  for i = 9, verb == 'release' and #ARGV or 0, 2 do causes[ARGV[i]] = ARGV[i + 1] end
+  if verb == 'release' and ARGV[8] == 'dead' then
+    local beat = call('ZSCORE', K_BEAT, owner)
+    if beat and tonumber(beat) > now then return say(0) end -- it lives after all
+  end
+  come_due() -- a lease whose time was over is not given back, it was lost
+  many = release_leases(owner, name, verb == 'release' and ARGV[7] == 'lost', function(token)
+    return causes[string.format('%.0f', token)]
+  end)
+  if verb == 'release' then hint_owner(owner) end -- if it lives, it shall hear of it
+  strike(owner)
+  ring_rest() -- a hint it was given and did not follow
+  due_moved = true
+end
+if verb == 'attach' then
+  call('HSET', K_OWNER, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'serial', '0', 'epoch', ARGV[11])
+  call('ZADD', K_BEAT, now + ARGV[10], owner)
+end
+finish_step()
+return say(many)

@@ -1,0 +1,32 @@
+-- Accept one job that has neither key nor times: the hot path of who enqueues one by one, without any
+-- of the machinery of the others.
+--
+-- ARGV  1 session, 2 serial, 3 id, 4 record behind its seq, 5 envelope, 6 its LINE, 7 its rank
+-- Returns 1; {'id', id} when that is taken; 0 when it takes more than this: a queue that is new, or has
+--       a bound, or a store that moves. Then nothing was stored, and `put` does it under the same serial.
+
+local K_SAID, serial, id, line = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6]
+local said = call('SET', K_SAID, serial .. cmsgpack.pack(1), 'EX', 600, 'GET')
+if said and sub(said, 1, 8) >= serial then
+  call('SET', K_SAID, said, 'EX', 600)
+  return cmsgpack.unpack(sub(said, 9))
+end
+local K_QUEUE = B .. ':q:' .. sub(line, 2)
+local row = call('HMGET', K_QUEUE, 'paused', 'max_size', 'moved')
+if not row[1] or row[2] ~= '0' or row[3] then
+  call('SET', K_SAID, said or '', 'EX', 600)
+  return 0
+end
+local number = call('INCRBY', B .. ':seq', 1)
+local seq8 = pack('>I8', number)
+if call('HSETNX', K_JOB, id, seq8 .. ARGV[4]) == 0 then
+  call('SET', K_SAID, said or '', 'EX', 600)
+  return {'id', id}
+end
+call('HSET', K_ENV, id, ARGV[5])
+call('ZADD', K_ALL, number, id)
+call('ZADD', B .. ':r:' .. line, ARGV[7], seq8 .. id)
+if row[1] == '0' then call('ZADD', K_LINES, 0, line) end
+call('HINCRBY', K_QUEUE, 'accepted', 1)
+if row[1] == '0' and call('EXISTS', K_ASLEEP) == 1 then ring(line, 1) end
+return 1

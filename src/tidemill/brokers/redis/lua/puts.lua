@@ -1,0 +1,112 @@
+-- Accepting jobs: new ones, and those whose key an unfinished job has already.
+-- A job is four arguments: id, record behind its seq, envelope, and its wish: how to treat a job that
+-- has its key, delay, at, expires; empty when it has neither key nor times.
+
+local CREATED, KEPT, REPLACED, MERGED, SUCCESSOR = 0, 1, 2, 3, 4
+local C_KEEP, C_REJECT, C_REPLACE, C_MERGE = 0, 1, 2, 3
+local RECORD_RANK = 19 -- where the rank is in what the client wrote
+
+local function holders_of(key)
+  local holders = call('HGET', K_KEY, key)
+  if not holders then return nil, nil end
+  local cut = string.find(holders, '\0', 1, true)
+  local successor = sub(holders, cut + 1)
+  return sub(holders, 1, cut - 1), successor ~= '' and successor or nil
+end
+
+local function due_of(delay, at)
+  if delay > 0 then return now + math.floor(delay * 1000000) end
+  return at > 0 and math.floor(at * 1000000) or 0
+end
+
+local function insert(id, record, envelope, wish, state)
+  seq = seq + 1
+  local seq8 = pack('>I8', seq)
+  envs[id], fresh[id] = envelope, seq
+  touch_id(id)
+  if wish == '' then -- the hot path: ready at once
+    local rank, queue = unpk('>I4Bc0', record, RECORD_RANK)
+    jobs[id] = seq8 .. record
+    local by = row_of(queue).by
+    by.accepted = (by.accepted or 0) + 1
+    enter_line((flagged(byte(record, 2), MESSAGE) and 'M' or 'T') .. queue, rank, seq8 .. id)
+    return
+  end
+  local j = parse_job(id, seq8 .. record)
+  jobs[id] = j
+  local _, delay, at, expires = unpk('>Bddd', wish)
+  count(j.queue, 'accepted', 1)
+  if expires > 0 then
+    j.expires = now + math.floor(expires * 1000000)
+    add_due(j.expires, 'x' .. id)
+  end
+  local due = due_of(delay, at)
+  if state == WAITING then
+    j.state, j.due = WAITING, due
+    count(j.queue, 'waiting', 1)
+  else
+    place(j, due)
+  end
+end
+
+-- Cancel a job whose key goes to another.
+local function displace(id, by)
+  local j = load_job(id)
+  unplace(j)
+  finish(j, CANCELLED, 'replaced by ' .. by, true)
+end
+
+-- pyspider's rule: the higher priority and the earlier time win, the data stay.
+local function merge(j, record, wish)
+  local rank = unpk('>I4', record, RECORD_RANK)
+  local _, delay, at = unpk('>Bddd', wish)
+  local due = j.due
+  unplace(j)
+  if j.state == SCHEDULED then due = math.min(due, due_of(delay, at)) end
+  j.rank = math.min(j.rank, rank)
+  place(j, due)
+end
+
+-- Accept one job that was not refused; what was done, and the id of the job that stands for it.
+local function put_one(id, record, envelope, wish)
+  local _, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
+  if key == '' then
+    insert(id, record, envelope, wish, READY)
+    return CREATED, id
+  end
+  local holder, successor = holders_of(key)
+  if not holder then
+    insert(id, record, envelope, wish, READY)
+    call('HSET', K_KEY, key, id .. '\0')
+    return CREATED, id
+  end
+  local current, conflict = load_job(holder), byte(wish, 1)
+  local running = current.state == RUNNING
+  if conflict == C_MERGE and not running then
+    merge(current, record, wish)
+    return MERGED, holder
+  end
+  if conflict ~= C_REPLACE then return KEPT, holder end
+  if successor then displace(successor, id) end
+  if running then
+    insert(id, record, envelope, wish, WAITING)
+    call('HSET', K_KEY, key, holder .. '\0' .. id)
+    return SUCCESSOR, id
+  end
+  displace(holder, id)
+  insert(id, record, envelope, wish, READY)
+  call('HSET', K_KEY, key, id .. '\0')
+  return REPLACED, id
+end
+
+-- Puts that must not fail, since settling must not: no limit holds, a taken id is kept.
+local function follow(from, many)
+  if many == 0 then return end
+  seq = call('INCRBY', B .. ':seq', many) - many
+  for i = from, from + many * 4 - 1, 4 do
+    local id, record = ARGV[i], ARGV[i + 1]
+    local _, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
+    local rejected = key ~= '' and byte(ARGV[i + 3], 1) == C_REJECT and holders_of(key)
+    if not rejected and not load_job(id) then put_one(id, record, ARGV[i + 2], ARGV[i + 3]) end
+  end
+end

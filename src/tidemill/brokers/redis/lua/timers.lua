@@ -1,0 +1,84 @@
+-- Time: what comes due, and what has been kept for long enough.
+
+local DUE_MOST = 5000
+
+-- Something of a job came due. An old entry changes nothing.
+local function look_at(kind, j)
+  if kind == 'l' then
+    if j.state == RUNNING and j.deadline > 0 and j.deadline <= now then
+      local worker = call('HGET', B .. ':o:' .. j.owner, 'name') or ''
+      close_attempt(j, worker, died(O_RETRY, 'ttr passed without an ack'))
+    end
+  elseif j.state >= RUNNING then
+    return
+  elseif kind == 'x' then
+    unplace(j)
+    finish(j, EXPIRED, TOO_LATE)
+  elseif j.state == SCHEDULED then
+    count(j.queue, 'scheduled', -1)
+    place(j, j.due)
+  end
+end
+
+-- Move everything whose time has come; true when that is more than one step should do.
+local function come_due()
+  if is_sealed() then return false end
+  local due = call('ZRANGEBYSCORE', K_DUE, '-inf', now, 'LIMIT', 0, DUE_MOST)
+  if #due == 0 then return false end
+  call_all('ZREM', K_DUE, due)
+  due_moved = true
+  local ids = {}
+  for i, member in ipairs(due) do ids[i] = sub(member, 2) end
+  read_ahead(ids)
+  for i, member in ipairs(due) do
+    local j = load_job(ids[i])
+    if j then look_at(sub(member, 1, 1), j) end
+  end
+  return #due == DUE_MOST
+end
+
+-- Microseconds until something comes due, 0 when it has; -1 when nothing will.
+local function next_due()
+  if is_sealed() then return -1 end
+  local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
+  return first[1] and math.max(0, first[2] - now) or -1
+end
+
+local function forget_finished(id)
+  local data = jobs[id]
+  if type(data) == 'string' and not flagged(byte(data, 10), NOTED + RESULT) then -- the hot path
+    jobs[id] = false
+    touch_id(id)
+  else
+    forget(load_job(id))
+  end
+end
+
+-- Forget finished jobs that are too old or too many, the oldest first; how many, at most `most`.
+local function prune(most)
+  if is_sealed() then return 0 end
+  local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
+  local pruned, kept = 0, call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1')
+  for class = 0, 2 do
+    local key, done = B .. ':fin:' .. class, 0
+    local some, ids = call('ZRANGE', key, 0, most - pruned - 1, 'WITHSCORES'), {}
+    -- The first tells whether any is to go; then all are read at once.
+    if some[2] and (tonumber(some[2]) <= now or class < 2 and kept > kept_most) then
+      for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
+      read_ahead(ids)
+    end
+    for i = 1, #some, 2 do
+      if tonumber(some[i + 1]) > now then
+        if class == 2 or kept <= kept_most then break end
+        if class == 1 and load_job(some[i]).finished > now - protect then break end
+      end
+      forget_finished(some[i])
+      kept = kept - 1
+      done = done + 1
+    end
+    if done > 0 then call('ZREMRANGEBYRANK', key, 0, done - 1) end
+    pruned = pruned + done
+    if pruned >= most then break end
+  end
+  return pruned
+end

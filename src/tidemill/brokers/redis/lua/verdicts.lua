@@ -1,0 +1,121 @@
+-- What becomes of a lease: settled, given back, timed out or lost.
+
+local O_SUCCESS, O_RETRY, O_FAIL, O_RELEASE, O_SNOOZE, O_CANCELLED, O_EXPIRED = 0, 1, 2, 3, 4, 5, 6
+local END = {[O_FAIL] = FAILED, [O_CANCELLED] = CANCELLED, [O_EXPIRED] = EXPIRED}
+local KEEP_ATTEMPTS = 20
+
+-- Write the attempt down, and drop the oldest beyond what a trail shows.
+local function add_attempt(j, worker, v)
+  local attempt = pack('>I4dddBI2c0I4c0I4c0', j.attempt, j.leased / 1000000, v.started, v.ended, v.outcome,
+    #worker, worker, #v.error, v.error, #v.traceback, v.traceback)
+  if j.trail == KEEP_ATTEMPTS then
+    j.attempts = sub(j.attempts, 5 + unpk('>I4', j.attempts))
+    j.trail = j.trail - 1
+  end
+  j.attempts = j.attempts .. pack('>I4', #attempt) .. attempt
+  j.trail = j.trail + 1
+end
+
+-- The hot path: a plain task, with neither times nor key nor past, has succeeded. The record is made of
+-- the bytes of the old one, without a table in between. False: it takes more than that.
+local function succeed_plainly(id, data, owner, worker, v)
+  if v.outcome ~= O_SUCCESS or v.followers > 0 or byte(data, 9) ~= RUNNING or byte(data, 10) ~= 0 then return false end
+  local n, _, _, attempt, losses, limit, policy, rank, queue, key, token, leased, deadline, whose =
+    unpk('>I8BBI4I4I4I4I4Bc0Bc0I8I8I8I2c0', data)
+  if token ~= v.token or whose ~= owner or key ~= '' or deadline > 0 then return false end
+  local class, flags = 0, TAIL
+  if v.result ~= '' then
+    class, flags, results[id] = 1, TAIL + RESULT, v.result
+  end
+  local prune = now + keep_class(class)
+  local trail = pack('>I4dddBI2c0I4c0I4c0', attempt + 1, leased / 1000000, v.started, v.ended, O_SUCCESS,
+    #worker, worker, #v.error, v.error, #v.traceback, v.traceback)
+  jobs[id] = pack('>I8BBI4I4I4I4I4Bc0BI8I8I4BI4I4c0', n, SUCCEEDED, flags, attempt + 1, losses, limit, policy,
+    rank, #queue, queue, 0, now, prune, 0, 1, #trail + 4, #trail, trail)
+  touch_id(id)
+  drop_token(owner, token)
+  prune_later(class, prune, id)
+  finished[#finished + 1] = id
+  local row = row_of(queue)
+  row.by.running, row.by.succeeded = (row.by.running or 0) - 1, (row.by.succeeded or 0) + 1
+  if row.max_size > 0 then shrunk[queue] = true end
+  return true
+end
+
+-- Close the lease of a running job: count the attempt, and place the job or end it.
+local function close_attempt(j, worker, v)
+  local outcome = v.outcome
+  if outcome ~= O_RELEASE and outcome ~= O_SNOOZE then
+    j.attempt = j.attempt + 1
+    add_attempt(j, worker, v)
+    if outcome == O_RETRY and j.limit > 0 and j.attempt >= j.limit then outcome = O_FAIL end
+  end
+  if outcome == O_RETRY and v.hold and not flagged(j.flags, CANCELLING) and not (j.expires > 0 and j.expires <= now) then
+    count(j.queue, 'retried', 1)
+    save(j) -- the lease stays until its old run is dead
+    return
+  end
+  end_lease(j)
+  if outcome == O_SUCCESS then
+    if v.result ~= '' then set_result(j, v.result) end
+    finish(j, SUCCEEDED, '')
+  elseif END[outcome] then
+    finish(j, END[outcome], v.error)
+  elseif flagged(j.flags, CANCELLING) then
+    local said = outcome == O_RELEASE and v.error or ''
+    finish(j, CANCELLED, said ~= '' and said or 'cancelled while it was running')
+  elseif j.expires > 0 and j.expires <= now then
+    finish(j, EXPIRED, TOO_LATE)
+  else
+    if outcome == O_RETRY then count(j.queue, 'retried', 1) end
+    j.error = outcome == O_SNOOZE and v.error or '' -- why it waits, for who asks
+    place(j, v.delay > 0 and now + math.floor(v.delay * 1000000) or 0)
+  end
+end
+
+local function died(outcome, why)
+  return {outcome = outcome, delay = 0, started = 0, ended = now / 1000000, error = why, traceback = '', result = ''}
+end
+
+-- No witness is left: the job gets a loss, and fails after as many as it has attempts.
+local function lose(j, worker)
+  j.losses = j.losses + 1
+  if j.limit > 0 and j.losses >= j.limit then
+    end_lease(j)
+    finish(j, FAILED, 'lost ' .. j.losses .. ' times with its worker')
+  else
+    close_attempt(j, worker, died(O_RELEASE, ''))
+  end
+end
+
+-- Everything an owner holds, as (token, id), by token.
+local function leases_of(owner)
+  local all, leases = call('HGETALL', B .. ':l:' .. owner), {}
+  for i = 1, #all, 2 do leases[#leases + 1] = {tonumber(all[i]), all[i + 1]} end
+  table.sort(leases, function(a, b) return a[1] < b[1] end)
+  return leases
+end
+
+-- Give back all that an owner held; `cause(token)` says how it died, or nil when it did not run.
+local function release_leases(owner, worker, lost, cause)
+  local leases = leases_of(owner)
+  for _, lease in ipairs(leases) do
+    local j = load_job(lease[2])
+    local why = cause(lease[1])
+    if lost then
+      lose(j, worker)
+    elseif why then
+      close_attempt(j, worker, died(O_RETRY, why))
+    else
+      close_attempt(j, worker, died(O_RELEASE, NOT_STARTED))
+    end
+  end
+  return #leases
+end
+
+-- Take an owner off the list, with all that was its.
+local function strike(owner)
+  call('DEL', B .. ':o:' .. owner, B .. ':c:' .. owner, B .. ':l:' .. owner)
+  call('ZREM', B .. ':beat', owner)
+  call('ZREM', K_ASLEEP, owner)
+end

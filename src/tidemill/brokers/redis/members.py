@@ -1,0 +1,297 @@
+"""The owners of this process: coming, going, exchanging, sleeping; and noticing who died.
+
+An owner that the server has not heard of for the length of its lease is given up by whoever looks
+next. A board on this machine tells what it was running; of another machine's there is no witness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.board import read_board, remove_board
+from tidemill.brokers.base import Mode, Reply, Step, Want
+from tidemill.brokers.conversation import Conversation
+from tidemill.brokers.redis.lines import STEP_TIMEOUT, Lines
+from tidemill.brokers.redis.record import pack_verdict, read_lease
+from tidemill.brokers.redis.servertime import MICRO
+from tidemill.brokers.redis.sleeper import Sleeper
+from tidemill.clock import new_id
+from tidemill.errors import BrokerUnavailable, StoreMoved, TidemillError
+from tidemill.job import Command, Owner
+
+__all__ = ["Members", "check_moved"]
+
+PRECEDENCE = 3.0
+"""Seconds that a neighbour on a dead owner's machine has to be its witness."""
+
+_LONGEST = 3600.0
+_MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
+_TOUCH = struct.Struct(">Qd").pack
+_NOTE = struct.Struct(">Qddd").pack
+_OWNER = msgspec.msgpack.Decoder(Owner)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Member:
+    """An owner of this process: its conversation, and where it sleeps."""
+
+    def __init__(self, lines: Lines, owner: Owner, lease: float) -> None:
+        self.owner = owner
+        self.epoch = new_id().encode()
+        self._lines = lines
+        self._lease = lease
+        self._line = lines.new_line(STEP_TIMEOUT)
+        self._talk = Conversation(self._send)
+        self.sleeper = Sleeper(lines.server, lines.key + b":w:" + owner.id.encode())
+        self.renew_at = 0.0
+        self.death_at = float("inf")  # when the next of the others is to be given up
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+
+    def exchange(self, step: Step) -> Reply:
+        """One step; whatever became of it, the next one makes good for it."""
+        try:
+            return self._talk.exchange(step)
+        except BrokerUnavailable:
+            self.sleeper.close()  # its line leads to the same server
+            raise
+
+    def _send(self, step: Step, serial: int) -> Reply:
+        self.sleeper.ready()  # before the store may think that it hears
+        args = [
+            self.owner.id.encode(),
+            serial.to_bytes(8, "big") + len(self.epoch).to_bytes(2, "big") + self.epoch,
+            b"%d" % int(self._lease * MICRO),
+            *_pack_want(step.want),
+            b"%d" % len(step.verdicts),
+        ]
+        for verdict in step.verdicts:
+            args += pack_verdict(verdict)
+        args.append(b"%d" % len(step.touch))
+        args += [_TOUCH(token, seconds) for token, seconds in step.touch]
+        args.append(b"%d" % len(step.notes))
+        args += [_NOTE(n.token, n.done, n.total, n.time) + n.line.encode() for n in step.notes]
+        head = self._lines.head((b"", b""))
+        answer = self._line.run("exchange", self._lines.key, (*head, *args))
+        if answer == 0:
+            return _given_up(step)
+        check_moved(answer)
+        now = time.monotonic()
+        self.renew_at = now + self._lease / 3
+        return self._read(answer, now)
+
+    def _read(self, answer: Any, now: float) -> Reply:
+        settled, touched, leases, commands, due, death = answer
+        self.death_at = now + death / MICRO if death >= 0 else float("inf")
+        return Reply(
+            [flag == 49 for flag in settled],
+            [flag == 49 for flag in touched],
+            [read_lease(leases[i], leases[i + 1]) for i in range(0, len(leases), 2)],
+            [_read_command(packed) for packed in commands],
+            due / MICRO if due >= 0 else float("inf"),
+        )
+
+    def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
+        """Until a hint, a wake, a readable descriptor, a time to look, or the timeout."""
+        limit = min(self.renew_at, self.death_at) - time.monotonic()
+        ready = self.sleeper.wait(min(timeout, limit, _LONGEST), [self._wake_read, *fds])
+        if self._wake_read in ready:
+            ready.remove(self._wake_read)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+        return ready
+
+    def wake(self) -> None:
+        """End its sleep, from any thread."""
+        with contextlib.suppress(OSError):  # full of hints already, or gone
+            os.write(self._wake_write, b"x")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._line.close()
+        self.sleeper.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+class Members:
+    """The members this process has in one store."""
+
+    def __init__(self, lines: Lines, brisk: Lines, lease: float) -> None:
+        """``brisk`` lines have no patience: whoever reaps has deadlines to look after."""
+        self._lines = lines
+        self._brisk = brisk
+        self._lease = lease
+        self._members: dict[str, Member] = {}
+        self._reaping = threading.Lock()
+
+    def __getitem__(self, owner_id: str) -> Member:
+        """A member that is attached.
+
+        Raises:
+            TidemillError: it is not, or not here.
+        """
+        member = self._members.get(owner_id)
+        if member is None:
+            raise TidemillError(f"owner {owner_id!r} is not attached")
+        return member
+
+    def ids(self) -> list[str]:
+        """The ids of all that are attached here."""
+        return list(self._members)
+
+    # -- coming and going -----------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        """Make an owner known, and alive as long as it is heard of."""
+        self._drop(owner.id)
+        member = Member(self._lines, owner, self._lease)
+        try:
+            answer = self._call(
+                *("attach", owner.id, owner.name, owner.kind),
+                *(_encode(owner), b"%d" % int(self._lease * MICRO), member.epoch),
+            )
+            check_moved(answer)
+            member.sleeper.ready()
+        except BaseException:
+            member.close()
+            raise
+        member.renew_at = time.monotonic() + self._lease / 3
+        self._members[owner.id] = member
+        self.reap()
+
+    def detach(self, owner_id: str, *, brisk: bool = False) -> None:
+        """Take an owner off the list; what it held goes back uncounted."""
+        if self._drop(owner_id):
+            self._release(self._brisk if brisk else self._lines, owner_id, {})
+
+    def _drop(self, owner_id: str) -> bool:
+        member = self._members.pop(owner_id, None)
+        if member is not None:
+            member.close()
+        return member is not None
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        """Take an owner of any process off the list; how many leases it had."""
+        return self._release(self._lines, owner_id, causes)
+
+    def _release(
+        self, lines: Lines, owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
+    ) -> int:
+        account: list[bytes] = []
+        for token, cause in (causes or {}).items():
+            account += (b"%d" % token, cause.encode())
+        kind = b"lost" if causes is None else b""
+        args = (b"release", owner_id.encode(), kind, only, *account)
+        return int(lines.call("owner", *args, once=True))
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        """Leave a command for an owner; False when it is not there."""
+        packed = command.token.to_bytes(8, "big") + command.verb.encode()
+        return bool(self._call("command", owner_id, packed))
+
+    def wake(self, owner_id: str) -> None:
+        """End an owner's sleep, from any thread."""
+        member = self._members.get(owner_id)
+        if member:
+            member.wake()
+
+    def _call(self, verb: str, owner_id: str, *args: bytes | str) -> Any:
+        encoded = [arg if isinstance(arg, bytes) else arg.encode() for arg in args]
+        return self._lines.call("owner", verb.encode(), owner_id.encode(), *encoded, once=True)
+
+    # -- deaths ---------------------------------------------------------------------------------
+
+    def listed(self) -> list[Owner]:
+        """The owners on the list, in any process."""
+        records = self._lines.call("owner", b"list", b"")
+        return [_OWNER.decode(record) for record in records]
+
+    def reap(self) -> int:
+        """Give back what owners held that were not heard of in time; how many owners that were."""
+        if not self._reaping.acquire(blocking=False):
+            return 0  # another thread is at it
+        try:
+            overdue = self._brisk.call("owner", b"overdue", b"")
+            if not overdue:
+                return 0
+            rows = [
+                (_OWNER.decode(overdue[i + 1]), overdue[i + 2] / MICRO)
+                for i in range(0, len(overdue), 3)
+                if overdue[i].decode() not in self._members  # it shall renew, or be told
+            ]
+            return sum(self._bury(owner, late, self._neighbours(rows)) for owner, late in rows)
+        finally:
+            self._reaping.release()
+
+    def _neighbours(self, rows: Sequence[tuple[Owner, float]]) -> Callable[[str], bool]:
+        dead = {owner.id for owner, _ in rows}
+        records = self._brisk.call("owner", b"list", b"")
+        owners = [_OWNER.decode(record) for record in records]
+        hosts = {owner.host for owner in owners if owner.id not in dead}
+        return lambda host: host in hosts
+
+    def _bury(self, owner: Owner, late: float, lives_on: Callable[[str], bool]) -> bool:
+        """Give back what a dead owner held; False when somebody else is to do it."""
+        here = owner.host == hostname()
+        if not here and late < PRECEDENCE and lives_on(owner.host):
+            return False
+        running = read_board(owner.board, owner.id) if here and owner.board else None
+        causes = None
+        if running is not None:
+            causes = dict.fromkeys(running, f"worker {owner.name} died with its processes")
+        self._release(self._brisk, owner.id, causes, b"dead")
+        if running is not None:
+            remove_board(owner.board, owner.id)
+        return True
+
+    def close(self) -> None:
+        """Hang up all lines."""
+        for member in self._members.values():
+            member.close()
+        self._members.clear()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: all are the parent's; close our copies."""
+        self.close()
+        self._reaping = threading.Lock()
+
+
+def hostname() -> str:
+    """The name of this machine, as owners give it."""
+    return socket.gethostname()
+
+
+def check_moved(answer: Any) -> None:
+    """Raise when a script says that the store is left for another."""
+    if isinstance(answer, list) and answer[:1] == [b"moved"]:
+        raise StoreMoved(f"this store moves to {answer[1].decode()}; use that url")
+
+
+def _given_up(step: Step) -> Reply:
+    """The owner was given up for dead: all it held is lost, and it is told so."""
+    lost = [False] * len(step.verdicts), [False] * len(step.touch)
+    return Reply(*lost, commands=[Command("lost")], next_due=0.0)
+
+
+def _pack_want(want: Want | None) -> list[bytes]:
+    if want is None:
+        return [b"", b"0"]
+    kinds = want.tasks | want.messages << 1 | (want.tasks and want.alone) << 2
+    packed = want.count.to_bytes(4, "big") + bytes((_MODES[want.mode], kinds, want.sleep))
+    queues = [queue.encode() for queue in dict.fromkeys(want.queues)]
+    return [packed, b"%d" % len(queues), *queues]
+
+
+def _read_command(packed: bytes) -> Command:
+    return Command(packed[8:].decode(), int.from_bytes(packed[:8], "big"))

@@ -1,0 +1,187 @@
+"""One job as it crosses the line: how the client writes a new record, and reads one.
+
+``lua/store.lua`` has the other side of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from tidemill.brokers.redis.servertime import MICRO
+from tidemill.job import (
+    Attempt,
+    Conflict,
+    Envelope,
+    Lease,
+    Record,
+    State,
+    Verdict,
+    decode_envelope,
+    encode_envelope,
+)
+
+__all__ = [
+    "STATES",
+    "line_and_rank",
+    "pack_put",
+    "pack_record",
+    "pack_verdict",
+    "read_lease",
+    "read_record",
+]
+
+STATES = tuple(State)
+_READY, _RUNNING, _SUCCEEDED = 2, 3, 4
+_CANCELLING, _MESSAGE, _NOTED, _TIMED, _TAIL = 1, 2, 4, 8, 16
+
+_HEAD = struct.Struct(">BBIIIII")  # state, flags, attempt, losses, limit, policy, rank
+_SEQ = struct.Struct(">Q")
+_TIMES = struct.Struct(">QQddd")  # due, expires, ttr, timeout, result_ttl
+_WISH = struct.Struct(">Bddd")  # conflict, delay, at, expires
+_LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
+_FINISHED = struct.Struct(">QQ")  # finished, prune
+_SIZE = struct.Struct(">I")
+_ATTEMPT = struct.Struct(">IdddBH")  # number, leased, started, ended, outcome, size of worker
+_VERDICT = struct.Struct(">QBdddBIII")
+_LEASE = struct.Struct(">QIIIQdQd")
+_PAIR = struct.Struct(">dd")
+_DOUBLE = struct.Struct(">d")
+_CONFLICTS = {Conflict.KEEP: 0, Conflict.REJECT: 1, Conflict.REPLACE: 2, Conflict.MERGE: 3}
+
+
+def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
+    """Four arguments for each job: id, record behind its seq, envelope, wish."""
+    args: list[bytes] = []
+    for job in jobs:
+        queue, key = job.queue.encode(), job.key.encode()
+        limit = job.retries.limit + 1
+        flags = 0 if job.task else _MESSAGE
+        timed = job.timeout or job.ttr >= 0 or job.result_ttl >= 0
+        if timed:
+            flags |= _TIMED
+        record = _HEAD.pack(_READY, flags, 0, 0, limit, limit, job.rank)
+        record += b"%c%b%c%b" % (len(queue), queue, len(key), key)
+        if timed:
+            record += _TIMES.pack(0, 0, job.ttr, job.timeout, job.result_ttl)
+        wish = b""
+        if key or job.delay or job.at or job.expires:
+            wish = _WISH.pack(_CONFLICTS[Conflict(job.on_conflict)], job.delay, job.at, job.expires)
+        args += (job.id.encode(), record, encode_envelope(job), wish)
+    return args
+
+
+def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
+    """Where a job waits, and how far in front."""
+    return b"%c%b" % (84 if job.task else 77, job.queue.encode()), b"%d" % job.rank
+
+
+def pack_record(r: Record) -> list[bytes]:
+    """Five arguments for a job of another store: as for a put, but as it is, with what it said."""
+    e, state = r.envelope, STATES.index(r.state)
+    queue, key = e.queue.encode(), e.key.encode()
+    said = b""
+    flags = _TIMED | _TAIL | (0 if e.task else _MESSAGE) | (_CANCELLING if r.cancelling else 0)
+    if r.progress or r.log:
+        flags |= _NOTED
+        progress = _PAIR.pack(*r.progress) if r.progress else b""
+        lines = [_sized(_DOUBLE.pack(when) + line.encode()) for when, line in r.log]
+        said = _sized(progress) + b"".join(lines)
+    record = _SEQ.pack(r.seq)
+    policy = e.retries.max_attempts
+    record += _HEAD.pack(state, flags, r.attempt, r.losses, r.max_attempts, policy, r.rank)
+    record += b"%c%b%c%b" % (len(queue), queue, len(key), key)
+    due, expires = int(r.due * MICRO), int(r.expires * MICRO)
+    record += _TIMES.pack(due, expires, e.ttr, e.timeout, e.result_ttl)
+    if state >= _SUCCEEDED:
+        record += _FINISHED.pack(int(r.finished * MICRO), 0)
+    attempts = b"".join(_pack_attempt(attempt) for attempt in r.attempts)
+    record += _sized(r.error.encode()) + b"%c" % len(r.attempts) + _sized(attempts)
+    return [e.id.encode(), record, encode_envelope(e), r.result, said]
+
+
+def _pack_attempt(a: Attempt) -> bytes:
+    worker = a.worker.encode()
+    fixed = _ATTEMPT.pack(a.number, a.leased, a.started, a.ended, a.outcome, len(worker))
+    return _sized(fixed + worker + _sized(a.error.encode()) + _sized(a.traceback.encode()))
+
+
+def _sized(data: bytes) -> bytes:
+    return _SIZE.pack(len(data)) + data
+
+
+def pack_verdict(v: Verdict) -> list[bytes]:
+    """The arguments of a verdict, with those of its followers."""
+    error, traceback = v.error.encode(), v.traceback.encode()
+    fixed = _VERDICT.pack(
+        v.token, v.outcome, v.delay, v.started, v.ended, v.hold,
+        len(error), len(traceback), len(v.followers),
+    )  # fmt: skip
+    return [fixed + error + traceback + v.result, *pack_put(v.followers)]
+
+
+def read_lease(fixed: bytes, envelope: bytes) -> Lease:
+    """A lease, its envelope still encoded."""
+    token, attempt, losses, rank, seq, timeout, leased, ttr = _LEASE.unpack(fixed)
+    return Lease(token, attempt, losses, rank, seq, timeout, leased / MICRO, ttr, envelope)
+
+
+def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
+    """A record as it stands: what ``look.lua`` returns for one job."""
+    _, data, envelope, worker, progress, lines, result = shown
+    assert isinstance(data, bytes)
+    assert isinstance(envelope, bytes)
+    assert isinstance(worker, bytes)
+    assert isinstance(progress, bytes)
+    assert isinstance(result, bytes)
+    state, flags, attempt, losses, limit, _, rank = _HEAD.unpack_from(data, _SEQ.size)
+    record = Record(
+        envelope=decode_envelope(envelope),
+        state=STATES[state],
+        seq=_SEQ.unpack_from(data)[0],
+        rank=rank,
+        max_attempts=limit,
+        attempt=attempt,
+        losses=losses,
+        result=result,
+        worker=worker.decode(),
+        cancelling=bool(flags & _CANCELLING),
+        progress=_PAIR.unpack(progress) if progress else None,
+        log=[(_DOUBLE.unpack_from(line)[0], bytes(line[8:]).decode()) for line in lines],  # type: ignore[arg-type, index]
+    )
+    at = _SEQ.size + _HEAD.size
+    at += 1 + data[at]  # queue
+    at += 1 + data[at]  # key
+    if flags & _TIMED:
+        due, expires, _, _, _ = _TIMES.unpack_from(data, at)
+        record.due, record.expires = due / MICRO, expires / MICRO
+        at += _TIMES.size
+    if state == _RUNNING:
+        _, leased, _, size = _LEASED.unpack_from(data, at)
+        record.leased = leased / MICRO
+        at += _LEASED.size + size
+    elif state >= _SUCCEEDED:
+        record.finished = _FINISHED.unpack_from(data, at)[0] / MICRO
+        at += _FINISHED.size
+    if flags & _TAIL:
+        error, at = _text(data, at)
+        record.error = error
+        record.attempts = list(_attempts(data, at + 1 + _SIZE.size))
+    return record
+
+
+def _text(data: bytes, at: int) -> tuple[str, int]:
+    """(text, where it ends)."""
+    end = at + _SIZE.size + int(_SIZE.unpack_from(data, at)[0])
+    return data[at + _SIZE.size : end].decode(), end
+
+
+def _attempts(data: bytes, at: int) -> Iterator[Attempt]:
+    while at < len(data):
+        at += _SIZE.size
+        number, leased, started, ended, outcome, size = _ATTEMPT.unpack_from(data, at)
+        at += _ATTEMPT.size
+        worker = data[at : at + size].decode()
+        error, at = _text(data, at + size)
+        traceback, at = _text(data, at)
+        yield Attempt(number, worker, leased, started, ended, outcome, error, traceback)

@@ -1,0 +1,68 @@
+"""Sleeping until jobs have finished or a queue has room, for those who are no owners."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+
+from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.redis.servertime import MICRO
+from tidemill.brokers.redis.sleeper import Sleeper
+from tidemill.brokers.redis.trouble import Away
+from tidemill.clock import new_id
+
+__all__ = ["Waits"]
+
+_LONGEST = 30.0  # seconds; a hint lost with whoever was to look costs no more
+_HOLDS = -2
+
+
+class Waits:
+    """Places to sleep in one store, kept for the next who waits."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._lock = threading.Lock()
+        self._spare: list[tuple[bytes, Sleeper]] = []
+
+    def until(self, verb: bytes, names: Sequence[bytes], timeout: float) -> bool:
+        """Sleep until the jobs have finished, or the queue has room; False when time is up."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            name, sleeper = self._spare.pop() if self._spare else self._new()
+        try:
+            while True:
+                with contextlib.suppress(Away):  # the call has more patience, and says why
+                    sleeper.ready()  # before the store may think that it hears
+                due = int(self._lines.call("watch", verb, name, *names))
+                if due == _HOLDS:
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                with contextlib.suppress(Away):
+                    sleeper.wait(min(left, due / MICRO if due >= 0 else _LONGEST, _LONGEST))
+        finally:
+            if verb == b"jobs":
+                with contextlib.suppress(Away):
+                    self._lines.call("watch", b"leave", name, *names)
+            with self._lock:
+                self._spare.append((name, sleeper))
+
+    def _new(self) -> tuple[bytes, Sleeper]:
+        name = new_id().encode()
+        return name, Sleeper(self._lines.server, self._lines.key + b":w:" + name)
+
+    def close(self) -> None:
+        """Give up the places."""
+        with self._lock:
+            spare, self._spare = self._spare, []
+        for _, sleeper in spare:
+            sleeper.close()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: the places are the parent's; close our copies."""
+        self._lock = threading.Lock()
+        self.close()

@@ -1,0 +1,77 @@
+"""``tidemill move``: all of a store into another."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from tidemill.brokers.base import open_broker
+from tidemill.cli.connect import json_option, open_mill
+from tidemill.move import Moved, call_off
+from tidemill.move import move as move_all
+
+__all__ = ["move"]
+
+_SHOWN = 10
+
+
+@click.command()
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--cancel", "off", is_flag=True, help="Call a move off that has copied nothing yet.")
+@json_option
+def move(source: str, target: str, off: bool, as_json: bool) -> None:
+    """Move every job of one store into another.
+
+    FROM and TO are broker urls. FROM stops at once: puts there fail with a sentence that names TO,
+    workers finish what runs and end. Then everything unfinished and all kept results go over, with
+    state, due time, priority, order, key, attempts and headers. Killed in the middle, the same
+    command goes on. FROM keeps its copy and stays closed.
+
+    Start workers on TO when it is done: they may run meanwhile, but then newer jobs may come first.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+    with open_mill(source) as mill:
+        here, there = mill.broker, open_broker(target)
+        try:
+            if off:
+                call_off(here, there)
+                click.echo(f"{here.url} goes on")
+                return
+            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+            console = Console(stderr=True)
+            with Progress(*columns, console=console, disable=as_json) as bar:
+                shown = bar.add_task("waiting for what runs", total=None)
+
+                def tell(moved: Moved) -> None:
+                    if moved.running:
+                        what = "a running job" if moved.running == 1 else "running jobs"
+                        bar.update(shown, description=f"waiting for {moved.running} {what}")
+                    else:
+                        total, done = moved.total or None, moved.done
+                        bar.update(shown, description="moving", total=total, completed=done)
+
+                moved = move_all(here, there, tell)
+            _report(moved, here.url, there.url, as_json)
+        finally:
+            there.close()
+
+
+def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
+    gone = moved.done - len(moved.stayed)
+    if as_json:
+        click.echo(json.dumps({"from": source, "moved": gone, "stayed": moved.stayed, "to": where}))
+        return
+    if moved.total and not moved.done:
+        click.echo(f"all of {source} went to {where} before")
+        return
+    click.echo(f"{gone} jobs moved to {where}; set TIDEMILL_URL to it and start the workers")
+    if moved.stayed:
+        names = ", ".join(moved.stayed[:_SHOWN]) + (" …" if len(moved.stayed) > _SHOWN else "")
+        click.echo(
+            f"{len(moved.stayed)} jobs stayed, since their id or key is taken there: {names}"
+        )

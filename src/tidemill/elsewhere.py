@@ -1,0 +1,58 @@
+"""For people who come from elsewhere: what other queues' names for things are called here.
+
+Nothing here works under its foreign name. It only makes the error say what to write instead.
+"""
+
+from __future__ import annotations
+
+__all__ = ["attribute_elsewhere", "option_elsewhere"]
+
+_ATTRIBUTES = {
+    **dict.fromkeys(("delay", "send", "kiq", "defer"), "task.enqueue(…)"),
+    **dict.fromkeys(("adelay", "asend", "kick", "defer_async"), "await task.aenqueue(…)"),
+    **dict.fromkeys(
+        ("apply_async", "send_with_options", "configure", "kicker", "set"),
+        "task.using(delay=5, queue='mail').enqueue(…)",
+    ),
+    **dict.fromkeys(("s", "si", "signature", "subtask", "message"), "task.call(…)"),
+    **dict.fromkeys(("schedule", "enqueue_in"), "task.using(delay=5).enqueue(…)"),
+    **dict.fromkeys(("enqueue_at",), "task.using(at=moment).enqueue(…)"),
+    **dict.fromkeys(
+        ("map", "starmap", "chunks", "bulk"), "mill.enqueue_many(task.call(x) for x in …)"
+    ),
+    **dict.fromkeys(("fn", "run", "call_local", "original_func"), "task(…), an ordinary call"),
+    **dict.fromkeys(("retry",), "raise Retry(delay=5) inside the task"),
+    **dict.fromkeys(("request",), "current_job() inside the task"),
+}
+
+_OPTIONS = {
+    **dict.fromkeys(("countdown", "defer_by", "enqueue_in"), "delay="),
+    **dict.fromkeys(("eta", "run_at", "run_after", "scheduled_at", "defer_until"), "at="),
+    **dict.fromkeys(("max_retries", "max_attempts", "retry", "max_tries"), "retries="),
+    **dict.fromkeys(
+        ("retry_backoff", "retry_delay", "default_retry_delay", "min_backoff", "max_backoff"),
+        "retries=Retries(3, delay=5, cap=3600)",
+    ),
+    **dict.fromkeys(
+        ("time_limit", "soft_time_limit", "job_timeout", "max_runtime", "task_time_limit"),
+        "timeout=",
+    ),
+    **dict.fromkeys(("task_id", "job_id", "message_id"), "id="),
+    **dict.fromkeys(("queue_name", "routing_key", "channel"), "queue="),
+    **dict.fromkeys(("max_age", "ttl"), "expires="),
+    **dict.fromkeys(("result_expires", "result_ttl_ms", "keep_result"), "result_ttl="),
+    **dict.fromkeys(("queueing_lock", "unique", "lock", "dedup_key"), "key="),
+    **dict.fromkeys(("actor_name", "task_name"), "name="),
+    **dict.fromkeys(("args", "kwargs"), "task.enqueue(…), which takes the task's own arguments"),
+    **dict.fromkeys(("bind", "context", "pass_context"), "current_job() inside the task"),
+}
+
+
+def attribute_elsewhere(name: str) -> str:
+    """What is written here instead of an attribute of other queues' tasks; empty if unknown."""
+    return _ATTRIBUTES.get(name, "")
+
+
+def option_elsewhere(name: str) -> str:
+    """What is written here instead of an option of other queues; empty if unknown."""
+    return _OPTIONS.get(name, "")

@@ -1,0 +1,146 @@
+"""All of a store into another: outgrowing one machine costs one command.
+
+The source is left first (``depart``): it takes and gives nothing more, while what runs there ends.
+Then it is sealed, so that nothing in it changes, and copied page by page. The target stores each
+page together with how far that was, as one step; so whoever is killed in between goes on from
+there, and nothing goes over twice. The source keeps its copy, and stays left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tidemill.brokers.base import Broker, Departure, Feature, Filter, need
+from tidemill.crash import point
+from tidemill.errors import InvalidOption
+from tidemill.job import Record, State
+
+__all__ = ["PASSES", "Moved", "call_off", "move"]
+
+PAGE = 500
+"""Jobs that go over in one step."""
+
+_LOOK = 0.2
+"""Seconds between two looks at what still runs."""
+
+_FINISHED = frozenset(state for state in State if state.finished)
+PASSES: tuple[tuple[frozenset[State], Callable[[Record], bool]], ...] = (
+    # If workers run on the target meanwhile, what a job needs must be there before it:
+    (_FINISHED, lambda record: True),  # the results of those before it,
+    (frozenset({State.WAITING}), lambda record: record.envelope.links is not None),  # those behind,
+    (frozenset({State.SCHEDULED, State.READY}), lambda record: True),
+    (frozenset({State.WAITING}), lambda record: record.envelope.links is None),  # its key is held
+)
+
+
+class Moved(msgspec.Struct):
+    """How far a move is, in jobs.
+
+    ``stayed`` lists ids that could not go: the target has their id, or their key, already.
+    """
+
+    total: int = 0
+    done: int = 0
+    running: int = 0
+    stayed: list[str] = []
+
+
+def move(source: Broker, target: Broker, tell: Callable[[Moved], None] = lambda _: None) -> Moved:
+    """Move everything, or go on where an earlier call stopped; ``tell`` hears of the progress.
+
+    Raises:
+        FeatureMissing, InvalidOption: these two cannot be moved.
+        StoreMoved: the source moves somewhere else already.
+    """
+    for broker in (source, target):
+        need(broker, Feature.MOVE, "move")
+    if source.url == target.url:
+        raise InvalidOption(f"both urls name the same store, {source.url}")
+    source.depart(target.url)
+    progress = Moved()
+    _await_running(source, progress, tell)
+    departure = source.depart(target.url, seal=True)
+    progress.total = _count(source)
+    if not target.adopted(departure.mark):
+        _take_settings(source, target)
+    _copy(source, target, departure, progress, tell)
+    return progress
+
+
+def call_off(source: Broker, target: Broker) -> None:
+    """Let the source go on, as long as nothing of it has arrived.
+
+    Raises:
+        InvalidOption: something has; only going on leads out.
+    """
+    need(source, Feature.MOVE, "move")
+    departure = source.depart(target.url)
+    if target.adopted(departure.mark):
+        raise InvalidOption(
+            f"jobs of {source.url} are in {target.url} already and may have run there; "
+            "finish the move by giving the command again without --cancel"
+        )
+    source.stay()
+
+
+def _await_running(source: Broker, progress: Moved, tell: Callable[[Moved], None]) -> None:
+    while True:
+        progress.running = sum(row.running for row in source.stats())
+        tell(progress)
+        if not progress.running:
+            return
+        time.sleep(_LOOK)
+        source.tick()
+
+
+def _count(source: Broker) -> int:
+    return int(source.info()["jobs"])
+
+
+def _take_settings(source: Broker, target: Broker) -> None:
+    for row in source.stats():
+        if row.paused or row.max_size:
+            target.set_queue(row.name, paused=row.paused or None, max_size=row.max_size or None)
+
+
+def _copy(
+    source: Broker,
+    target: Broker,
+    departure: Departure,
+    progress: Moved,
+    tell: Callable[[Moved], None],
+) -> None:
+    reached = target.adopted(departure.mark)
+    for number, cursor in _pages(reached):
+        states, goes = PASSES[number]
+        what = Filter(states=states)
+        while True:
+            page = source.find(what, PAGE, cursor)
+            cursor = page.cursor
+            mark = f"{number}:{cursor}" if cursor else f"{number + 1}:"
+            point("move.adopting")
+            records = [record for record in page.records if goes(record)]
+            if any(record.envelope.links for record in records):
+                need(target, Feature.FLOWS, "a job that waits for others")
+            taken = target.adopt(departure, records, mark)
+            point("move.adopted")
+            progress.stayed += [
+                record.envelope.id
+                for record, here in zip(records, taken, strict=True)
+                if not here
+            ]
+            progress.done += len(taken)
+            tell(progress)
+            if not cursor:
+                break
+
+
+def _pages(reached: str) -> Iterator[tuple[int, str]]:
+    """Where each pass begins, from what was reached before."""
+    number, _, cursor = reached.partition(":")
+    first = int(number or 0)
+    for pass_number in range(first, len(PASSES)):
+        yield pass_number, cursor if pass_number == first else ""

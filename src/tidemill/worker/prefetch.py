@@ -1,0 +1,33 @@
+"""How much a process holds in advance: about a tick's worth of such work as it has done lately."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.job import Verdict
+
+__all__ = ["TICK", "Prefetch"]
+
+TICK = 0.05
+"""Seconds of work a process holds in advance, and how often it looks while it is busy."""
+
+_MOST = 4000
+
+
+class Prefetch:
+    """A number of leases besides those that run."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self.ahead = slots
+
+    def measure(self, verdicts: Sequence[Verdict]) -> None:
+        """Follow what these jobs took; grow in steps, since an average may deceive."""
+        seconds = sum([verdict.ended - verdict.started for verdict in verdicts]) / len(verdicts)
+        target = self._slots * TICK / max(seconds, 1e-6)
+        grown = 4 * max(self.ahead, self._slots)
+        self.ahead = int(max(0, min(_MOST, target, grown)))
+
+    def nothing_ended(self, full: bool) -> None:
+        """A tick passed without an end: the jobs are long, or there are none."""
+        self.ahead = 0 if full else self._slots

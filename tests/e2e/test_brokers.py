@@ -1,0 +1,329 @@
+"""Real workers on brokers over a network: the cases that depend on the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness import Place, alive, check_counters, check_no_overlap, eventually, open_place, runs_of
+from servers import NETWORK
+
+from tidemill import JobFailed, JobNotFound, ResultTimeout
+from tidemill.clock import new_id
+from tidemill.job import State
+
+S = State
+LEASE = 2.0
+
+APP = """
+@mill.task(retries=Retries(3, delay=0))
+def long(seconds=30.0):
+    begin()
+    until = time.time() + seconds
+    while time.time() < until and not os.path.exists(HERE + "/go"):
+        time.sleep(0.01)
+    end()
+
+@mill.task(retries=Retries(3, delay=0))
+def holds(seconds): begin(); hold_gil(seconds); end()
+
+@mill.task
+def short(n=0): begin(); end(); return n
+
+@mill.task(retries=Retries(2, delay=0.02))
+def fails():
+    note("ran")
+    raise ValueError("broken")
+
+@mill.task(retries=Retries(2, delay=0))
+def kills(): begin(); os.kill(os.getpid(), signal.SIGKILL)
+
+@mill.task
+def watches():
+    begin()
+    while not current_job().cancelled:
+        time.sleep(0.01)
+    return "seen"
+
+@mill.task
+def again():
+    note("again", current_job().attempt, time.time())
+    if current_job().attempt < 3:
+        raise Retry(delay=0.2)
+    raise Fail("enough")
+"""
+
+
+@pytest.fixture(params=sorted(NETWORK))
+def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """Open a place on the broker, with options for its url."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    opened = []
+
+    def open_at(**options: object) -> Place:
+        url = NETWORK[request.param]("t" + new_id())
+        url += "".join(f"&{name}={value}" for name, value in options.items())
+        opened.append(open_place(folder, url))
+        place = opened[-1].__enter__()
+        place.write(APP)
+        return place
+
+    yield open_at
+    for context in opened:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def place(at: Callable[..., Place]) -> Place:
+    return at()
+
+
+def test_retries_are_counted_and_listed(place: Place) -> None:  # case T3
+    worker = place.worker("--name", "smith").wait_ready()
+    job, once = place.enqueue("fails"), place.enqueue("fails", retries=0)
+    record, single = place.finish([job, once])
+    assert record.state is S.FAILED
+    assert len(place.notes()) == 3 + 1
+    assert [(a.number, a.worker, a.error) for a in record.attempts] == [
+        (number, "smith", "ValueError: broken") for number in (1, 2, 3)
+    ]
+    assert all(a.started <= a.ended and "def fails" not in a.traceback for a in record.attempts)
+    assert single.attempt == 1
+    assert worker.stop() == 0
+
+
+def test_retry_comes_in_its_time_and_fail_at_once(place: Place) -> None:  # case T4
+    place.worker().wait_ready()
+    (record,) = place.finish([place.enqueue("again")])
+    assert (record.state, record.error, record.attempt) == (S.FAILED, "Fail: enough", 3)
+    times = [float(line.split()[2]) for line in place.notes()]
+    for first, second in itertools.pairwise(times):
+        assert 0.2 <= second - first < 2.0
+
+
+def test_a_timeout_ends_the_work(place: Place) -> None:  # case T6, law 8
+    place.worker(slots=2).wait_ready()
+    job = place.enqueue("long", 30.0, timeout=1, retries=0)
+    record = place.wait_state(job, S.FAILED)
+    (attempt,) = record.attempts
+    assert 1.0 <= attempt.ended - attempt.started < 2.0 + 1.5
+    assert "time.sleep" in attempt.traceback
+
+
+def test_kill_of_one_process(place: Place) -> None:  # case T9, laws 5, 6
+    worker = place.worker(processes=2, slots=1).wait_ready()
+    jobs = [place.enqueue("long") for _ in range(2)]
+    victim = place.wait_notes("begin", 2)[0].split()
+    waiting = place.enqueue_many("short", [(n,) for n in range(20)])
+    os.kill(int(victim[3]), signal.SIGKILL)
+    killed = time.time()
+    place.wait_notes(f"begin {victim[1]} 2")
+    again = next(line for line in place.ledger() if line.id == victim[1] and line.attempt == 2)
+    assert again.time - killed < 1.0 + 1.5
+    (place.path / "go").touch()
+    for record in place.finish([*jobs, *waiting]):
+        assert record.state is S.SUCCEEDED
+        assert record.attempt == (2 if record.envelope.id == victim[1] else 1)
+    assert worker.stop() == 0
+    check_counters(place)
+
+
+def test_a_job_that_kills_its_worker_fails(place: Place) -> None:  # case T9
+    place.worker(slots=1)
+    (record,) = place.finish([place.enqueue("kills")])
+    assert (record.state, record.attempt) == (S.FAILED, 3)
+    assert "SIGKILL" in record.error
+
+
+def test_kill_of_the_supervisor(at: Callable[..., Place]) -> None:  # case T10
+    place = at(owner_lease=LEASE)
+    worker = place.worker(processes=2, slots=2).wait_ready()
+    job = place.enqueue("long", 300.0)
+    place.wait_notes("begin", 1)
+    processes = [process.pid for process in worker.children()]
+    os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: not any(map(alive, processes)), "all end by themselves", 2.0 + 1.5)
+    worker.wait()
+    place.worker(slots=4)
+    place.wait_notes(f"begin {job.id} 2")
+
+
+def test_kill_of_everything_with_another_worker(at: Callable[..., Place]) -> None:
+    # case T10, laws 5, 6
+    place = at(owner_lease=LEASE)
+    worker = place.worker(processes=2, slots=1).wait_ready()
+    jobs = [place.enqueue("long", 300.0) for _ in range(2)]
+    place.wait_notes("begin", 2)
+    place.worker(processes=1, slots=4).wait_ready()
+    worker.kill_everything()
+    killed = time.time()
+    place.wait_notes("begin", 4)
+    for line in place.ledger()[2:]:
+        assert line.attempt == 2  # its board was still there
+        assert line.time - killed < LEASE + 1.0 + 1.5
+    (place.path / "go").touch()
+    for record in place.finish(jobs):
+        assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 2, 0)
+        assert "died with its processes" in record.attempts[0].error
+    check_counters(place)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_shutdown(place: Place, patient: bool) -> None:  # case T11
+    worker = place.worker("--shutdown-timeout", "10" if patient else "0.2", slots=2).wait_ready()
+    job = place.enqueue("long", 300.0)
+    place.wait_notes("begin")
+    worker.send(signal.SIGTERM)
+    if patient:
+        (place.path / "go").touch()
+    assert worker.wait() == (0 if patient else 1)
+    record = job.refresh()
+    assert record.state is (S.SUCCEEDED if patient else S.READY)
+    assert record.attempt == (1 if patient else 0)
+
+
+def test_a_long_job_that_holds_the_lock_runs_once(at: Callable[..., Place]) -> None:  # case T12
+    place = at(owner_lease=1)
+    place.worker(slots=2).wait_ready()
+    place.worker(slots=2).wait_ready()
+    (record,) = place.finish([place.enqueue("holds", 4.0)])
+    assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 0)
+    assert len(runs_of(place.ledger())[record.envelope.id]) == 1
+
+
+def test_cancel_and_terminate(place: Place) -> None:  # case T14
+    worker = place.worker(slots=3).wait_ready()
+    seen = place.enqueue("watches")
+    place.wait_notes(f"begin {seen.id}")
+    assert seen.cancel()
+    eventually(lambda: seen.refresh().state.finished, "it hears of it")
+    job = place.enqueue("long")
+    place.wait_notes(f"begin {job.id}")
+    asked = time.time()
+    assert job.cancel(terminate=True)
+    record = place.wait_state(job, S.CANCELLED)
+    assert record.finished - asked < 1.0 + 1.5
+    waiting = place.enqueue("short", delay=100)
+    assert waiting.cancel()
+    assert waiting.refresh().state is S.CANCELLED
+    assert worker.stop() == 0
+
+
+def elsewhere(place: Place, code: str) -> subprocess.Popen[str]:
+    """Run code in another process that has ``q`` and ``mill``."""
+    prelude = (
+        f"import sys, time, os\nfrom tidemill import Tidemill\nmill = Tidemill({place.url!r})\n"
+        "q = mill.queue('q')\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", prelude + code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_put_of_another_process_wakes_the_get(place: Place) -> None:  # case Q2
+    code = "print(mill.broker.url, flush=True)\ninput()\nq.put(time.monotonic())"
+    with elsewhere(place, code) as putter:
+        assert putter.stdout is not None
+        assert putter.stdin is not None
+        putter.stdout.readline()
+        timer = threading.Timer(0.3, lambda: putter.communicate("go\n"))
+        timer.start()
+        message = place.mill.queue("q").get(timeout=30)
+        woken = time.monotonic()
+        timer.join()
+    assert message is not None
+    assert woken - message.body < 1
+    assert message.ack()
+
+
+def test_what_put_returned_survives_the_kill_of_its_producer(place: Place) -> None:  # case Q7
+    code = "for n in range(10**9):\n    q.put(n)\n    print(n, flush=True)"
+    with elsewhere(place, code) as producer:
+        assert producer.stdout is not None
+        said = [int(producer.stdout.readline()) for _ in range(50)]
+        producer.kill()
+        said += [int(line) for line in producer.stdout.read().split()]
+    found = []
+    queue = place.mill.queue("q")
+    while (message := queue.get_nowait()) is not None:
+        found.append(message.body)
+        message.ack()
+    assert found == list(range(len(found)))
+    assert len(found) in (said[-1] + 1, said[-1] + 2)  # one more may have been put and not said
+
+
+def test_a_killed_consumers_message_comes_back(at: Callable[..., Place]) -> None:  # case Q7
+    place = at(owner_lease=1)
+    place.mill.queue("q").put("once", ttr=1.5)
+    with elsewhere(place, "m = q.get(timeout=30)\nprint(m.body, flush=True)\ninput()") as consumer:
+        assert consumer.stdout is not None
+        assert consumer.stdout.readline() == "once\n"
+        consumer.kill()
+    message = place.mill.queue("q").get(timeout=30)
+    assert message is not None
+    assert (message.body, message.attempt) == ("once", 2)
+    message.ack()
+
+
+def test_results_are_waited_for_in_another_process_and_in_asyncio(place: Place) -> None:
+    # case T16
+    job, bad, never = place.enqueue("short", 7), place.enqueue("fails"), place.enqueue("watches")
+    code = f"print(mill.job({job.id!r}).result(timeout=30))"
+    with elsewhere(place, code) as waiting:
+        place.worker(slots=4)
+        assert waiting.communicate(timeout=40)[0] == "7\n"
+
+    async def wait() -> None:
+        async with asyncio.timeout(30):
+            assert await job.aresult() == 7
+            with pytest.raises(JobFailed, match="broken"):
+                await bad.aresult()
+            with pytest.raises(ResultTimeout):
+                await never.aresult(timeout=0.2)
+
+    asyncio.run(wait())
+    with pytest.raises(JobNotFound):
+        place.mill.job("unknown").result(timeout=1)
+    never.cancel()
+
+
+def test_two_producers_two_workers_and_every_job_once(place: Place) -> None:  # case Q8
+    for _ in range(2):
+        place.worker(processes=2, slots=4)
+    jobs = [job for n in range(20) for job in place.enqueue_many("short", [(n,)] * 25)]
+    place.finish(jobs, 60)
+    runs = runs_of(place.ledger())
+    assert {len(one) for one in runs.values()} == {1}
+    assert len(runs) == 500
+    check_no_overlap(place.ledger())
+    check_counters(place)
+
+
+def test_a_fork_has_lines_of_its_own(place: Place) -> None:  # case Q12
+    queue = place.mill.queue("q")
+    queue.put("parent")
+    with elsewhere(
+        place,
+        "q.put('a')\npid = os.fork()\nq.put(f'{pid == 0}')\n"
+        "if pid: os.waitpid(pid, 0)\nmill.close()\nos._exit(0)",
+    ) as forking:
+        assert forking.wait(30) == 0
+    found = []
+    while (message := queue.get_nowait()) is not None:
+        found.append(message.body)
+        message.ack()
+    assert sorted(found) == ["False", "True", "a", "parent"]
+

@@ -1,0 +1,67 @@
+"""A worker that the broker gave up while it lives: it begins anew, and its late verdicts fall."""
+
+from __future__ import annotations
+
+from harness import Place, eventually
+
+from tidemill.job import State
+
+
+def test_a_worker_that_was_given_up_comes_back_and_its_late_verdicts_are_refused(
+    place: Place,
+) -> None:
+    # laws 4, 5
+    place.write(
+        """
+        @mill.task(retries=3)
+        def held(name):
+            begin()
+            while not os.path.exists(os.path.join(HERE, f"go-{current_job().attempt}-{name}")):
+                time.sleep(0.01)
+            note("cancelled", current_job().cancelled)
+            return os.getpid()
+        """
+    )
+    job = place.enqueue("held", "x")
+    worker = place.worker(slots=2).wait_ready()
+    place.wait_notes("begin", 1)
+    [owner] = place.mill.broker.owners()
+    # when: without a witness, as if its machine had vanished
+    assert place.mill.broker.release(owner.id, None) == 1
+    # then: the job runs again, here since there is nobody else, beside the run that nobody wants
+    place.wait_notes("begin", 2)
+    worker.wait_line("begins anew")
+    assert [o.id for o in place.mill.broker.owners()] == [owner.id]
+    (place.path / "go-1-x").touch()
+    place.wait_notes("cancelled True")
+    record = place.wait_state(job, State.SUCCEEDED)
+    assert (record.attempt, record.losses, len(record.attempts)) == (1, 1, 1)
+    eventually(lambda: len([n for n in place.notes() if n.startswith("cancelled")]) == 2)
+    assert place.enqueue("held", "x").wait(20) is State.SUCCEEDED
+    assert worker.stop() == 0
+
+
+def test_a_run_that_is_stuck_is_ended_although_its_lease_is_lost(place: Place) -> None:
+    # laws 4, 8
+    place.write(
+        """
+        @mill.task(timeout=1.5)
+        def stuck():
+            first = not os.path.exists(os.path.join(HERE, "ledger"))
+            begin()
+            if first:
+                hold_gil(60)
+            return "done"
+        """
+    )
+    job = place.enqueue("stuck")
+    worker = place.worker(slots=2).wait_ready()
+    place.wait_notes("begin", 1)
+    [owner] = place.mill.broker.owners()
+    # when: the process can hear nothing of it
+    assert place.mill.broker.release(owner.id, None) == 1
+    # then
+    worker.wait_line("is killed")
+    record = place.wait_state(job, State.SUCCEEDED)
+    assert (record.attempt, record.losses) == (1, 1)
+    assert len({line.pid for line in place.ledger()}) == 2

@@ -1,0 +1,142 @@
+"""``tidemill move``: everything of one store into another, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import Place, eventually, open_place
+
+from tidemill import Tidemill
+from tidemill.brokers.base import Filter
+from tidemill.errors import StoreMoved
+from tidemill.job import State
+
+APP = """
+@mill.task(retries=2)
+def work(n):
+    begin()
+    return n
+
+@mill.task
+def slow():
+    begin()
+    while not os.path.exists(os.path.join(HERE, "go")):
+        time.sleep(0.01)
+    return "slow"
+"""
+
+
+def start(*words: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tidemill", "move", *words],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    process = start(*words, **env)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def elsewhere(place: Place) -> str:
+    return f"lmdb://{place.path}/target"
+
+
+def ids(mill: Tidemill, *states: State) -> set[str]:
+    found: set[str] = set()
+    cursor = ""
+    while True:
+        page = mill.find(Filter(states=frozenset(states)), limit=1000, cursor=cursor)
+        found |= {record.envelope.id for record in page.records}
+        cursor = page.cursor
+        if not cursor:
+            return found
+
+
+@pytest.mark.parametrize("where", ["move.adopting", "move.adopted"])
+def test_a_move_killed_in_the_middle_goes_on_and_doubles_nothing(place: Place, where: str) -> None:
+    place.write(APP)
+    jobs = place.enqueue_many("work", [(n,) for n in range(1600)])
+    later = place.enqueue("work", 7, delay=3600.0)
+    target = elsewhere(place)
+    # when: killed at each step in turn
+    for count in (2, 1, 3):
+        done = run(place.url, target, TIDEMILL_CRASH=f"{where}:{count}")
+        assert done.returncode == -signal.SIGKILL
+    done = run(place.url, target, "--json")
+    # then
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stayed"] == []
+    with Tidemill(target) as there:
+        assert ids(there, State.READY) == {job.id for job in jobs}
+        assert ids(there, State.SCHEDULED) == {later.id}
+        numbers = [there.broker.get(job.id).seq for job in jobs]
+        assert numbers == sorted(numbers)
+    again = run(place.url, target)
+    assert "went to" in again.stdout
+    with open_place(place.path, target) as moved:
+        moved.write(APP)
+        moved.worker().wait_ready()
+        moved.finish([moved.mill.job(job.id) for job in jobs])
+        begun = [line.id for line in moved.ledger()]
+        assert sorted(begun) == sorted(job.id for job in jobs)
+
+
+def test_what_runs_ends_first_and_workers_go(place: Place) -> None:
+    place.write(APP)
+    job = place.enqueue("slow")
+    worker = place.worker().wait_ready()
+    place.wait_notes("begin")
+    waiting = place.enqueue("work", 1, delay=3600.0)
+    # when
+    process = start(place.url, elsewhere(place))
+    eventually(lambda: "moves_to" in place.mill.broker.info(), "the departure")
+    with pytest.raises(StoreMoved, match="target; use that url"):
+        place.enqueue("work", 2)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert job.refresh().state is State.RUNNING
+    (place.path / "go").touch()
+    # then
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert worker.wait() == 0
+    with Tidemill(elsewhere(place)) as there:
+        record = there.broker.get(job.id)
+        assert (record.state, len(record.attempts)) == (State.SUCCEEDED, 1)
+        assert there.job(job.id).result(1) == "slow"
+        assert there.broker.get(waiting.id).state is State.SCHEDULED
+    late = place.worker()
+    assert late.wait() == 2
+    assert "use that url" in late.output
+
+
+def test_a_move_can_be_called_off_while_nothing_has_arrived(place: Place, tmp_path: Path) -> None:
+    place.write(APP)
+    job = place.enqueue("work", 1)
+    target = elsewhere(place)
+    done = run(place.url, target, TIDEMILL_CRASH="move.adopting")
+    assert done.returncode == -signal.SIGKILL
+    assert run(place.url, "lmdb:///nowhere/else").returncode != 0
+    assert run(place.url, target, "--cancel").returncode == 0
+    assert job.cancel()
+    other = place.enqueue("work", 2)
+    assert run(place.url, target).returncode == 0
+    refused = run(place.url, target, "--cancel")
+    assert refused.returncode == 2
+    assert "already" in refused.stderr
+    same = run(target, target)
+    assert same.returncode == 2
+    with Tidemill(target) as there:
+        assert there.broker.get(other.id).state is State.READY

@@ -1,0 +1,299 @@
+"""Redis elsewhere: behind TLS, in a cluster, behind sentinels, and cut off from its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import LIMIT, Place, check_counters, eventually, open_place
+from servers import Proxy, Redis, free_port, program
+
+from tidemill import BrokerUnavailable
+from tidemill.brokers.base import open_broker
+from tidemill.job import Envelope, State
+
+APP = """
+@mill.task(retries=Retries(3, delay=0))
+def brief(n): begin(); time.sleep(0.01); end(); return n
+
+@mill.task(retries=Retries(3, delay=0))
+def waits():
+    begin()
+    while not os.path.exists(f"{HERE}/go-{socket.gethostname()}"):
+        time.sleep(0.01)
+    note("end", os.getpid(), socket.gethostname())
+"""
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "p").mkdir()
+    return tmp_path / "p"
+
+
+def server(stack: contextlib.ExitStack, *options: str, durable: bool = False) -> Redis:
+    one = Redis(*options, durable=durable)
+    stack.callback(one.close)
+    return one
+
+
+def place_on(stack: contextlib.ExitStack, folder: Path, url: str) -> Place:
+    place = stack.enter_context(open_place(folder, url))
+    place.write(APP)
+    return place
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """A self-signed certificate for localhost, and its key."""
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        [
+            *(program("openssl", "openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes"),
+            *("-days", "2", "-keyout", key, "-out", cert, "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+def test_tls(stack: contextlib.ExitStack, folder: Path) -> None:
+    cert, key = certificate(folder)
+    port = free_port()
+    server(
+        stack,
+        *("--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key),
+        *("--tls-ca-cert-file", cert, "--tls-auth-clients", "no"),
+    )
+    url = f"rediss://localhost:{port}/0"
+    with pytest.raises(BrokerUnavailable, match="certificate"):
+        open_broker(f"{url}?patience=0")
+    place = place_on(stack, folder, f"{url}?tls_ca={cert}")
+    worker = place.worker(slots=2).wait_ready()
+    for n in range(3):  # the sleeper hears through it, too
+        assert place.enqueue("brief", n).result(LIMIT) == n
+        time.sleep(0.1)
+    assert worker.stop() == 0
+    unchecked = open_broker(f"{url}?tls_verify=no")
+    assert unchecked.info()["jobs"] == 3
+    unchecked.close()
+
+
+# -- a cluster ------------------------------------------------------------------------------------
+
+
+def cluster(stack: contextlib.ExitStack, count: int) -> list[Redis]:
+    nodes = [
+        server(
+            stack,
+            *("--cluster-enabled", "yes", "--cluster-node-timeout", "1000"),
+            *("--cluster-require-full-coverage", "no", "--cluster-port", str(free_port())),
+            durable=True,
+        )
+        for _ in range(count)
+    ]
+    places = [f"127.0.0.1:{node.port}" for node in nodes]
+    replicas = str(1 if count >= 6 else 0)
+    nodes[0].run("--cluster", "create", *places, "--cluster-replicas", replicas, "--cluster-yes")
+    eventually(
+        lambda: all("cluster_state:ok" in node.run("CLUSTER", "INFO") for node in nodes),
+        "the cluster is up",
+    )
+    return nodes
+
+
+def test_a_cluster(stack: contextlib.ExitStack, folder: Path) -> None:
+    # all keys of a store lie on one node, wherever the url leads first
+    nodes = cluster(stack, 3)
+    for number, node in enumerate(nodes):
+        broker = open_broker(f"redis://127.0.0.1:{node.port}?prefix=shared")
+        broker.put([Envelope(id=f"j{number}", task="t")])
+        assert broker.stats()[0].ready == number + 1
+        broker.close()
+    place = place_on(stack, folder, f"redis://127.0.0.1:{nodes[0].port}?prefix=app&patience=20")
+    worker = place.worker(processes=2, slots=2).wait_ready()
+    jobs = list(place.enqueue_many("brief", [(n,) for n in range(200)]))
+    # when the node that has it is killed and comes back
+    slot = int(nodes[0].run("CLUSTER", "KEYSLOT", "{app}"))
+    owner = next(node for node in nodes if holds(node, slot))
+    time.sleep(0.3)
+    owner.kill()
+    time.sleep(0.5)
+    owner.start()
+    jobs.append(place.enqueue("brief", -1))
+    for record in place.finish(jobs, 60):
+        assert (record.state, record.losses) == (State.SUCCEEDED, 0)
+    check_counters(place)
+    assert worker.stop() == 0
+
+
+def holds(node: Redis, slot: int) -> bool:
+    line = next(line for line in node.run("CLUSTER", "NODES").splitlines() if "myself" in line)
+    ranges = [part.split("-") for part in line.split()[8:] if not part.startswith("[")]
+    return any(int(pair[0]) <= slot <= int(pair[-1]) for pair in ranges)
+
+
+def test_a_cluster_whose_master_dies_for_good(stack: contextlib.ExitStack, folder: Path) -> None:
+    nodes = cluster(stack, 6)
+    place = place_on(stack, folder, f"redis://127.0.0.1:{nodes[0].port}?prefix=app&patience=30")
+    worker = place.worker(slots=4).wait_ready()
+    assert place.enqueue("brief", 1).result(LIMIT) == 1
+    slot = int(nodes[0].run("CLUSTER", "KEYSLOT", "{app}"))
+    owner = next(node for node in nodes if holds(node, slot))
+    owner.run("WAIT", "1", "5000")
+    # when
+    owner.kill()
+    # then: another node is asked, and knows who has it now
+    jobs = [place.enqueue("brief", n) for n in range(20)]
+    assert [job.result(LIMIT) for job in jobs] == list(range(20))
+    assert worker.stop() == 0
+
+
+# -- sentinels ------------------------------------------------------------------------------------
+
+
+def test_sentinels_and_a_failover(stack: contextlib.ExitStack, folder: Path) -> None:
+    # law 1, as far as replication goes
+    master = server(stack)
+    replica = server(stack, "--replicaof", "127.0.0.1", str(master.port))
+    sentinels = [sentinel(stack, master.port) for _ in range(3)]
+    eventually(lambda: "master_link_status:up" in replica.run("INFO", "replication"), "it follows")
+    hosts = ",".join(f"127.0.0.1:{one.port}" for one in sentinels)
+    for known in ("num-other-sentinels\n2", "num-slaves\n1"):
+        eventually(lambda: known in sentinels[0].run("SENTINEL", "MASTER", "mymaster"))  # noqa: B023
+    place = place_on(stack, folder, f"redis+sentinel://{hosts}/mymaster/0?patience=40")
+    worker = place.worker(slots=4).wait_ready()
+    held = place.enqueue("waits")
+    place.wait_notes(f"begin {held.id}")
+    waiting = place.enqueue("brief", 0, delay=1.0)
+    master.run("WAIT", "1", "5000")
+    # when
+    master.kill()
+    # then: what was replicated is there, leases and sleepers go on
+    jobs = [place.enqueue("brief", n) for n in range(20)]
+    assert [job.result(60) for job in jobs] == list(range(20))
+    assert waiting.result(LIMIT) == 0
+    (folder / f"go-{socket.gethostname()}").touch()
+    (record,) = place.finish([held])
+    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
+    # and the old master, back as a replica, is left alone
+    master.start()
+    assert place.enqueue("brief", 7).result(LIMIT) == 7
+    assert worker.stop() == 0
+    with pytest.raises(BrokerUnavailable, match="sentinels"):
+        open_broker(f"redis+sentinel://{hosts}/unknown?patience=0")
+
+
+class Sentinel(Redis):
+    """``redis-server --sentinel``, which writes its own configuration."""
+
+    def __init__(self, master: int) -> None:
+        self.master = master
+        super().__init__()
+
+    def start(self) -> None:
+        config = self.path / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self.path}\n"
+            f"sentinel monitor mymaster 127.0.0.1 {self.master} 2\n"
+            "sentinel down-after-milliseconds mymaster 1000\n"
+            "sentinel failover-timeout mymaster 3000\n"
+        )
+        command = [program("redis-server", "redis-server"), str(config), "--sentinel"]
+        self.launch(command, self._answers)
+
+
+def sentinel(stack: contextlib.ExitStack, master: int) -> Sentinel:
+    one = Sentinel(master)
+    stack.callback(one.close)
+    return one
+
+
+# -- several hosts --------------------------------------------------------------------------------
+
+
+def can_rename() -> bool:
+    done = subprocess.run(["unshare", "--uts", "hostname", "x"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def test_a_worker_on_another_machine_that_is_cut_off(
+    stack: contextlib.ExitStack, folder: Path
+) -> None:
+    # laws 4, 5, 6: its jobs run elsewhere, its late verdicts fall, it comes back
+    if not can_rename():
+        pytest.skip("unshare --uts is not permitted here")
+    redis = server(stack)
+    proxy = Proxy(redis.port)
+    stack.callback(proxy.close)
+    options = "owner_lease=2&patience=30"
+    far_url = f"redis://127.0.0.1:{proxy.port}/0?{options}"
+    place = place_on(stack, folder, f"{redis.url}?{options}")
+    elsewhere = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+    env = {"TIDEMILL_TEST_URL": far_url}
+    file = folder / f"{place.app}.py"
+    file.write_text(
+        file.read_text().replace(
+            repr(place.url), f"os.environ.get('TIDEMILL_TEST_URL', {place.url!r})"
+        )
+    )
+    far = place.worker(slots=2, env=env, under=[*elsewhere, "far"]).wait_ready()
+    job = place.enqueue("waits")
+    place.wait_notes(f"begin {job.id}")
+    near = place.worker(slots=2, under=[*elsewhere, "near"]).wait_ready()
+    assert {owner.host for owner in place.mill.broker.owners()} == {"far", "near"}
+    # when
+    proxy.cut()
+    # then: without a witness it is a loss, and runs where the server is heard
+    place.wait_notes("begin", 2)
+    record = job.refresh()
+    assert (record.state, record.losses, record.attempt) == (State.RUNNING, 1, 0)
+    assert "near" in record.worker
+    # and what it says of the first run, once it is heard again, changes nothing
+    (folder / "go-far").touch()
+    place.wait_notes("end", 1)
+    time.sleep(0.2)
+    proxy.mend()
+    far.wait_line("begins anew")
+    assert job.refresh().state is State.RUNNING
+    (folder / "go-near").touch()
+    (record,) = place.finish([job])
+    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 1)
+    assert near.stop() == 0
+    assert place.enqueue("brief", 5).result(LIMIT) == 5  # by the one that came back
+    assert far.stop() == 0
+    check_counters(place)
+
+
+def test_a_line_that_hangs_does_not_hold_up_a_timeout(
+    stack: contextlib.ExitStack, folder: Path
+) -> None:
+    # law 8 while the server is not heard: within the time a step may take
+    redis = server(stack)
+    proxy = Proxy(redis.port)
+    stack.callback(proxy.close)
+    place = place_on(stack, folder, f"redis://127.0.0.1:{proxy.port}/0")
+    place.worker(slots=1).wait_ready()
+    job = place.enqueue("waits", timeout=3.0, retries=0)
+    place.wait_notes("begin")
+    proxy.cut()
+    time.sleep(5.0)
+    proxy.mend()
+    record = place.wait_state(job, State.FAILED)
+    (attempt,) = record.attempts
+    assert attempt.ended - attempt.started < 3.0 + 1.0 + 1.5

@@ -1,0 +1,60 @@
+"""What the tests of the PostgreSQL broker share: jobs, owners, processes, a user's connection."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tidemill.brokers.base import Broker, Filter, Step, Want
+from tidemill.clock import new_id
+from tidemill.job import Envelope, Lease
+
+PRELUDE = """
+import sys, os, signal, time
+from tidemill.brokers.base import *
+from tidemill.job import *
+from tidemill.clock import new_id
+broker = open_broker(sys.argv[1])
+def say(text): print(text, flush=True)
+def job(): return Envelope(id=new_id(), task="t")
+def take(owner, count=1, **kinds):
+    return broker.exchange(Step(owner, want=Want(count, **kinds))).leases
+"""
+
+
+def job(**fields: Any) -> Envelope:
+    return Envelope(**{"id": new_id(), "task": "t", **fields})
+
+
+def ids(broker: Broker) -> set[str]:
+    return {r.envelope.id for r in broker.find(Filter(), 10_000).records}
+
+
+def take(broker: Broker, owner: str, count: int = 1) -> list[Lease]:
+    return broker.exchange(Step(owner, want=Want(count))).leases
+
+
+def connect(url: str, **options: Any) -> psycopg.Connection:
+    """A connection as a user makes it."""
+    return psycopg.connect(url.partition("?")[0], **options)
+
+
+def start(
+    url: str, script: str, *arguments: str, temp: Path | None = None
+) -> subprocess.Popen[str]:
+    """A process of its own with a broker on the store; ``temp`` is its temporary folder."""
+    code = PRELUDE + textwrap.dedent(script)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, url, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        env={**os.environ, **({"TMPDIR": str(temp)} if temp else {})},
+    )

@@ -1,0 +1,109 @@
+"""Steps whose reply is lost: sent again under their serial, and answered, not done again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.brokers.base import Reply, Step, Want
+from tidemill.brokers.conversation import Conversation
+from tidemill.errors import BrokerUnavailable, StoreFull
+from tidemill.job import Lease, Note, Outcome, Verdict
+
+
+class Far:
+    """A store behind a line: does each serial once, and may lose a request or a reply."""
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self.reply = Reply()
+        self.settled: list[int] = []
+        self.noted: list[str] = []
+        self.leased = 0
+        self.faults: list[str] = []
+
+    def send(self, step: Step, serial: int) -> Reply:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "request":
+            raise BrokerUnavailable("away")
+        if fault == "full":
+            raise StoreFull("full")
+        if serial != self.serial:
+            assert serial == self.serial + 1
+            self.serial, self.reply = serial, self._do(step)
+        if fault == "reply":
+            raise BrokerUnavailable("away")
+        return Reply(list(self.reply.settled), leases=list(self.reply.leases))
+
+    def _do(self, step: Step) -> Reply:
+        settled = [v.token not in self.settled for v in step.verdicts]
+        self.settled += [v.token for v in step.verdicts]
+        self.noted += [note.line for note in step.notes]
+        leases = []
+        for _ in range(step.want.count if step.want else 0):
+            self.leased += 1
+            leases.append(Lease(self.leased, 1, 0, 0, 0, 0.0, 0.0, 0.0, b""))
+        return Reply(settled, leases=leases)
+
+
+def step(*tokens: int, want: int = 0, notes: tuple[str, ...] = ()) -> Step:
+    verdicts = [Verdict(token, Outcome.SUCCESS) for token in tokens]
+    return Step("w", verdicts, Want(want), notes=[Note(1, line=line) for line in notes])
+
+
+@pytest.mark.parametrize("fault", ["reply", "request"])
+def test_a_step_whose_reply_was_lost_is_done_once(fault: str) -> None:
+    # law 4
+    far = Far()
+    talk = Conversation(far.send)
+    assert [lease.token for lease in talk.exchange(step(want=2)).leases] == [1, 2]
+    far.faults = [fault]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(step(1, want=1, notes=("a",)))
+    # when: the owner hands in the same again, and more
+    reply = talk.exchange(step(1, 2, want=2, notes=("a", "b")))
+    # then
+    assert reply.settled == [True, True]
+    assert [lease.token for lease in reply.leases] == [3, 4]
+    assert far.settled == [1, 2]
+    assert far.noted == ["a", "b"]
+    assert talk.exchange(step(1)).settled == [False]
+
+
+def test_replies_lost_one_after_the_other_lose_nothing() -> None:
+    # law 4
+    far = Far()
+    talk = Conversation(far.send)
+    far.faults = ["reply", "request", "reply", "", "reply"]
+    for tokens in ((1,), (1, 2), (1, 2)):
+        with pytest.raises(BrokerUnavailable):
+            talk.exchange(step(*tokens, want=3))
+    with pytest.raises(BrokerUnavailable):  # the first is answered now, the rest is lost again
+        talk.exchange(step(1, 2, 3, want=3))
+    reply = talk.exchange(step(1, 2, 3, 4, want=3))
+    assert reply.settled == [True, True, True, True]
+    assert far.settled == [1, 2, 3, 4]
+    assert [lease.token for lease in reply.leases] == [1, 2, 3]
+
+
+def test_a_step_that_was_refused_is_not_sent_again() -> None:
+    far = Far()
+    talk = Conversation(far.send)
+    far.faults = ["full"]
+    with pytest.raises(StoreFull):
+        talk.exchange(step(1, want=1))
+    assert far.serial == 0
+    far.serial = 1  # the refused step's serial is not used twice
+    reply = talk.exchange(step(1, want=1))
+    assert (reply.settled, far.settled) == ([True], [1])
+
+
+def test_a_held_verdict_does_not_answer_for_the_one_that_follows() -> None:
+    # laws 4 and 8
+    far = Far()
+    talk = Conversation(far.send)
+    held = Verdict(1, Outcome.RETRY, hold=True)
+    far.faults = ["reply"]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(Step("w", [held]))
+    talk.exchange(Step("w", [held, Verdict(1, Outcome.RELEASE)]))
+    assert far.settled == [1, 1]

@@ -1,0 +1,113 @@
+"""The tables: made once by however many at once, changed in order, and checked at opening."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from postgres_desk import connect, job
+from servers import postgres_url
+
+from tidemill.brokers.base import open_broker
+from tidemill.brokers.postgres import schema
+from tidemill.brokers.schemes import migrate_store
+from tidemill.clock import new_id
+from tidemill.errors import BrokerUnavailable, InvalidOption
+
+
+@pytest.fixture
+def name() -> str:
+    return f"t{new_id()}"
+
+
+@pytest.fixture
+def url(name: str) -> str:
+    return f"{postgres_url()}?schema={name}"
+
+
+def test_an_unmigrated_store_says_what_to_do(url: str) -> None:
+    # case Q17
+    with pytest.raises(BrokerUnavailable, match=r"no store in schema .*tidemill migrate"):
+        open_broker(url)
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", "doctor", "--url", url],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "tidemill migrate" in done.stdout
+
+
+def test_many_may_migrate_at_once_and_again(url: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: migrate_store(url), range(8)))
+    assert sorted(made) == [(0, schema.VERSION), *[(schema.VERSION, schema.VERSION)] * 7]
+    broker = open_broker(url)
+    broker.put([job()])
+    broker.close()
+    assert migrate_store(url) == (schema.VERSION, schema.VERSION)
+
+
+@pytest.mark.parametrize("version", range(1, schema.VERSION + 1))
+def test_a_store_of_each_version_is_brought_to_this_one(name: str, url: str, version: int) -> None:
+    with connect(url, autocommit=True) as conn:
+        schema.migrate(conn, name, schema._migrations()[:version])
+    assert migrate_store(url) == (version, schema.VERSION)
+    open_broker(url).close()
+
+
+def test_migrations_run_once_each_and_in_order(name: str, url: str) -> None:
+    steps = [
+        *schema._migrations(),
+        "CREATE TABLE tidemill.extra (n int); INSERT INTO tidemill.extra VALUES (1)",
+        "UPDATE tidemill.extra SET n = n + 1",
+    ]
+    with connect(url, autocommit=True) as conn:
+        schema.migrate(conn, name, steps[:-1])
+        assert schema.migrate(conn, name, steps) == (len(steps) - 1, len(steps))
+        assert schema.migrate(conn, name, steps) == (len(steps), len(steps))
+        [(n,)] = conn.execute(f"SELECT n FROM {name}.extra").fetchall()
+    assert n == 2
+    # and a store that is newer than the code says so
+    for what in (open_broker, migrate_store):
+        with pytest.raises(BrokerUnavailable, match="upgrade tidemill"):
+            what(url)
+
+
+def test_a_migration_that_fails_leaves_all_as_it_was(name: str, url: str) -> None:
+    migrate_store(url)
+    with connect(url, autocommit=True) as conn:
+        with pytest.raises(Exception, match="nonsense"):
+            schema.migrate(conn, name, [*schema._migrations(), "CREATE TABLE x (); nonsense"])
+        assert schema.version_of(conn, name) == schema.VERSION
+    open_broker(url).close()
+
+
+def test_older_functions_are_noticed(name: str, url: str) -> None:
+    migrate_store(url)
+    with connect(url, autocommit=True) as conn:
+        conn.execute(f"UPDATE {name}.meta SET functions = 'old'")
+    with pytest.raises(BrokerUnavailable, match=r"another version of tidemill.*tidemill migrate"):
+        open_broker(url)
+    migrate_store(url)
+    open_broker(url).close()
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("schema=Odd-Name", "schema"),
+        ("schema=pg_catalog", "schema"),
+        ("migrate=yes", "migrate"),
+        ("pool=1", "pool"),
+        ("owner_lease=0.1", "owner_lease"),
+        ("patience=-1", "patience"),
+        ("direct=redis://x", "direct"),
+        ("shcema=a", "did you mean 'schema'"),
+    ],
+)
+def test_bad_options_are_named(option: str, named: str) -> None:
+    # case Q17
+    with pytest.raises(InvalidOption, match=named):
+        open_broker(f"postgresql://nobody@127.0.0.1:1/none?{option}")

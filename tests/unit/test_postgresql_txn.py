@@ -1,0 +1,140 @@
+"""Puts inside a transaction of the caller's own, on PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from postgres_desk import connect, ids, job, take
+from servers import postgres_url
+
+from tidemill.brokers.base import Broker, Step, Want, open_broker
+from tidemill.clock import new_id
+from tidemill.errors import DuplicateJob, InvalidOption, QueueFull
+from tidemill.job import Owner
+
+
+@pytest.fixture
+def url() -> str:
+    return f"{postgres_url()}?schema=t{new_id()}&migrate=1"
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    broker = open_broker(url)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def conn(url: str) -> Iterator[psycopg.Connection]:
+    with connect(url) as conn:
+        yield conn
+
+
+def test_what_is_put_in_a_transaction_appears_with_its_commit(
+    broker: Broker, conn: psycopg.Connection
+) -> None:
+    # case Q4, law 17
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([job(id="one", queue="q")], txn=conn)
+    broker.put([job(id="two", queue="queue2"), job(id="three", queue="q", delay=60)], txn=conn)
+    assert ids(broker) == set()
+    assert take(broker, "o", 9) == []
+    conn.commit()
+    assert ids(broker) == {"one", "two", "three"}
+    assert {(r.name, r.size) for r in broker.stats()} == {("q", 2), ("queue2", 1)}
+    assert {lease.open().id for lease in take(broker, "o", 9)} == {"one", "two"}
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_rollback_takes_the_jobs_with_it(broker: Broker, url: str, autocommit: bool) -> None:
+    # case Q4, law 17
+    with connect(url, autocommit=autocommit) as conn:
+        with conn.transaction(force_rollback=True):
+            broker.put([job(queue="q"), job(queue="queue2", key="k")], txn=conn)
+        with conn.transaction():
+            broker.put([job(id="kept")], txn=conn)
+    assert ids(broker) == {"kept"}
+    assert [row.name for row in broker.stats()] == ["default"]
+    broker.put([job(key="k")])
+
+
+def test_the_first_put_of_a_connection_does_not_commit(
+    broker: Broker, conn: psycopg.Connection
+) -> None:
+    # law 17: psycopg takes a block inside no transaction for the transaction
+    broker.put([job()], txn=conn)
+    conn.rollback()
+    assert ids(broker) == set()
+
+
+def test_a_put_that_is_refused_leaves_the_transaction_usable(
+    broker: Broker, conn: psycopg.Connection
+) -> None:
+    # law 3
+    broker.put([job(id="taken")])
+    broker.set_queue("small", max_size=1)
+    broker.put([job(id="before")], txn=conn)
+    with pytest.raises(DuplicateJob, match="'taken'"):
+        broker.put([job(id="part", queue="new", key="k"), job(id="taken")], txn=conn)
+    with pytest.raises(QueueFull, match="max_size=1"):
+        broker.put([job(queue="small"), job(queue="small")], txn=conn)
+    broker.put([job(id="after", key="k")], txn=conn)
+    conn.commit()
+    assert ids(broker) == {"taken", "before", "after"}
+    assert [(r.name, r.ready) for r in broker.stats()] == [("default", 3), ("small", 0)]
+
+
+def test_a_sleeper_is_woken_by_the_commit(broker: Broker, conn: psycopg.Connection) -> None:
+    # case Q4, law 17
+    broker.attach(Owner(id="o", name="w"))
+    taken: list[str] = []
+    asleep = threading.Event()
+
+    def sleep() -> None:
+        leases = take(broker, "o")
+        until = time.monotonic() + 20
+        while not leases and time.monotonic() < until:
+            asleep.set()
+            broker.wait("o", 20)
+            leases = take(broker, "o")
+        taken.extend(lease.open().id for lease in leases)
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    assert asleep.wait(10)
+    broker.put([job(id="one")], txn=conn)
+    assert taken == []
+    start = time.monotonic()
+    conn.commit()
+    thread.join(10)
+    assert taken == ["one"]
+    assert time.monotonic() - start < 5
+
+
+def test_a_connection_that_could_not_commit_is_refused(broker: Broker, url: str) -> None:
+    # case Q17
+    with (
+        connect(url, autocommit=True) as conn,
+        pytest.raises(InvalidOption, match=r"autocommit.*with conn.transaction"),
+    ):
+        broker.put([job()], txn=conn)
+    with pytest.raises(InvalidOption, match=r"psycopg.Connection.*str"):
+        broker.put([job()], txn="transaction")
+    assert ids(broker) == set()
+
+
+def test_an_open_transaction_keeps_nobody_from_the_same_queue(
+    broker: Broker, conn: psycopg.Connection
+) -> None:
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([job(id="mine", queue="fresh")], txn=conn)
+    broker.put([job(id="other", queue="fresh")])
+    reply = broker.exchange(Step("o", want=Want(9, ("fresh",))))
+    assert [lease.open().id for lease in reply.leases] == ["other"]
+    conn.commit()
+    assert ids(broker) == {"mine", "other"}

@@ -1,0 +1,158 @@
+"""No exception for a job lands inside a shielded stretch, whoever is faster (law 8)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tidemill.context import JobContext
+from tidemill.job import Envelope, Lease
+from tidemill.retry import JobTimeout
+from tidemill.shield import aim, lower_shield, raise_shield, shielded, take_off
+from tidemill.worker import interrupt
+from tidemill.worker.interrupt import Interrupter, Run
+
+LEASE = Lease(1, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"")
+
+
+class Victim:
+    """A thread that runs one function as a job."""
+
+    def __init__(self, interrupter: Interrupter, function: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self.run: Run | None = None
+        self._function = function
+        self._interrupter = interrupter
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        envelope = Envelope(id="j")
+        self.run = Run(LEASE, envelope, JobContext(envelope, 1), 1, threading.get_ident())
+        try:
+            self._interrupter.guarded(self.run, self._function)
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+def test_a_shield_that_is_up_is_respected() -> None:
+    ident = threading.get_ident()
+    raise_shield()
+    raise_shield()
+    lower_shield()
+    assert shielded(ident)
+    assert not aim(ident)
+    take_off(ident)
+    lower_shield()
+    assert not shielded(ident)
+    assert aim(ident)
+    take_off(ident)
+
+
+def test_a_step_does_not_begin_between_the_look_and_the_shot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clerk has seen no shield; the job begins a store step before the exception is sent."""
+    step, landed, interrupter = threading.Event(), [], Interrupter()
+    ready, inside = threading.Event(), threading.Event()
+    send = interrupt._set_async_exc
+
+    def slow(ident: Any, kind: Any) -> Any:
+        step.set()  # the job goes on now …
+        inside.wait(0.2)  # … and would be in its step long before this is over
+        return send(ident, kind)
+
+    def job() -> None:
+        ready.set()
+        step.wait()
+        raise_shield()
+        try:
+            inside.set()
+            until = time.monotonic() + 0.2
+            while time.monotonic() < until:
+                pass
+        except BaseException as error:
+            landed.append(error)
+            raise
+        finally:
+            lower_shield()
+
+    monkeypatch.setattr(interrupt, "_set_async_exc", slow)
+    victim = Victim(interrupter, job)
+    ready.wait()
+    assert victim.run is not None
+    victim.run.wanted = JobTimeout
+    interrupter.look(time.monotonic())
+    victim.join()
+    assert isinstance(victim.error, JobTimeout)
+    assert landed == []
+    assert not shielded(victim.run.ident)
+
+
+def test_who_is_aimed_at_in_vain_goes_on() -> None:
+    ready, idents = threading.Event(), []
+
+    def work() -> None:
+        idents.append(threading.get_ident())
+        ready.set()
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            raise_shield()
+            lower_shield()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    while thread.is_alive():
+        aim(idents[0])
+        take_off(idents[0])
+    thread.join()
+    assert not shielded(idents[0])
+
+
+@pytest.fixture
+def fast_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("fast_switching")
+def test_a_hundred_shots_hit_nothing_shielded() -> None:
+    interrupter = Interrupter()
+    wrong: list[BaseException] = []
+
+    def job() -> None:
+        while True:
+            raise_shield()
+            try:
+                sum(range(20))
+            except BaseException as error:
+                wrong.append(error)
+                raise
+            finally:
+                lower_shield()
+
+    for _ in range(120):
+        victim = Victim(interrupter, job)
+        while not interrupter.running:
+            time.sleep(0)
+        (run,) = interrupter.running.values()
+        run.wanted = JobTimeout
+        while interrupter.running:
+            interrupter.look(time.monotonic())
+        victim.join()
+        assert isinstance(victim.error, JobTimeout)
+        assert not shielded(run.ident)
+        interrupter.finished(run)
+    assert wrong == []

@@ -1,0 +1,66 @@
+"""The supervisor when a step fails: nothing that the store said or has is forgotten."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tidemill import State, StoreFull, Tidemill, current_job
+from tidemill.brokers.base import Reply, Step
+from tidemill.errors import BrokerUnavailable
+from tidemill.testing import run_all, worker
+from tidemill.worker import supervisor
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_AFTER", 0.01)
+
+
+def test_a_burst_does_not_take_a_broker_that_is_away_for_an_empty_one(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, away = mill.broker.exchange, [BrokerUnavailable("gone"), StoreFull("full")]
+
+    def flaky(step: Step) -> Reply:
+        if step.want is not None and step.want.count and away:
+            raise away.pop()
+        return exchange(step)
+
+    job = mill.task(len).enqueue("abc")
+    monkeypatch.setattr(mill.broker, "exchange", flaky)
+    run_all(mill)
+    assert not away
+    assert job.state is State.SUCCEEDED
+
+
+def test_a_cancellation_that_comes_with_a_verdict_of_its_own_step(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 14
+    exchange, refused = mill.broker.exchange, []
+
+    @mill.task
+    def long() -> bool:
+        job = current_job()
+        until = time.monotonic() + 20
+        while job is not None and not job.cancelled and time.monotonic() < until:
+            time.sleep(0.01)
+        return time.monotonic() < until
+
+    def full(step: Step) -> Reply:
+        if step.verdicts and not refused:
+            refused.append(step)
+            running.cancel()
+            raise StoreFull("full")
+        return exchange(step)
+
+    running: Any = long.enqueue()
+    with worker(mill, concurrency=2):
+        while running.refresh().state is not State.RUNNING:
+            time.sleep(0.01)
+        monkeypatch.setattr(mill.broker, "exchange", full)
+        assert mill.task(len).enqueue("abc").result(timeout=20) == 3
+        assert running.result(timeout=30) is True
