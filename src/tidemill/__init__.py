@@ -2,6 +2,7 @@
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter, QueueStats
+from tidemill.completed import Completed
 from tidemill.compose import Chain, Flow, Group, chain, group, map_many
 from tidemill.context import JobContext, current_job
 from tidemill.errors import (
@@ -23,7 +24,7 @@ from tidemill.errors import (
     StoreMoved,
     TidemillError,
 )
-from tidemill.groups import JobChain, JobGroup
+from tidemill.groups import JobChain, JobGroup, as_completed
 from tidemill.handle import Job
 from tidemill.hooks import Ended
 from tidemill.job import State
@@ -40,6 +41,7 @@ __all__ = [
     "Call",
     "Chain",
     "CodecError",
+    "Completed",
     "DuplicateJob",
     "Ended",
     "Fail",
@@ -75,6 +77,7 @@ __all__ = [
     "Task",
     "Tidemill",
     "TidemillError",
+    "as_completed",
     "chain",
     "current_job",
     "group",

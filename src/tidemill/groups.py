@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from tidemill.brokers.base import Filter
+from tidemill.bar import Bar, open_bar
+from tidemill.completed import Completed, Waited
 from tidemill.config import Seconds, check_seconds
-from tidemill.errors import JobNotFound, ResultTimeout, TidemillError
+from tidemill.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.handle import FOREVER, Job
-from tidemill.inputs import PAGE, member_id, members_of, size_of
+from tidemill.inputs import member_id, member_ids, members_of, size_of
 from tidemill.job import GROUP, Record, State
+from tidemill.wholes import cancel_whole, delete_whole
 
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
 
-__all__ = ["JobChain", "JobGroup"]
+__all__ = ["JobChain", "JobGroup", "as_completed"]
 
+H = TypeVar("H")
 R = TypeVar("R")
 
-LOOK, LONGEST_LOOK = 0.05, 1.0
-"""Seconds between two looks at which members have finished, at first and after a while."""
+PICTURE = 0.2
+"""Seconds between two pictures of a bar that somebody sees."""
 
 
 class JobChain(Job[R]):
@@ -66,12 +70,12 @@ class JobChain(Job[R]):
         if self._mill.sync:
             return False
         done = [step.cancel(terminate) for step in self.steps[:-1]]
-        return any([*done, bool(_cancel(self._mill, self.id, terminate))])
+        return any([*done, bool(cancel_whole(self._mill, self.id, terminate))])
 
     def delete(self) -> bool:
         """Forget all steps and hooks."""
         self._record = None
-        found = _delete(self._mill, self.id)
+        found = delete_whole(self._mill, self.id)
         for step in self.steps[:-1]:
             step.delete()
         return found
@@ -200,21 +204,23 @@ class JobGroup(Generic[R]):
         return error
 
     def _watch(self, timeout: Seconds | None) -> State:
-        from rich.progress import Progress
-
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         until = time.monotonic() + seconds
-        with Progress() as bar:
-            row = bar.add_task("members", total=None)
-            while True:
+        with open_bar(None, show=True) as bar:
+            while bar.shown:
                 left = until - time.monotonic()
                 with contextlib.suppress(ResultTimeout):
-                    self._whole.wait(max(0.0, min(0.2, left)))
-                with contextlib.suppress(TidemillError):
-                    ended, count = self.progress
-                    bar.update(row, completed=ended, total=count)
+                    self._whole.wait(max(0.0, min(PICTURE, left)))
+                self._picture(bar)
                 if left <= 0 or self._whole.state.finished:
-                    return self._whole.wait(0)
+                    break
+        return self._whole.wait(max(0.0, until - time.monotonic()))
+
+    def _picture(self, bar: Bar) -> None:
+        with contextlib.suppress(TidemillError):
+            record = self.refresh()
+            count = size_of(self._mill.broker, record)
+            bar.move(max(0, (count or 0) - record.pending), record.failures, count)
 
     def results(
         self,
@@ -257,40 +263,30 @@ class JobGroup(Generic[R]):
         for job_id, record in self._records():
             yield self._member(job_id, record)
 
-    def as_completed(self, timeout: Seconds | None = None) -> Iterator[Job[R]]:
-        """Each member as soon as it has ended, about in that order; so does iterating.
+    def as_completed(
+        self, timeout: Seconds | None = None, *, progress: bool = False
+    ) -> Completed[Job[R]]:
+        """Each member as soon as it has ended, for ``for`` and ``async for``; so does iterating.
+
+        ``progress`` shows a bar meanwhile, in a terminal or a notebook.
 
         Raises:
             ResultTimeout: not all have ended after ``timeout`` seconds.
         """
         if self._done is not None:
-            yield from self._done  # type: ignore[misc]
-            return
-        seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
-        until, look = time.monotonic() + seconds, LOOK
-        pending = [member_id(self.id, index) for index in range(len(self))]
-        while pending:
-            # A window: what is far behind need not be looked at each time.
-            window, rest = pending[:PAGE], pending[PAGE:]
-            left: list[str] = []
-            for job_id, record in zip(window, self._mill.broker.wait_for(window, 0), strict=True):
-                if record is not None and not record.state.finished:
-                    left.append(job_id)
-                else:
-                    yield self._member(job_id, record)  # type: ignore[misc]
-            look = LOOK if len(left) < len(window) else min(2 * look, LONGEST_LOOK)
-            pending = left + rest
-            if len(left) == len(window):
-                seconds_left = until - time.monotonic()
-                if seconds_left <= 0:
-                    raise ResultTimeout(
-                        f"{len(pending)} members of group {self.id} have not ended after "
-                        f"{seconds:g} s"
-                    )
-                self._mill.broker.wait_for(left[:1], min(look, seconds_left))
+            done: Any = self._done
+            return as_completed(done, timeout, progress=progress)
+        count = len(self)
+
+        def members() -> Iterator[Waited[Job[R]]]:
+            for ids in member_ids(self.id, count):
+                for job_id in ids:
+                    yield job_id, self._member  # type: ignore[misc]
+
+        return Completed(self._mill, members, count, timeout, progress)
 
     def __iter__(self) -> Iterator[Job[R]]:
-        return self.as_completed()
+        return iter(self.as_completed())
 
     # -- acting ---------------------------------------------------------------------------------
 
@@ -302,7 +298,7 @@ class JobGroup(Generic[R]):
         """
         if self._done is not None:
             return 0
-        found = _cancel(self._mill, self.id, terminate)
+        found = cancel_whole(self._mill, self.id, terminate)
         record = self.refresh()
         if size_of(self._mill.broker, record) is None:  # who put its members did not live to end it
             self._mill.broker.cancel([self.id])
@@ -315,32 +311,44 @@ class JobGroup(Generic[R]):
 
     def delete(self) -> bool:
         """Forget the group, its members and its hooks, whatever their states; False: none there."""
-        return _delete(self._mill, self.id)
+        return delete_whole(self._mill, self.id)
 
     # -- the same for asyncio -------------------------------------------------------------------
 
-    async def await_state(self, timeout: Seconds | None = None) -> State:
+    async def await_state(
+        self, timeout: Seconds | None = None, *, progress: bool = False
+    ) -> State:
         """As ``wait``."""
         if self._done is not None:
             return State.SUCCEEDED
-        return await self._whole.await_state(timeout)
+        seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        until = time.monotonic() + seconds
+        with open_bar(None, show=progress) as bar:
+            while bar.shown and (left := until - time.monotonic()) > 0:
+                with contextlib.suppress(ResultTimeout):
+                    await self._whole.await_state(min(PICTURE, left))
+                await self._mill.threaded(self._picture, bar)
+                if (await self._whole.astate()).finished:
+                    break
+        return await self._whole.await_state(max(0.0, until - time.monotonic()))
 
     async def aresults(
-        self, timeout: Seconds | None = None, *, return_exceptions: bool = False
+        self,
+        timeout: Seconds | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: bool = False,
     ) -> list[R]:
         """As ``results``."""
-        await self.await_state(timeout)
+        await self.await_state(timeout, progress=progress)
         return await self._mill.threaded(self._results, return_exceptions)
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresults().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Job[R]]:
-        members = self.as_completed()
-        while True:
-            member = await self._mill.patiently(lambda: next(members, None))
-            if member is None:
-                return
+        completed = await self._mill.threaded(self.as_completed)
+        async for member in completed:
             yield member
 
     async def acount(self, *, failures: bool = False) -> int:
@@ -373,39 +381,44 @@ class JobGroup(Generic[R]):
         return f"<group {self.id}>"
 
 
-def _parts(mill: Tidemill, whole: str) -> Iterator[list[Record]]:
-    """Everything whose id follows from that of a whole, in pages."""
-    cursor = ""
-    while True:
-        page = mill.broker.find(Filter(id_prefix=f"{whole}."), PAGE, cursor)
-        yield page.records
-        cursor = page.cursor
-        if not cursor:
-            return
+@overload
+def as_completed(
+    jobs: JobGroup[R], timeout: Seconds | None = None, *, progress: bool = False
+) -> Completed[Job[R]]: ...
+@overload
+def as_completed(
+    jobs: Iterable[H], timeout: Seconds | None = None, *, progress: bool = False
+) -> Completed[H]: ...
+def as_completed(
+    jobs: Any, timeout: Seconds | None = None, *, progress: bool = False
+) -> Completed[Any]:
+    """Handles in the order in which their jobs end, for ``for`` and for ``async for``.
+
+    ``jobs`` is a group, for its members, or any handles, of chains and groups too. ``progress``
+    shows a bar meanwhile, in a terminal or a notebook.
+
+    Raises:
+        InvalidOption: they are no handles, or of several apps.
+        ResultTimeout: while iterating: not all have ended after ``timeout`` seconds.
+    """
+    if isinstance(jobs, JobGroup):
+        return jobs.as_completed(timeout, progress=progress)
+    handles = list(jobs)
+    for handle in handles:
+        if not isinstance(handle, (Job, JobGroup)):
+            raise InvalidOption(f"as_completed takes handles of jobs, not {handle!r}")
+        if handle._mill is not handles[0]._mill:
+            raise InvalidOption("as_completed takes the jobs of one app at a time")
+    mill = handles[0]._mill if handles else None
+
+    def waited() -> Iterator[Waited[Any]]:
+        return ((handle.id, functools.partial(_as_read, handle)) for handle in handles)
+
+    return Completed(mill, waited, len(handles), timeout, progress)
 
 
-def _cancel(mill: Tidemill, whole: str, terminate: bool) -> int:
-    """Cancel all of a whole that does some work; hooks are not among it, nor groups, which end."""
-    found = 0
-    for records in _parts(mill, whole):
-        ids = [
-            r.envelope.id
-            for r in records
-            if not r.state.finished and ".on_" not in r.envelope.id and r.envelope.task != GROUP
-        ]
-        found += sum(mill.broker.cancel(ids, terminate=terminate))
-    record = mill.broker.get(whole)
-    if record is not None and record.envelope.task != GROUP:
-        found += sum(mill.broker.cancel([whole], terminate=terminate))
-    return found
-
-
-def _delete(mill: Tidemill, whole: str) -> bool:
-    """Delete all of a whole: hooks first, or they would fire for what follows."""
-    ids = [record.envelope.id for records in _parts(mill, whole) for record in records]
-    mill.broker.delete([job_id for job_id in ids if ".on_" in job_id])
-    (found,) = mill.broker.delete([whole])
-    rest = [job_id for job_id in ids if ".on_" not in job_id]
-    for start in range(0, len(rest), PAGE):
-        mill.broker.delete(rest[start : start + PAGE])
-    return found
+def _as_read(handle: Any, _: str, record: Record | None) -> Any:
+    """A handle of which that record was read."""
+    if record is not None and isinstance(handle, Job):
+        handle.remember(record)
+    return handle

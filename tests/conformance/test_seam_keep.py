@@ -244,6 +244,38 @@ def test_wait_for_returns_when_all_have_finished(broker: Broker, worker: Hand) -
     assert answers == [State.SUCCEEDED, State.FAILED]
 
 
+def test_wait_for_the_first_returns_when_one_has_finished(broker: Broker, worker: Hand) -> None:
+    jobs = [job() for _ in range(3)]
+    broker.put(jobs)
+    one, two, three = worker.take(3)
+    running = [r.state for r in broker.wait_for(ids_of(jobs), 0.05, first=True)]
+    assert running == [State.RUNNING] * 3
+    for lease, ended in ((two, 1), (one, 0), (three, 2)):
+        left = [i for i in ids_of(jobs) if not state(broker, i).finished]
+        answers: list[State] = []
+
+        def wait(left: list[str] = left, answers: list[State] = answers) -> None:
+            answers.extend(r.state for r in broker.wait_for(left, 30, first=True))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        worker.settle(lease)
+        thread.join(10)
+        assert answers.count(State.SUCCEEDED) == 1
+        assert answers[left.index(jobs[ended].id)] is State.SUCCEEDED
+
+
+def test_wait_for_the_first_sees_what_is_not_there_or_is_over(broker: Broker) -> None:
+    waiting = job()
+    broker.put([waiting])
+    gone, here = broker.wait_for(["unknown", waiting.id], 30, first=True)
+    assert (gone, here.state) == (None, State.READY)
+    assert broker.wait_for([], 30, first=True) == []
+    broker.cancel([waiting.id])
+    [record] = broker.wait_for([waiting.id], 30, first=True)
+    assert record.state is State.CANCELLED
+
+
 @pytest.mark.parametrize("act", ["cancel", "delete"])
 def test_wait_for_ends_when_the_job_does_otherwise(broker: Broker, act: str) -> None:
     given = job()

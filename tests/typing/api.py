@@ -21,6 +21,7 @@ from tidemill import (
     Retries,
     State,
     Tidemill,
+    as_completed,
     chain,
     group,
     map_many,
@@ -116,6 +117,10 @@ def compositions() -> None:
     flow.add(plain.call("a"), after=[flow.add(fetch)])
     assert_type(mill.enqueue(flow), JobGroup[Any])
     assert_type(mill.group("f").progress, tuple[int, int])
+    for name in as_completed(mill.enqueue(map_many(plain, "ab")), timeout=1, progress=True):
+        assert_type(name, Job[str])
+    for size in as_completed([fetch.enqueue("a")]):
+        assert_type(size, Job[bytes])
     chain(5)  # type: ignore[arg-type]
     group(plain.call("a"))  # type: ignore[call-overload]
 

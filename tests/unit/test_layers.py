@@ -22,9 +22,9 @@ LAYERS: list[tuple[str, ...]] = [
     ("codec", "config"),
     ("brokers",),
     (
-        *("app", "arguments", "batch", "compose", "context", "enqueuing", "gathered", "groups"),
-        *("handle", "hooks", "inline", "inputs", "loader", "middleware", "move", "options"),
-        *("plan", "queue", "task", "threads", "trail"),
+        *("app", "arguments", "bar", "batch", "completed", "compose", "context", "enqueuing"),
+        *("gathered", "groups", "handle", "hooks", "inline", "inputs", "loader", "middleware"),
+        *("move", "options", "plan", "queue", "task", "threads", "trail", "wholes"),
     ),
     ("worker",),
     ("cli", "demo", "testing", "__main__"),

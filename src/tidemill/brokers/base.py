@@ -301,10 +301,13 @@ class Broker(Protocol):
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
-    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
         """Sleep until all the jobs have finished or the time is over; the records as they stand.
 
-        None stands for an id the store does not have.
+        With ``first`` until one of them has. None stands for an id the store does not have, which
+        counts as one that has finished.
         """
         ...
 

@@ -26,7 +26,7 @@ from tidemill.brokers.base import (
 )
 from tidemill.brokers.lmdb import acts
 from tidemill.brokers.lmdb.exchange import exchange
-from tidemill.brokers.lmdb.flows import flow
+from tidemill.brokers.lmdb.flows import flow, is_unfinished
 from tidemill.brokers.lmdb.handoff import hand_over
 from tidemill.brokers.lmdb.inspect import Inspection
 from tidemill.brokers.lmdb.members import Members
@@ -263,15 +263,17 @@ class LmdbBroker:
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
-    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
-        keys = [job_id.encode() for job_id in ids]
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
+        records = self.get_many(ids)
+        going_on = [i for i, r in zip(ids, records, strict=True) if r and not r.state.finished]
+        keys, enough = [job_id.encode() for job_id in going_on], any if first else all
 
         def over(moves: Moves) -> bool:
-            jobs = (moves.load(key) for key in keys)
-            return all(stored is None or stored.head.finished for stored in jobs)
+            return enough(not is_unfinished(moves, key) for key in keys)
 
-        records = self.get_many(ids)
-        if timeout > 0 and any(r is not None and not r.state.finished for r in records):
+        if timeout > 0 and going_on and not (first and len(going_on) < len(ids)):
             self._waits.until(over, RESULT, bloom(ids), timeout)
             records = self.get_many(ids)
         return records

@@ -37,6 +37,7 @@ __all__ = [
     "flow",
     "inputs_of",
     "is_needed",
+    "is_unfinished",
     "link",
     "put_counts",
     "revive",
@@ -231,11 +232,16 @@ def is_needed(moves: Moves, stored: Stored, unfinished: dict[str, bool]) -> bool
     return False
 
 
+def is_unfinished(moves: Moves, job_id: bytes) -> bool:
+    """True while a job is there and has not ended."""
+    data = moves.txn.get(job_id, db=moves.t.job)
+    return data is not None and state_and_line(data)[0] < SUCCEEDED
+
+
 def _goes_on(moves: Moves, job_id: bytes, unfinished: dict[str, bool]) -> bool:
     """True while a job has not ended, or is a barrier with such a job behind it."""
-    data = moves.txn.get(job_id, db=moves.t.job)
-    if data is None or state_and_line(data)[0] < SUCCEEDED:
-        return data is not None
+    if is_unfinished(moves, job_id):
+        return True
     stored = moves.load(job_id)
     barrier = stored is not None and links_of(stored).waits == Waits.BARRIER
     return barrier and stored is not None and is_needed(moves, stored, unfinished)

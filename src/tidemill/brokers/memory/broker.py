@@ -178,11 +178,13 @@ class MemoryBroker:
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
-    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
-        items = self._jobs.items
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
+        items, enough = self._jobs.items, any if first and ids else all
 
         def over() -> bool:
-            return all(i not in items or items[i].record.state.finished for i in ids)
+            return enough(i not in items or items[i].record.state.finished for i in ids)
 
         with self._lock:
             self._sleep_until(over, timeout)

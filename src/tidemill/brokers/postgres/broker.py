@@ -178,9 +178,14 @@ class PostgresBroker:
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
-    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
         self._check_open()
-        self._waits.for_jobs(ids, timeout)
+        if first:
+            self._waits.for_first(ids, timeout)
+        else:
+            self._waits.for_jobs(ids, timeout)
         return self.get_many(ids)
 
     def wait_space(self, queue: str, timeout: float) -> bool:

@@ -44,12 +44,18 @@ class Waits:
         while left and self._until([texts(left[-_KNOWN:]), None], deadline):
             del left[-_KNOWN:]
 
+    def for_first(self, ids: Sequence[str], timeout: float) -> None:
+        """Until one has finished, or is not there, or the time is over."""
+        known = [job_id for job_id in ids if "\0" not in job_id]
+        if known and len(known) == len(ids):
+            self._until([texts(known), None], time.monotonic() + timeout, len(ids))
+
     def for_space(self, queue: str, timeout: float) -> bool:
         """Until the queue is below its bound; False when the time is over."""
         return self._until([texts([]), queue], time.monotonic() + timeout)
 
-    def _until(self, what: list[Any], deadline: float) -> bool:
-        """Sleep until a look finds nothing to wait for."""
+    def _until(self, what: list[Any], deadline: float, enough: int = 1) -> bool:
+        """Sleep until a look finds less than ``enough`` to wait for."""
         session = self._session
         channel: str | None = None
         if time.monotonic() < deadline:
@@ -58,7 +64,9 @@ class Waits:
         while True:
             seen = self._count
             [(refs, due)] = session.query(self._look, [*what, me, channel, session.prefs()])
-            if not refs:
+            if len(refs) < enough:
+                if refs:  # we wait for those no more
+                    session.query(self._look, [texts([]), None, me, channel, session.prefs()])
                 return True
             left = deadline - time.monotonic()
             if left <= 0:

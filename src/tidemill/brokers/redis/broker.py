@@ -270,10 +270,14 @@ class RedisBroker:
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
-    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
         records = self.get_many(ids)
-        if timeout > 0 and any(r is not None and not r.state.finished for r in records):
-            self._waits.until(b"jobs", [job_id.encode() for job_id in ids], timeout)
+        going_on = [i for i, r in zip(ids, records, strict=True) if r and not r.state.finished]
+        if timeout > 0 and going_on and not (first and len(going_on) < len(ids)):
+            verb = b"first" if first else b"jobs"
+            self._waits.until(verb, [job_id.encode() for job_id in going_on], timeout)
             records = self.get_many(ids)
         return records
 

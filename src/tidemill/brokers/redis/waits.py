@@ -28,7 +28,10 @@ class Waits:
         self._spare: list[tuple[bytes, Sleeper]] = []
 
     def until(self, verb: bytes, names: Sequence[bytes], timeout: float) -> bool:
-        """Sleep until the jobs have finished, or the queue has room; False when time is up."""
+        """Sleep until the jobs have finished, the first of them has, or the queue has room.
+
+        False when time is up.
+        """
         deadline = time.monotonic() + timeout
         with self._lock:
             name, sleeper = self._spare.pop() if self._spare else self._new()
@@ -45,7 +48,7 @@ class Waits:
                 with contextlib.suppress(Away):
                     sleeper.wait(min(left, due / MICRO if due >= 0 else _LONGEST, _LONGEST))
         finally:
-            if verb == b"jobs":
+            if verb != b"space":
                 with contextlib.suppress(Away):
                     self._lines.call("watch", b"leave", name, *names)
             with self._lock:

@@ -1,7 +1,8 @@
--- Falling asleep until jobs have finished, or a queue has room, unless it is so already.
+-- Falling asleep until jobs have finished, the first of them has, or a queue has room, unless it is so
+-- already.
 --
 -- ARGV  5 verb, 6 sleeper
---       jobs    7… ids         space   7 queue          leave   7… ids
+--       jobs    7… ids         first   7… ids        space   7 queue        leave   7… ids
 -- Returns -2 when it holds already, else microseconds until something is due (-1 never).
 
 local verb, sleeper = ARGV[5], ARGV[6]
@@ -26,11 +27,15 @@ end
 
 while come_due() do flush() end
 local open = {}
-if verb == 'jobs' then
-  for i = 7, #ARGV do
-    local j = load_job(ARGV[i])
-    if j and j.state < SUCCEEDED then open[#open + 1] = j.id end
+if verb ~= 'space' then
+  local ids = {}
+  for i = 7, #ARGV do ids[i - 6] = ARGV[i] end
+  read_ahead(ids)
+  for _, id in ipairs(ids) do
+    local j = load_job(id)
+    if j and j.state < SUCCEEDED then open[#open + 1] = id end
   end
+  if verb == 'first' and #open < #ids then open = {} end
 else
   local row = find_row(ARGV[7])
   flush()
