@@ -33,6 +33,7 @@ __all__ = [
     "Outcome",
     "Owner",
     "Placed",
+    "Planned",
     "Put",
     "Record",
     "Ref",
@@ -166,6 +167,13 @@ class Ref(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return f"<{what} of {self.ids[-1]}>"
 
 
+class Planned(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Which schedule put a job, and for which of its times (wall time)."""
+
+    schedule: str
+    time: float = 0.0
+
+
 class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     """A job as its producer wrote it. Brokers read the named fields and never open ``body``.
 
@@ -195,6 +203,7 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     pickled: bool = False
     signature: bytes = b""
     links: Links | None = None
+    planned: Planned | None = None
 
     @property
     def is_message(self) -> bool:
@@ -370,6 +379,8 @@ class Record(msgspec.Struct, kw_only=True):
             "tags": list(e.tags),
             "headers": e.headers,
             "summary": e.text,
+            "schedule": e.planned.schedule if e.planned else None,
+            "planned": e.planned.time if e.planned else None,
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
             "losses": self.losses,

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidemill.brokers.schedules import Schedule, Schedules
 from tidemill.brokers.schemes import check_url, open_broker, register_scheme
 from tidemill.errors import FeatureMissing
 from tidemill.job import Command, Envelope, Lease, Note, Owner, Put, Record, State, Verdict
@@ -81,6 +82,7 @@ class Feature(enum.StrEnum):
     BACKUP = "backup"
     FLOWS = "flows"  # jobs that wait for others: chains, groups, hooks
     MOVE = "move"  # all of it can go to another store, or come from one
+    SCHEDULES = "schedules"  # records that come due, to be fired exactly once
 
 
 class Mode(enum.StrEnum):
@@ -115,7 +117,8 @@ class Want(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct):
     """One exchange: what an owner hands in and what it wants.
 
-    ``touch`` renews message leases: (token, seconds), 0 for the message's own ttr.
+    ``touch`` renews message leases: (token, seconds), 0 for the message's own ttr. ``fires`` is how
+    many due schedules it would see to now; who sees to none is not told when the next is due.
     """
 
     owner: str
@@ -123,6 +126,7 @@ class Step(msgspec.Struct):
     want: Want | None = None
     touch: Sequence[tuple[int, float]] = ()
     notes: Sequence[Note] = ()
+    fires: int = 0
 
 
 class Reply(msgspec.Struct):
@@ -130,6 +134,7 @@ class Reply(msgspec.Struct):
 
     ``settled`` and ``touched`` answer in order; False means the lease was lost and nothing changed.
     ``next_due`` is seconds until something in the store becomes due; infinity when nothing will.
+    ``schedules`` are due, and nobody else's for :data:`~.schedules.CLAIM` seconds.
     """
 
     settled: list[bool] = []
@@ -137,6 +142,7 @@ class Reply(msgspec.Struct):
     leases: list[Lease] = []
     commands: list[Command] = []
     next_due: float = float("inf")
+    schedules: list[Schedule] = []
 
 
 class QueueStats(msgspec.Struct, kw_only=True):
@@ -206,8 +212,8 @@ class Departure(msgspec.Struct, array_like=True, frozen=True):
     sealed: bool = False
 
 
-class Broker(Protocol):
-    """A store of jobs."""
+class Broker(Schedules, Protocol):
+    """A store of jobs, and of schedules (:mod:`.schedules`)."""
 
     url: str
     features: frozenset[Feature]

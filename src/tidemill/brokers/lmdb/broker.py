@@ -24,7 +24,7 @@ from tidemill.brokers.base import (
     Reply,
     Step,
 )
-from tidemill.brokers.lmdb import acts
+from tidemill.brokers.lmdb import acts, schedules
 from tidemill.brokers.lmdb.exchange import exchange
 from tidemill.brokers.lmdb.flows import flow, is_unfinished
 from tidemill.brokers.lmdb.handoff import hand_over
@@ -48,6 +48,7 @@ from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.waits import Waits
 from tidemill.brokers.lmdb.wake import RESULT, SPACE, bloom
 from tidemill.brokers.retention import KEEP_OPTIONS, Retention, number_option
+from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.config import Url, check_known, storable
 from tidemill.errors import InvalidOption, StoreFull, TidemillError
 from tidemill.job import Command, Envelope, Owner, Put, Record
@@ -349,6 +350,25 @@ class LmdbBroker:
             return False
 
         return self._commit(apply)
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        self._check_open()
+        with self._store.env.begin() as txn:
+            return schedules.read(txn, self._store.tables.schedule, names)
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        self._check_open()
+        with self._store.env.begin() as txn:
+            return schedules.page(txn, self._store.tables.schedule, after, limit)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        def apply(moves: Moves) -> list[Changed]:
+            moves.hand_over = hand_over
+            return schedules.change(moves, changes)
+
+        return self._act(apply)
 
     # -- moving to another store ----------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidemill.brokers.base import Mode, Reply, Step, Want
+from tidemill.brokers.lmdb import schedules
 from tidemill.brokers.lmdb.flows import flow
 from tidemill.brokers.lmdb.handoff import fetch, terms_of
 from tidemill.brokers.lmdb.layout import MICRO
@@ -51,6 +52,7 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
     reply.commands += take_commands(moves, number)
     if departure is None or not departure.sealed:
         reply.next_due = 0.0 if more else max(0.0, moves.next_due())
+    _hand_out(moves, step.fires if departure is None else 0, reply)
     if step.want:
         _mark(moves, member, step.want, reply)
     moves.tells(member)
@@ -71,6 +73,13 @@ def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
         member.last_queue = leasing.last_queue
     if len(reply.leases) == want.count:
         moves.ring_rest(want.queues)
+
+
+def _hand_out(moves: Moves, fires: int, reply: Reply) -> None:
+    """Schedules that are due, to an owner that sees to them."""
+    if fires:
+        reply.schedules = schedules.hand_out(moves, fires)
+        reply.next_due = min(reply.next_due, schedules.next_due(moves))
 
 
 def _mark(moves: Moves, member: Member, want: Want, reply: Reply) -> None:

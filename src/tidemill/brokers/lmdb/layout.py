@@ -12,6 +12,7 @@
     cmd    owner·number → command
     wait   id → how many before it have not ended, and how many did not succeed; of jobs that wait
     note   id → progress and log of a job that said something
+    schedule  n·name → record; d·clock·time·version → name, in the order they come due
 
 A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
 lease that stands for it, says running. Times are microseconds as unsigned 64-bit integers.
@@ -115,6 +116,7 @@ class Tables(NamedTuple):
     cmd: lmdb._Database
     wait: lmdb._Database
     note: lmdb._Database
+    schedule: lmdb._Database
 
 
 

@@ -17,12 +17,14 @@ from tidemill.brokers.lmdb.record import (
     Flag,
     Stored,
 )
+from tidemill.brokers.schedules import LeftOut
 from tidemill.errors import DuplicateJob, QueueFull
 from tidemill.job import Conflict, Envelope, Placed, Put, encode_envelope
 
-__all__ = ["follow", "may_refuse", "put"]
+__all__ = ["OVERHEAD", "follow", "may_refuse", "put", "put_if_it_fits"]
 
-_OVERHEAD = 400  # bytes a job takes up besides its body, about
+OVERHEAD = 400
+"""Bytes a job takes up besides its body, about."""
 
 
 def may_refuse(moves: Moves, jobs: Sequence[Envelope]) -> bool:
@@ -34,7 +36,7 @@ def put(
     moves: Moves, jobs: Sequence[Envelope], hold: Collection[str] = (), also: Collection[str] = ()
 ) -> list[Put]:
     """Accept jobs, all or none; nothing more comes before those that wait, and before ``also``."""
-    moves.store.room.check(sum([_OVERHEAD + len(job.body) for job in jobs]))
+    moves.store.room.check(sum([OVERHEAD + len(job.body) for job in jobs]))
     moves.linked = bool(also)
     puts = [_put_one(moves, job) for job in jobs]
     if moves.linked:
@@ -54,6 +56,20 @@ def follow(moves: Moves, jobs: Sequence[Envelope]) -> None:
             begun.append(job)
     if any(job.links for job in begun):
         link(moves, begun, strict=False)
+
+
+def put_if_it_fits(moves: Moves, job: Envelope) -> str:
+    """Put a schedule's job, or say why it was left out."""
+    held = bool(job.key) and moves.txn.get(job.key.encode(), db=moves.t.key) is not None
+    row = moves.existing_row(job.queue)
+    if moves.txn.get(job.id.encode(), db=moves.t.job) is not None:
+        return LeftOut.ID
+    if held and job.on_conflict == Conflict.REJECT:
+        return LeftOut.KEY
+    if not held and row is not None and 0 < row.max_size <= row.size:
+        return LeftOut.FULL
+    _put_one(moves, job, limited=False)
+    return ""
 
 
 def _put_one(moves: Moves, job: Envelope, *, limited: bool = True) -> Put:

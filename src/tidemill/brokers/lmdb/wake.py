@@ -277,6 +277,10 @@ class Bells:
         """Hint every slot of any other owner, asleep or not: this one is new."""
         self._ring_each(lambda whose: whose not in (0, owner))
 
+    def ring_owners(self) -> None:
+        """Hint every slot of every owner, asleep or not."""
+        self._ring_each(bool)
+
     def _ring_each(self, meant: Callable[[int], bool]) -> None:
         high, _ = _HEAD.unpack_from(self._map)
         for slot in range(1, high + 1):

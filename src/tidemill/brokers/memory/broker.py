@@ -24,9 +24,11 @@ from tidemill.brokers.memory.jobs import Jobs
 from tidemill.brokers.memory.leases import lease
 from tidemill.brokers.memory.moving import adopt, check_here, depart, gone
 from tidemill.brokers.memory.puts import put
+from tidemill.brokers.memory.schedules import Book
 from tidemill.brokers.memory.timers import come_due, prune
 from tidemill.brokers.memory.verdicts import note, release_owner, settle, touch
 from tidemill.brokers.retention import KEEP_OPTIONS, Retention
+from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import id_time
 from tidemill.config import Url, check_known
 from tidemill.errors import FeatureMissing, TidemillError
@@ -61,6 +63,7 @@ class MemoryBroker:
         self.url = url
         self._lock = threading.Condition(threading.RLock())
         self._jobs = Jobs(retention or Retention(), self._wake_all, ended)
+        self._book = Book(self._jobs)
         self._owners: dict[str, Owner] = {}
         self._commands: dict[str, list[Command]] = {}
         self._pipes: dict[str, tuple[int, int]] = {}
@@ -127,6 +130,9 @@ class MemoryBroker:
                     raise gone(jobs.departure)
                 reply.commands.append(Command("quiet"))
             reply.next_due = jobs.next_due()
+            if step.fires and jobs.departure is None:
+                reply.schedules = self._book.hand_out(step.fires)
+                reply.next_due = min(reply.next_due, self._book.next_due())
             if jobs.due[:1] + jobs.due_wall[:1] != first_due:
                 self._wake_all()  # this owner may not come back in time for it
             prune(jobs)
@@ -287,6 +293,24 @@ class MemoryBroker:
 
     def backup(self, target: str) -> None:
         raise FeatureMissing("backup needs the feature backup, which memory:// does not have")
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        with self._lock:
+            return [self._book.records.get(name) for name in names]
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        with self._lock:
+            return self._book.page(after, limit)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        with self._lock:
+            check_here(self._jobs)
+            come_due(self._jobs)
+            changed = self._book.change(changes)
+            self._wake_all()
+            return changed
 
     # -- moving to another store ----------------------------------------------------------------
 

@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 
 from tidemill.brokers.memory import flows
 from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.brokers.schedules import LeftOut
 from tidemill.errors import DuplicateJob, QueueFull
 from tidemill.job import Conflict, Envelope, Placed, Put, State
 
-__all__ = ["follow", "put"]
+__all__ = ["follow", "put", "put_if_it_fits"]
 
 
 def put(
@@ -37,6 +38,20 @@ def follow(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
                 begun.append(job.id)
     for job_id in begun:
         flows.let_go(jobs, job_id)
+
+
+def put_if_it_fits(jobs: Jobs, job: Envelope) -> str:
+    """Put a schedule's job, or say why it was left out."""
+    if job.id in jobs.items:
+        return LeftOut.ID
+    held = bool(job.key) and job.key in jobs.keys
+    if held and job.on_conflict == Conflict.REJECT:
+        return LeftOut.KEY
+    row = jobs.stats.get(job.queue)
+    if not held and row and 0 < row.max_size <= row.size:
+        return LeftOut.FULL
+    _put_one(jobs, job)
+    return ""
 
 
 def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:

@@ -35,6 +35,7 @@ from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.waits import Waits
 from tidemill.brokers.postgres.wire import texts
+from tidemill.brokers.schedules import NoSchedules
 from tidemill.clock import id_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import FeatureMissing, TidemillError
@@ -65,10 +66,10 @@ def migrate_url(url: Url) -> tuple[int, int]:
         conn.close()
 
 
-class PostgresBroker:
+class PostgresBroker(NoSchedules):
     """A broker in a PostgreSQL database."""
 
-    features = frozenset(Feature) - {Feature.BACKUP, Feature.FLOWS}
+    features = frozenset(Feature) - {Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES}
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown

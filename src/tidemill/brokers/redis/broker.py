@@ -39,6 +39,7 @@ from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.retention import Retention, number_option
+from tidemill.brokers.schedules import NoSchedules
 from tidemill.clock import id_time, new_id, wall_time
 from tidemill.config import Url
 from tidemill.errors import (
@@ -99,10 +100,12 @@ def open_url(url: Url) -> RedisBroker:
     return RedisBroker(check_url(url))
 
 
-class RedisBroker:
+class RedisBroker(NoSchedules):
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.FLOWS}
+    features = frozenset(Feature) - {
+        *(Feature.TRANSACTIONS, Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES),
+    }
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown

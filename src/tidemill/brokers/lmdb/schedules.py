@@ -1,0 +1,133 @@
+"""Schedules: records that come due, are handed out, and change by compare-and-set.
+
+One table has both: under ``n`` and its name a record, led by where it stands in the order of time;
+under ``d`` that order. What is handed out moves to when it would be handed out again. A record in
+the order of wall time has clock 1, one that was handed out clock 0, the store's own time: setting
+the wall clock makes nobody wait for longer than that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import lmdb
+
+from tidemill.brokers.lmdb.layout import MICRO
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.puts import OVERHEAD, put_if_it_fits
+from tidemill.brokers.schedules import CLAIM, Change, Changed, Schedule
+from tidemill.crash import point
+
+__all__ = ["change", "hand_out", "next_due", "page", "read"]
+
+_HEAD = struct.Struct(">BQQd")  # clock, time (0 for none), version, due; then the body
+_ORDER = struct.Struct(">cBQQ")  # d, clock, time, version
+_STORE, _WALL = 0, 1
+
+
+def _key(name: str) -> bytes:
+    return b"n" + name.encode()
+
+
+def _opened(name: str, data: bytes) -> Schedule:
+    _, _, version, due = _HEAD.unpack_from(data)
+    return Schedule(name, version, due, data[_HEAD.size :])
+
+
+def read(
+    txn: lmdb.Transaction[bytes], table: lmdb._Database, names: Sequence[str]
+) -> list[Schedule | None]:
+    """The records of these names."""
+    found = ((name, txn.get(_key(name), db=table)) for name in names)
+    return [_opened(name, data) if data is not None else None for name, data in found]
+
+
+def page(
+    txn: lmdb.Transaction[bytes], table: lmdb._Database, after: str, limit: int
+) -> list[Schedule]:
+    """Records by name, from the first one behind ``after`` on."""
+    cursor = txn.cursor(table)
+    found = cursor.set_range(_key(after) + b"\0" * bool(after))  # no name has a control character
+    records: list[Schedule] = []
+    while found and len(records) < limit:
+        key, data = cursor.item()
+        if key[:1] != b"n":
+            break
+        records.append(_opened(key[1:].decode(), data))
+        found = cursor.next()
+    return records
+
+
+def change(moves: Moves, changes: Sequence[Change]) -> list[Changed]:
+    """Change what still is as expected, and put the jobs that come with it."""
+    size = sum(OVERHEAD + len(job.body) for change in changes for job in change.jobs)
+    size += sum(len(change.body) for change in changes if not change.expect)
+    if size:  # to pause and to remove must go on when the disk is full
+        moves.store.room.check(size)
+    return [_change(moves, each) for each in changes]
+
+
+def _change(moves: Moves, change: Change) -> Changed:
+    txn, table, key = moves.txn, moves.t.schedule, _key(change.name)
+    data = txn.get(key, db=table)
+    clock, time, version, due = _HEAD.unpack_from(data) if data is not None else (0, 0, 0, 0.0)
+    if version != change.expect:
+        return Changed()
+    left_out = tuple(filter(None, [put_if_it_fits(moves, job) for job in change.jobs]))
+    if time:
+        txn.delete(_ORDER.pack(b"d", clock, time, version), db=table)
+    if change.gone:
+        txn.delete(key, db=table)
+        return Changed(True, 0, left_out)
+    version = moves.next_number()
+    time = int(change.due * MICRO)
+    txn.put(key, _HEAD.pack(_WALL, time, version, change.due) + change.body, db=table)
+    if time:
+        txn.put(_ORDER.pack(b"d", _WALL, time, version), change.name.encode(), db=table)
+        if not change.expect or not due or change.due < due:
+            moves.store.bells.ring_owners()  # one of them shall sleep shorter
+    return Changed(True, version, left_out)
+
+
+def hand_out(moves: Moves, most: int) -> list[Schedule]:
+    """Those that are due, at most so many; for a while nobody else is given them."""
+    txn, table = moves.txn, moves.t.schedule
+    cursor = txn.cursor(table)
+    again = moves.now + int(CLAIM * MICRO)
+    out: list[Schedule] = []
+    for clock, now in ((_STORE, moves.now), (_WALL, moves.wall)):
+        while len(out) < most and cursor.set_range(_ORDER.pack(b"d", clock, 0, 0)):
+            lead, found, time, version = _ORDER.unpack(cursor.key()) if _is_order(cursor) else _END
+            if lead != b"d" or found != clock or time > now:
+                break
+            name = cursor.value()
+            cursor.delete()
+            data = txn.get(b"n" + name, db=table)
+            assert data is not None
+            out.append(_opened(name.decode(), data))
+            head = _HEAD.pack(_STORE, again, version, out[-1].due)
+            txn.put(b"n" + name, head + out[-1].body, db=table)
+            txn.put(_ORDER.pack(b"d", _STORE, again, version), name, db=table)
+    if out:
+        point("store.claimed")
+    return out
+
+
+_END = (b"", 0, 0, 0)
+
+
+def _is_order(cursor: lmdb.Cursor[bytes]) -> bool:
+    return cursor.key()[:1] == b"d"
+
+
+def next_due(moves: Moves) -> float:
+    """Seconds until one is to be handed out, at least 0; infinity when none will be."""
+    cursor = moves.txn.cursor(moves.t.schedule)
+    seconds = float("inf")
+    for clock, now in ((_STORE, moves.now), (_WALL, moves.wall)):
+        if cursor.set_range(_ORDER.pack(b"d", clock, 0, 0)) and _is_order(cursor):
+            _, found, time, _ = _ORDER.unpack(cursor.key())
+            if found == clock:
+                seconds = min(seconds, max(0.0, (time - now) / MICRO))
+    return seconds

@@ -1,0 +1,76 @@
+"""Schedules: records that come due, are handed out, and change by compare-and-set."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from tidemill.brokers.memory.jobs import Jobs
+from tidemill.brokers.memory.puts import put_if_it_fits
+from tidemill.brokers.schedules import CLAIM, Change, Changed, Schedule
+
+__all__ = ["Book"]
+
+_Entry = tuple[float, int, str]  # when, version, name
+
+
+class Book:
+    """All schedules of one broker; used under its lock.
+
+    Entries of the heaps stay when a record changes; their version tells that they mean nothing.
+    """
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self.records: dict[str, Schedule] = {}
+        self._due: list[_Entry] = []  # by wall time
+        self._claims: list[_Entry] = []  # those handed out: when to hand them out again, by machine
+
+    def page(self, after: str, limit: int) -> list[Schedule]:
+        """Records by name, from the first one behind ``after`` on."""
+        names = sorted(name for name in self.records if name > after)
+        return [self.records[name] for name in names[:limit]]
+
+    def change(self, changes: Sequence[Change]) -> list[Changed]:
+        """Change what still is as expected, and put the jobs that come with it."""
+        return [self._change(change) for change in changes]
+
+    def _change(self, change: Change) -> Changed:
+        before = self.records.pop(change.name, None)
+        if (before.version if before else 0) != change.expect:
+            if before:
+                self.records[change.name] = before
+            return Changed()
+        left_out = tuple(filter(None, [put_if_it_fits(self._jobs, job) for job in change.jobs]))
+        if change.gone:
+            return Changed(True, 0, left_out)
+        version = self._jobs.next_number()
+        self.records[change.name] = Schedule(change.name, version, change.due, change.body)
+        if change.due:
+            heapq.heappush(self._due, (change.due, version, change.name))
+        return Changed(True, version, left_out)
+
+    def hand_out(self, most: int) -> list[Schedule]:
+        """Those that are due, at most so many; for a while nobody else is given them."""
+        out: list[Schedule] = []
+        for heap, now in ((self._claims, self._jobs.now), (self._due, self._jobs.wall)):
+            while self._first(heap) <= now and len(out) < most:
+                _, version, name = heapq.heappop(heap)
+                out.append(self.records[name])
+                heapq.heappush(self._claims, (self._jobs.now + CLAIM, version, name))
+        return out
+
+    def next_due(self) -> float:
+        """Seconds until one is to be handed out, at least 0; infinity when none will be."""
+        claimed = self._first(self._claims) - self._jobs.now
+        return max(0.0, min(claimed, self._first(self._due) - self._jobs.wall))
+
+    def _first(self, heap: list[_Entry]) -> float:
+        """When the first of a heap comes that still means something."""
+        while heap:
+            when, version, name = heap[0]
+            record = self.records.get(name)
+            if record is not None and record.version == version:
+                return when
+            heapq.heappop(heap)
+        return float("inf")

@@ -1,0 +1,348 @@
+"""Schedules in the store: kept, handed out to one at a time, changed by compare-and-set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from kinds import Clock
+from seam import Hand, job, state
+
+from tidemill.brokers.base import Broker, Feature, Want
+from tidemill.brokers.schedules import Change, Changed, LeftOut, Schedule
+from tidemill.clock import wall_time
+from tidemill.errors import StoreMoved
+from tidemill.job import Conflict, Envelope, Planned, State
+
+NEVER = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def schedules(need: Callable[[Feature], None]) -> None:
+    need(Feature.SCHEDULES)
+
+
+def add(broker: Broker, name: str, due: float = 0.0, body: bytes = b"rule") -> int:
+    (changed,) = broker.change_schedules([Change(name, 0, due, body)])
+    assert changed.done
+    assert changed.version
+    return changed.version
+
+
+def one(broker: Broker, name: str) -> Schedule | None:
+    return broker.schedules([name])[0]
+
+
+def names(worker: Hand, fires: int = 100) -> list[str]:
+    return [schedule.name for schedule in worker.exchange(fires=fires).schedules]
+
+
+def hinted(broker: Broker, worker: Hand) -> None:
+    """Its wait ends, long before the time it was given."""
+    began = time.monotonic()
+    broker.wait(worker.id, 60.0)
+    assert time.monotonic() - began < 30
+
+
+def put(broker: Broker, name: str, *jobs: Envelope) -> tuple[str, ...]:
+    """Fire it as it stands; why jobs were left out."""
+    record = one(broker, name)
+    assert record is not None
+    change = Change(name, record.version, record.due, record.body, jobs=jobs)
+    (changed,) = broker.change_schedules([change])
+    assert changed.done
+    return changed.left_out
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+def test_a_record_is_kept_as_it_was_given(broker: Broker) -> None:
+    due = wall_time() + 3600.123456
+    version = add(broker, "nightly", due, b"\0any\xffbytes")
+    (found, missing) = broker.schedules(["nightly", "other"])
+    assert missing is None
+    assert found is not None
+    assert (found.name, found.version, found.body) == ("nightly", version, b"\0any\xffbytes")
+    assert found.due == pytest.approx(due, abs=2e-6)
+
+
+def test_they_are_listed_by_name_in_pages(broker: Broker) -> None:
+    for name in ("b", "a", "ä", "a.b", "a b", "c"):
+        add(broker, name)
+    listed, after = [], ""
+    while page := broker.list_schedules(after, 2):
+        assert len(page) <= 2
+        listed += [schedule.name for schedule in page]
+        after = page[-1].name
+    assert listed == ["a", "a b", "a.b", "b", "c", "ä"]
+
+
+def test_a_change_needs_the_version_it_expects(broker: Broker) -> None:
+    first = add(broker, "s")
+    assert broker.change_schedules([Change("s", 0, 5.0)]) == [Changed()]  # there is one
+    assert broker.change_schedules([Change("s", first + 1000, 5.0)]) == [Changed()]
+    assert broker.change_schedules([Change("t", first, 5.0)]) == [Changed()]  # there is none
+    (changed,) = broker.change_schedules([Change("s", first, 0.0, b"new")])
+    assert changed.done
+    assert changed.version not in (0, first)
+    assert broker.change_schedules([Change("s", first, 5.0)]) == [Changed()]
+    found = one(broker, "s")
+    assert found is not None
+    assert (found.due, found.body) == (0.0, b"new")
+
+
+def test_what_was_removed_and_made_anew_is_another(broker: Broker) -> None:
+    first = add(broker, "s")
+    assert broker.change_schedules([Change("s", first, gone=True)]) == [Changed(True)]
+    assert one(broker, "s") is None
+    assert broker.change_schedules([Change("s", first, gone=True)]) == [Changed()]
+    assert add(broker, "s") != first
+    assert broker.change_schedules([Change("s", first, 5.0)]) == [Changed()]
+
+
+def test_each_change_of_a_call_stands_by_itself(broker: Broker) -> None:
+    version = add(broker, "s")
+    jobs = [job() for _ in range(3)]
+    lost, done, again = broker.change_schedules(
+        [
+            Change("s", version + 1000, jobs=(jobs[0],)),
+            Change("s", version, jobs=(jobs[1],)),
+            Change("s", version, jobs=(jobs[2],)),
+        ]
+    )
+    assert (lost.done, done.done, again.done) == (False, True, False)
+    assert [broker.get(j.id) is not None for j in jobs] == [False, True, False]
+
+
+# -- coming due ----------------------------------------------------------------------------------
+
+
+def test_it_is_handed_out_when_it_is_due_and_never_before(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
+    add(broker, "soon", wall_time() + 2)
+    add(broker, "paused", 0.0)
+    reply = worker.exchange(fires=100)
+    assert reply.schedules == []
+    assert 1 < reply.next_due <= 2
+    clock.advance(2.1)
+    assert names(worker) == ["soon"]
+
+
+def test_only_who_sees_to_schedules_is_told_of_them(
+    broker: Broker, worker: Hand, consumer: Hand
+) -> None:
+    add(broker, "due", wall_time() - 1)
+    add(broker, "soon", wall_time() + 60)
+    for hand in (worker, consumer):
+        reply = hand.exchange(want=Want(1))
+        assert reply.schedules == []
+        assert reply.next_due == NEVER
+    assert names(worker) == ["due"]
+
+
+def test_the_earliest_come_first_and_no_more_than_asked_for(broker: Broker, worker: Hand) -> None:
+    now = wall_time()
+    for name, ago in (("b", 2), ("a", 1), ("c", 3)):
+        add(broker, name, now - ago)
+    assert names(worker, 2) == ["c", "b"]
+    assert worker.exchange(fires=0).next_due == NEVER
+    assert names(worker, 2) == ["a"]
+
+
+def test_two_are_never_given_the_same_one(broker: Broker, worker: Hand) -> None:  # case C7
+    other = Hand(broker, "w2")
+    due = wall_time() - 1
+    for n in range(20):
+        add(broker, f"s{n:02}", due)
+    got = [name for hand in (worker, other, worker, other) for name in names(hand, 7)]
+    assert sorted(got) == [f"s{n:02}" for n in range(20)]
+
+
+def test_what_nobody_fired_is_handed_out_again(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
+    # Who had it died: another gets it a second later, as it was.
+    due = wall_time() - 1
+    version = add(broker, "s", due)
+    other = Hand(broker, "w2")
+    assert names(worker) == ["s"]
+    reply = other.exchange(fires=1)
+    assert reply.schedules == []
+    assert 0 < reply.next_due <= 1
+    clock.advance(1.1)
+    (again,) = other.exchange(fires=1).schedules
+    assert again.version == version
+    assert again.due == pytest.approx(due, abs=2e-6)
+
+
+def test_of_two_that_fire_the_same_version_one_does(broker: Broker, clock: Clock) -> None:
+    # case C7: the first was slow, and the second was handed it as well
+    version = add(broker, "s", wall_time() - 1)
+    first, second = job(id="first"), job(id="second")
+    next_due = wall_time() + 60
+    for put_job, done in ((first, True), (second, False)):
+        (changed,) = broker.change_schedules(
+            [Change("s", version, next_due, b"rule", jobs=(put_job,))]
+        )
+        assert changed.done is done
+    assert state(broker, "first") is State.READY
+    assert broker.get("second") is None
+
+
+def test_once_changed_it_comes_at_its_new_time(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
+    add(broker, "s", wall_time() - 1)
+    (schedule,) = worker.exchange(fires=5).schedules
+    change = Change("s", schedule.version, wall_time() + 30, jobs=(job(),))
+    broker.change_schedules([change])
+    reply = worker.exchange(fires=5)
+    assert reply.schedules == []
+    assert 28 < reply.next_due <= 30
+    clock.advance(2)  # the claim is over, and means nothing
+    assert names(worker) == []
+    clock.advance(29)
+    assert names(worker) == ["s"]
+
+
+def test_what_is_paused_or_removed_after_it_was_handed_out_does_not_come_again(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
+    for name in ("paused", "removed"):
+        add(broker, name, wall_time() - 1)
+    paused, removed = sorted(worker.exchange(fires=5).schedules, key=lambda s: s.name)
+    broker.change_schedules(
+        [Change("paused", paused.version), Change("removed", removed.version, gone=True)]
+    )
+    clock.advance(5)
+    reply = worker.exchange(fires=5)
+    assert reply.schedules == []
+    assert reply.next_due == NEVER
+
+
+def test_a_wall_clock_that_is_set_fires_nothing_twice(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:  # law 19
+    version = add(broker, "s", wall_time() + 1800)
+    clock.set_wall(3600)
+    (schedule,) = worker.exchange(fires=5).schedules
+    changed = broker.change_schedules([Change("s", version, schedule.due + 86400)])
+    clock.set_wall(-3600)
+    assert changed[0].done
+    assert names(worker) == []
+    clock.set_wall(3600)
+    assert names(worker) == []
+
+
+def test_a_claim_does_not_hang_on_the_wall_clock(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:  # law 19
+    add(broker, "s", wall_time() - 1)
+    assert names(worker) == ["s"]
+    clock.set_wall(-3600)
+    clock.advance(1.1)
+    assert names(worker) == ["s"]
+
+
+# -- waking --------------------------------------------------------------------------------------
+
+
+def test_an_earlier_due_time_wakes_a_sleeper(broker: Broker, worker: Hand) -> None:
+    worker.exchange(want=Want(1), fires=5)
+    broker.wait(worker.id, 0.0)  # whatever was before
+    worker.exchange(want=Want(1), fires=5)
+    add(broker, "s", wall_time() + 3600)
+    hinted(broker, worker)
+    assert 3500 < worker.exchange(want=Want(1), fires=5).next_due <= 3600
+    add(broker, "sooner", wall_time() + 5)
+    hinted(broker, worker)
+    assert worker.exchange(want=Want(1), fires=5).next_due <= 5
+
+
+def test_a_worker_without_room_hears_of_it_too(broker: Broker, worker: Hand) -> None:
+    worker.exchange(want=Want(0), fires=5)
+    broker.wait(worker.id, 0.0)
+    worker.exchange(want=Want(0), fires=5)
+    add(broker, "s", wall_time() - 1)
+    hinted(broker, worker)
+    assert names(worker) == ["s"]
+
+
+def test_a_fired_job_wakes_who_sleeps_for_it(broker: Broker, worker: Hand) -> None:
+    add(broker, "s")
+    worker.take()
+    broker.wait(worker.id, 0.0)
+    worker.take()
+    put(broker, "s", job(id="fired"))
+    hinted(broker, worker)
+    assert worker.take_ids() == ["fired"]
+
+
+# -- jobs ----------------------------------------------------------------------------------------
+
+
+def test_its_jobs_are_put_in_order(broker: Broker, worker: Hand) -> None:
+    add(broker, "s")
+    assert put(broker, "s", *[job(id=f"j{n}") for n in range(5)]) == ()
+    assert worker.take_ids() == [f"j{n}" for n in range(5)]
+
+
+def test_what_cannot_be_put_is_left_out_and_the_rest_done(broker: Broker) -> None:
+    add(broker, "s")
+    broker.put([job(id="taken"), job("q", id="holder", key="k")])
+    broker.set_queue("full", max_size=1)
+    left_out = put(
+        broker,
+        "s",
+        job(id="taken"),
+        job("q", id="rejected", key="k", on_conflict=Conflict.REJECT),
+        job("full", id="fits"),
+        job("full", id="too-many"),
+        job(id="last"),
+    )
+    assert left_out == (LeftOut.ID, LeftOut.KEY, LeftOut.FULL)
+    assert broker.get("rejected") is None
+    assert broker.get("too-many") is None
+    assert state(broker, "fits") is State.READY
+    assert state(broker, "last") is State.READY
+
+
+def test_keys_work_as_in_any_put(broker: Broker, worker: Hand) -> None:
+    # Overlap is what a key is for: at most one unfinished, whatever max_size says.
+    add(broker, "s")
+    broker.set_queue("q", max_size=1)
+    for n in range(3):
+        assert put(broker, "s", job("q", id=f"j{n}", key="k", on_conflict="keep")) == ()
+    assert worker.take_ids(queues=["q"]) == ["j0"]
+    assert put(broker, "s", job("q", id="j3", key="k", on_conflict="replace")) == ()
+    assert state(broker, "j3") is State.WAITING
+    assert broker.get("j1") is None
+
+
+def test_a_job_says_which_schedule_it_is_of(broker: Broker, worker: Hand) -> None:
+    add(broker, "s")
+    put(broker, "s", job(id="j", planned=Planned("s", 1750000000.5)))
+    (lease,) = worker.take()
+    record = broker.get("j")
+    assert record is not None
+    assert record.envelope.planned == lease.open().planned == Planned("s", 1750000000.5)
+    assert record.public()["schedule"] == "s"
+    assert record.public()["planned"] == 1750000000.5
+
+
+# -- leaving -------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_left_fires_nothing(broker: Broker, worker: Hand) -> None:
+    version = add(broker, "s", wall_time() - 1)
+    broker.depart("redis://elsewhere")
+    reply = worker.exchange(fires=5)
+    assert reply.schedules == []
+    with pytest.raises(StoreMoved):
+        broker.change_schedules([Change("s", version, 5.0)])
+    assert [s.name for s in broker.list_schedules()] == ["s"]
+    broker.stay()
+    assert names(worker) == ["s"]
