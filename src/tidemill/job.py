@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.gate import Claim
 from tidemill.retry import Retries
 
 __all__ = [
@@ -204,6 +205,7 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     signature: bytes = b""
     links: Links | None = None
     planned: Planned | None = None
+    limit: Claim | None = None
 
     @property
     def is_message(self) -> bool:

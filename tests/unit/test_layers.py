@@ -17,7 +17,7 @@ ROOT = Path(tidemill.__file__).parent
 # From the bottom up. A module may import from its own layer and from those before it.
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "clock", "shield", "board", "crash", "elsewhere"),
-    ("retry",),
+    ("retry", "gate"),
     ("job",),
     ("codec", "config"),
     ("brokers",),

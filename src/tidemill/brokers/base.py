@@ -31,10 +31,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidemill.brokers.looking import Filter, Page, QueueStats, matches
 from tidemill.brokers.schedules import Schedule, Schedules
 from tidemill.brokers.schemes import check_url, open_broker, register_scheme
 from tidemill.errors import FeatureMissing
-from tidemill.job import Command, Envelope, Lease, Note, Owner, Put, Record, State, Verdict
+from tidemill.job import Command, Envelope, Lease, Note, Owner, Put, Record, Verdict
 
 __all__ = [
     "DEFAULT_TTR",
@@ -83,6 +84,7 @@ class Feature(enum.StrEnum):
     FLOWS = "flows"  # jobs that wait for others: chains, groups, hooks
     MOVE = "move"  # all of it can go to another store, or come from one
     SCHEDULES = "schedules"  # records that come due, to be fired exactly once
+    LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
 
 
 class Mode(enum.StrEnum):
@@ -143,57 +145,6 @@ class Reply(msgspec.Struct):
     commands: list[Command] = []
     next_due: float = float("inf")
     schedules: list[Schedule] = []
-
-
-class QueueStats(msgspec.Struct, kw_only=True):
-    """One queue in numbers. Totals count since the store was made.
-
-    ``oldest`` is when the job was made that was accepted before all others that are ready now, in
-    wall time; 0 when none is ready. A store may look no further than its 256 highest priorities.
-    """
-
-    name: str
-    waiting: int = 0
-    scheduled: int = 0
-    ready: int = 0
-    running: int = 0
-    paused: bool = False
-    max_size: int = 0
-    accepted: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    retried: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    oldest: float = 0.0
-
-    @property
-    def size(self) -> int:
-        """Unfinished jobs: waiting, scheduled, ready and running."""
-        return self.waiting + self.scheduled + self.ready + self.running
-
-
-class Filter(msgspec.Struct, kw_only=True, frozen=True):
-    """Which jobs to look at; every condition given must hold."""
-
-    states: frozenset[State] = frozenset()
-    queue: str = ""
-    task: str = ""
-    key: str = ""
-    tag: str = ""
-    text: str = ""
-    id_prefix: str = ""
-
-
-class Page(msgspec.Struct):
-    """Some records, newest first, and where to go on; an empty cursor means there are no more.
-
-    Newest first holds for ids made by tidemill; a store may sort by id, so that a user's own ids
-    come in descending order instead.
-    """
-
-    records: list[Record]
-    cursor: str = ""
 
 
 class Departure(msgspec.Struct, array_like=True, frozen=True):
@@ -427,17 +378,3 @@ def need(broker: Broker, feature: Feature, option: str) -> None:
         raise FeatureMissing(
             f"{option} needs the feature {feature!s}, which {scheme}:// does not have"
         )
-
-
-def matches(record: Record, what: Filter) -> bool:
-    """True when every condition given holds."""
-    e = record.envelope
-    return (
-        (not what.states or record.state in what.states)
-        and (not what.queue or e.queue == what.queue)
-        and (not what.task or e.task == what.task)
-        and (not what.key or e.key == what.key)
-        and (not what.tag or what.tag in e.tags)
-        and (not what.text or what.text.lower() in e.text.lower())
-        and e.id.startswith(what.id_prefix)
-    )

@@ -107,7 +107,7 @@ def open_url(url: Url) -> LmdbBroker:
 class LmdbBroker:
     """A broker in an LMDB environment."""
 
-    features = frozenset(Feature)
+    features = frozenset(Feature) - {Feature.LIMITS}
 
     def __init__(self, url: str, store: Store, retention: Retention | None = None) -> None:
         self.url = url

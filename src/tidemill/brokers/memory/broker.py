@@ -18,7 +18,7 @@ from tidemill.brokers.base import (
     Reply,
     Step,
 )
-from tidemill.brokers.memory import acts, inspect
+from tidemill.brokers.memory import acts, inspect, limits
 from tidemill.brokers.memory.flows import ended
 from tidemill.brokers.memory.jobs import Jobs
 from tidemill.brokers.memory.leases import lease
@@ -32,6 +32,7 @@ from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import id_time
 from tidemill.config import Url, check_known
 from tidemill.errors import FeatureMissing, TidemillError
+from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import Command, Envelope, Owner, Put, Record
 
 __all__ = ["MemoryBroker", "open_url"]
@@ -129,7 +130,7 @@ class MemoryBroker:
                 if owner.kind == "consumer":
                     raise gone(jobs.departure)
                 reply.commands.append(Command("quiet"))
-            reply.next_due = jobs.next_due()
+            reply.next_due = max(0.0, min(jobs.next_due(), limits.next_opening(jobs)))
             if step.fires and jobs.departure is None:
                 reply.schedules = self._book.hand_out(step.fires)
                 reply.next_due = min(reply.next_due, self._book.next_due())
@@ -180,6 +181,7 @@ class MemoryBroker:
         with self._lock:
             come_due(self._jobs)
             prune(self._jobs)
+            limits.sweep(self._jobs)
             return 30.0
 
     # -- waiting for jobs -----------------------------------------------------------------------
@@ -275,6 +277,22 @@ class MemoryBroker:
             row.paused = row.paused if paused is None else paused
             row.max_size = row.max_size if max_size is None else max_size
             self._wake_all()
+
+    def set_limit(
+        self, name: str, terms: Terms, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        with self._lock:
+            check_here(self._jobs)
+            limits.set_limit(self._jobs, name, terms, queue=queue, declared=declared)
+            self._wake_all()
+
+    def limits(self) -> list[LimitStats]:
+        with self._lock:
+            return limits.show(self._jobs)
+
+    def held(self, job_id: str) -> Held | None:
+        with self._lock:
+            return limits.held(self._jobs, job_id)
 
     def purge(self, queue: str) -> int:
         with self._lock:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from tidemill.brokers.base import Departure, QueueStats
 from tidemill.brokers.retention import Retention
 from tidemill.clock import machine_time, wall_time
+from tidemill.gate import Claim, Gate, Terms
 from tidemill.job import Envelope, Links, Owner, Record, State
 
-__all__ = ["LOST", "MESSAGES", "TASKS", "Item", "Jobs", "line_of"]
+__all__ = ["LOST", "MESSAGES", "TASKS", "Item", "Jobs", "Lane", "Limited", "line_of"]
 
 Ready = tuple[int, int, str]  # rank, seq, id
 Due = tuple[float, int, str]  # when, seq, id
@@ -45,6 +46,30 @@ class Item:
         self.dropped = False  # it ended for how a job before it ended
 
 
+class Limited:
+    """A limit as it is set: the terms that hold, and those that code declared last."""
+
+    def __init__(self, terms: Terms, declared: Terms | None) -> None:
+        self.terms = terms
+        self.declared = declared
+        self.gate = Gate()  # of a queue; that of a name has one in each of its lanes
+
+    @property
+    def is_broken(self) -> bool:
+        """True when its breaker is what keeps the next job waiting."""
+        breaker = self.terms.breaker
+        return breaker is not None and self.gate.failures >= breaker[0]
+
+
+class Lane:
+    """One key of one limit."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.running = 0
+        self.turn = 0  # the number of its last lease
+
+
 class Jobs:
     """All jobs of one broker; used under its lock. ``tell`` wakes whoever sleeps for news.
 
@@ -69,6 +94,9 @@ class Jobs:
         self.leases: dict[tuple[str, int], Item] = {}  # by owner and token
         self.keys: dict[str, list[str]] = {}  # key -> [job, successor]
         self.stats: dict[str, QueueStats] = {}
+        self.queue_limits: dict[str, Limited] = {}
+        self.limits: dict[str, Limited] = {}
+        self.lanes: dict[tuple[str, str], Lane] = {}  # by name of the limit, and key
         self.finished: list[tuple[float, str]] = []  # machine time to prune at, id: in order
         self.ended: list[Item] = []  # jobs those behind which are still to be counted down
         self.flowing = False  # somebody sees to them
@@ -131,6 +159,10 @@ class Jobs:
         """A queue's row."""
         return self.stats.setdefault(name, QueueStats(name=name))
 
+    def lane(self, claim: Claim) -> Lane:
+        """The lane a job with this claim is in."""
+        return self.lanes.setdefault((claim.name, claim.key), Lane())
+
     def count(self, item: Item, by: int) -> None:
         """Change how many jobs its queue has of its state, or has had when the state is an end."""
         row, state = self.queue(item.record.envelope.queue), item.record.state.value
@@ -164,6 +196,8 @@ class Jobs:
             del self.leases[item.holder, item.token]
             item.token, item.holder, item.deadline = 0, "", 0.0
             item.record.worker, item.record.leased = "", 0.0
+            if item.record.envelope.limit:
+                self.lane(item.record.envelope.limit).running -= 1
 
     def run(self, item: Item, owner: Owner) -> None:
         """To running, under a lease."""
@@ -172,6 +206,8 @@ class Jobs:
         record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
         item.token, item.holder = self.next_number(), owner.id
         self.leases[owner.id, item.token] = item
+        if record.envelope.limit:
+            self.lane(record.envelope.limit).running += 1
         self.count(item, +1)
 
     def finish(self, item: Item, state: State, error: str = "") -> None:

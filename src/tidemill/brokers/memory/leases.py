@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
 from tidemill.brokers.memory.flows import inputs_of
 from tidemill.brokers.memory.jobs import LOST, MESSAGES, TASKS, Item, Jobs, Ready
+from tidemill.brokers.memory.limits import first_of, is_open, start
 from tidemill.job import Envelope, Lease, Owner, State, encode_envelope
 
 __all__ = ["lease", "ttr_of"]
@@ -22,10 +23,13 @@ def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
         record, envelope = item.record, item.record.envelope
         if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
             record.leased = jobs.wall
-            yield _lend(jobs, item, jobs.next_number(), 0.0)
+            number = jobs.next_number()
+            start(jobs, item, number)
+            yield _lend(jobs, item, number, 0.0)
             jobs.finish(item, State.SUCCEEDED)
             continue
         jobs.run(item, owner)
+        start(jobs, item, item.token)
         ttr = 0.0
         if owner.kind == "consumer":
             ttr = ttr_of(envelope)
@@ -56,9 +60,9 @@ def _heads(jobs: Jobs, want: Want, kinds: list[int]) -> dict[str, Ready]:
     """By queue that may be served: the first of its jobs of these kinds."""
     heads: dict[str, Ready] = {}
     for name in want.queues or sorted({name for name, _ in jobs.ready}):
-        lines = [jobs.ready[name, kind] for kind in kinds if jobs.ready.get((name, kind))]
-        if lines and not jobs.queue(name).paused:
-            heads[name] = min(line[0] for line in lines)
+        firsts = [first for kind in kinds if (first := first_of(jobs, (name, kind)))]
+        if firsts and not jobs.queue(name).paused and is_open(jobs, name):
+            heads[name] = min(firsts)
     return heads
 
 

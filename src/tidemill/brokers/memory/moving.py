@@ -9,6 +9,7 @@ import msgspec
 from tidemill.brokers.base import Departure
 from tidemill.brokers.links import was_dropped
 from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.brokers.memory.limits import declare
 from tidemill.clock import new_id
 from tidemill.errors import StoreMoved
 from tidemill.job import Record, State
@@ -54,6 +55,7 @@ def _adopt_one(jobs: Jobs, record: Record, first: int) -> bool:
         if len(holders) > (state is State.WAITING):
             return False
         holders.append(envelope.id)
+    declare(jobs, envelope.limit)
     item = jobs.items[envelope.id] = Item(envelope, first + record.seq)
     item.record = msgspec.structs.replace(
         record, seq=first + record.seq, attempts=list(record.attempts), log=list(record.log)

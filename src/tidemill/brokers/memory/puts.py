@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from tidemill.brokers.memory import flows
 from tidemill.brokers.memory.jobs import Item, Jobs
+from tidemill.brokers.memory.limits import declare
 from tidemill.brokers.schedules import LeftOut
 from tidemill.errors import DuplicateJob, QueueFull
 from tidemill.job import Conflict, Envelope, Placed, Put, State
@@ -118,6 +119,7 @@ def _merge(jobs: Jobs, item: Item, job: Envelope) -> None:
 
 
 def _insert(jobs: Jobs, job: Envelope, state: State) -> None:
+    declare(jobs, job.limit)
     item = jobs.items[job.id] = Item(job, jobs.next_number())
     jobs.queue(job.queue).accepted += 1
     if job.key:

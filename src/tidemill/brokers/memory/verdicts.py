@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tidemill.brokers.base import KEEP_ATTEMPTS
 from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.leases import ttr_of
+from tidemill.brokers.memory.limits import attempted, unstart
 from tidemill.brokers.memory.puts import follow
 from tidemill.job import NOT_STARTED, WHILE_RUNNING, Attempt, Note, Outcome, State, Verdict
 
@@ -15,6 +16,7 @@ __all__ = ["TOO_LATE", "close_attempt", "log", "note", "release_owner", "settle"
 TOO_LATE = "not started before it expired"
 _LOG_MOST = 100
 _BACK = (Outcome.RELEASE, Outcome.SNOOZE)
+_TOLD = (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL)
 _END = {
     Outcome.FAIL: State.FAILED,
     Outcome.CANCELLED: State.CANCELLED,
@@ -40,6 +42,10 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
         record.attempt += 1
         record.attempts.append(_attempt(item, verdict))
         del record.attempts[:-KEEP_ATTEMPTS]
+    if outcome in _TOLD:
+        attempted(jobs, item, well=outcome is Outcome.SUCCESS)
+    elif outcome is Outcome.RELEASE and not verdict.started:
+        unstart(jobs, item)
     if outcome is Outcome.RETRY and item.limit and record.attempt >= item.limit:
         outcome = Outcome.FAIL
     if outcome is Outcome.SUCCESS:

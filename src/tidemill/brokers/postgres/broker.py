@@ -69,7 +69,10 @@ def migrate_url(url: Url) -> tuple[int, int]:
 class PostgresBroker(NoSchedules):
     """A broker in a PostgreSQL database."""
 
-    features = frozenset(Feature) - {Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES}
+    features = frozenset(Feature) - {
+        *(Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES),
+        Feature.LIMITS,
+    }
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown

@@ -105,6 +105,7 @@ class RedisBroker(NoSchedules):
 
     features = frozenset(Feature) - {
         *(Feature.TRANSACTIONS, Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES),
+        Feature.LIMITS,
     }
 
     def __init__(self, settings: Settings) -> None:

@@ -1,0 +1,229 @@
+"""Limits: which ready jobs may start, counted over all owners.
+
+What is under a limit waits in its line with the others and is passed over. (A store with an index
+keeps what may not start in a table of its own, so that nobody walks over it; what is leased, and
+when, is the same.) A *lane* is one key of one limit. Of a lane only the first job of a line can be
+next; and lanes with a key take turns: who was served stands behind those who were not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidemill.brokers.memory.jobs import Item, Jobs, Limited, Line, Ready
+from tidemill.gate import (
+    NEVER,
+    Claim,
+    Held,
+    LimitStats,
+    Terms,
+    change,
+    clear_at,
+    ended,
+    give_back,
+    opens,
+    take,
+)
+from tidemill.job import State
+
+__all__ = [
+    "attempted",
+    "declare",
+    "first_of",
+    "held",
+    "is_open",
+    "next_opening",
+    "set_limit",
+    "show",
+    "start",
+    "sweep",
+    "unstart",
+]
+
+
+def micros(jobs: Jobs) -> int:
+    """Now, as gates count."""
+    return int(jobs.now * 1e6)
+
+
+# -- setting -------------------------------------------------------------------------------------
+
+
+def set_limit(jobs: Jobs, name: str, terms: Terms, *, queue: bool, declared: bool) -> None:
+    """Have these terms hold, at once."""
+    table = jobs.queue_limits if queue else jobs.limits
+    known = table.get(name)
+    if known is None:
+        known = table[name] = Limited(terms, None)
+    elif declared and known.declared == terms:
+        return
+    lanes = [lane.gate for (whose, _), lane in jobs.lanes.items() if whose == name]
+    for gate in [known.gate] if queue else lanes:
+        change(known.terms, terms, gate, micros(jobs))
+    known.terms, known.declared = terms, terms if declared else known.declared
+
+
+def declare(jobs: Jobs, claim: Claim | None) -> None:
+    """A job is stored that brings a limit along."""
+    if claim is not None:
+        set_limit(jobs, claim.name, claim.terms, queue=False, declared=True)
+
+
+# -- asking --------------------------------------------------------------------------------------
+
+
+def is_open(jobs: Jobs, queue: str) -> bool:
+    """Whether a job of the queue may start now, as far as the queue's own limit goes."""
+    return not _queue_opens(jobs, queue)
+
+
+def first_of(jobs: Jobs, line: Line) -> Ready | None:
+    """(rank, turn, id) of the job of a line that is next."""
+    entries = jobs.ready.get(line, [])
+    if not jobs.limits:
+        return entries[0] if entries else None
+    return min(_may_start(jobs, entries), default=None)
+
+
+def _may_start(jobs: Jobs, entries: list[Ready]) -> Iterator[Ready]:
+    for item, claim in _fronts(jobs, entries):
+        rank, seq, job_id = item.record.rank, item.record.seq, item.record.envelope.id
+        if claim is None:
+            yield rank, seq, job_id
+        elif not _lane_opens(jobs, claim):
+            turn = jobs.lane(claim).turn if claim.key else 0
+            yield rank, max(seq, turn), job_id
+
+
+def _fronts(jobs: Jobs, entries: list[Ready]) -> Iterator[tuple[Item, Claim | None]]:
+    """The first job of each lane of a line, and every job without a limit."""
+    seen: set[tuple[str, str]] = set()
+    for _, _, job_id in entries:
+        item = jobs.items[job_id]
+        claim = item.record.envelope.limit
+        if claim is None:
+            yield item, None
+        elif (claim.name, claim.key) not in seen:
+            seen.add((claim.name, claim.key))
+            yield item, claim
+
+
+def _queue_opens(jobs: Jobs, queue: str) -> int:
+    limited = jobs.queue_limits.get(queue)
+    if limited is None:
+        return 0
+    return opens(limited.terms, limited.gate, jobs.queue(queue).running, micros(jobs))
+
+
+def _lane_opens(jobs: Jobs, claim: Claim) -> int:
+    lane, terms = jobs.lane(claim), jobs.limits[claim.name].terms
+    return opens(terms, lane.gate, lane.running, micros(jobs), claim.cost)
+
+
+def next_opening(jobs: Jobs) -> float:
+    """Seconds until a limit lets a ready job start that may not now; infinity when none will."""
+    times = [_queue_opens(jobs, name) for name in jobs.queue_limits if jobs.queue(name).ready]
+    if jobs.limits:
+        for entries in jobs.ready.values():
+            times += [_lane_opens(jobs, claim) for _, claim in _fronts(jobs, entries) if claim]
+    times = [when for when in times if 0 < when < NEVER]
+    return min(times) / 1e6 - jobs.now if times else float("inf")
+
+
+# -- starting and ending -------------------------------------------------------------------------
+
+
+def start(jobs: Jobs, item: Item, number: int) -> None:
+    """A job is leased: its tokens are taken, and its lane goes behind the others."""
+    envelope, now = item.record.envelope, micros(jobs)
+    limited = jobs.queue_limits.get(envelope.queue)
+    if limited is not None:
+        take(limited.terms, limited.gate, now)
+    if envelope.limit is not None:
+        lane = jobs.lane(envelope.limit)
+        take(jobs.limits[envelope.limit.name].terms, lane.gate, now, envelope.limit.cost)
+        lane.turn = number
+
+
+def unstart(jobs: Jobs, item: Item) -> None:
+    """A lease goes back and the job never ran: it gets its tokens back."""
+    envelope = item.record.envelope
+    limited = jobs.queue_limits.get(envelope.queue)
+    if limited is not None:
+        give_back(limited.terms, limited.gate)
+    if envelope.limit is not None:
+        terms = jobs.limits[envelope.limit.name].terms
+        give_back(terms, jobs.lane(envelope.limit).gate, envelope.limit.cost)
+
+
+def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
+    """An attempt has ended: what a breaker goes by."""
+    limited = jobs.queue_limits.get(item.record.envelope.queue)
+    if limited is not None:
+        ended(limited.terms, limited.gate, micros(jobs), well=well)
+
+
+# -- showing -------------------------------------------------------------------------------------
+
+
+def held(jobs: Jobs, job_id: str) -> Held | None:
+    """What keeps a ready job waiting."""
+    item = jobs.items.get(job_id)
+    if item is None or item.record.state is not State.READY:
+        return None
+    claim, queue = item.record.envelope.limit, item.record.envelope.queue
+    when = _lane_opens(jobs, claim) if claim else 0
+    if claim and when:
+        terms, running = jobs.limits[claim.name].terms, jobs.lane(claim).running
+        return Held(claim.name, claim.key, False, _seconds(jobs, when), running, terms)
+    when = _queue_opens(jobs, queue)
+    if not when:
+        return None
+    limited, running = jobs.queue_limits[queue], jobs.queue(queue).running
+    return Held(
+        queue, "", True, _seconds(jobs, when), running, limited.terms, limited.is_broken
+    )
+
+
+def show(jobs: Jobs) -> list[LimitStats]:
+    """Every limit in numbers."""
+    queues = [
+        LimitStats(
+            name=name,
+            queue=True,
+            terms=limited.terms,
+            running=jobs.queue(name).running,
+            failures=limited.gate.failures,
+            until=_seconds(jobs, _queue_opens(jobs, name)),
+        )
+        for name, limited in sorted(jobs.queue_limits.items())
+    ]
+    sweep(jobs)
+    return queues + [
+        LimitStats(
+            name=name,
+            terms=limited.terms,
+            running=sum(lane.running for (whose, _), lane in jobs.lanes.items() if whose == name),
+            keys=sum(whose == name for whose, _ in jobs.lanes),
+        )
+        for name, limited in sorted(jobs.limits.items())
+    ]
+
+
+def _seconds(jobs: Jobs, when: int) -> float:
+    if not when:
+        return 0.0
+    return when / 1e6 - jobs.now if when < NEVER else float("inf")
+
+
+def sweep(jobs: Jobs) -> None:
+    """Forget lanes that nothing is in and that are as if they had never been used."""
+    ready = [entry[2] for entries in jobs.ready.values() for entry in entries]
+    claims = [jobs.items[job_id].record.envelope.limit for job_id in ready]
+    used = {(claim.name, claim.key) for claim in claims if claim}
+    for place, lane in list(jobs.lanes.items()):
+        terms = jobs.limits[place[0]].terms
+        if place not in used and not lane.running and clear_at(terms, lane.gate) <= micros(jobs):
+            del jobs.lanes[place]
+    for name, key in used:
+        jobs.lane(Claim(name, key))

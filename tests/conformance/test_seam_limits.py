@@ -1,0 +1,519 @@
+"""Limits: rates, windows, concurrency and breakers, of queues and of keys, over all owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kinds import Clock
+from seam import Hand, ids_of, job, message, state
+
+from tidemill.brokers.base import Broker, Feature, Mode, Want
+from tidemill.brokers.limiting import Limiting, limiting
+from tidemill.gate import Claim, Held, LimitStats, Terms
+from tidemill.job import Envelope, Lease, Outcome, State
+
+NEVER = float("inf")
+
+
+@pytest.fixture
+def limits(broker: Broker, need: Callable[[Feature], None]) -> Limiting:
+    need(Feature.LIMITS)
+    return limiting(broker, "limits")
+
+
+def put(broker: Broker, count: int, prefix: str = "j", **fields: Any) -> list[str]:
+    jobs = [job(id=f"{prefix}{n:03}", **fields) for n in range(count)]
+    broker.put(jobs)
+    return ids_of(jobs)
+
+
+def keyed(terms: Terms, key: str = "", cost: float = 1.0, name: str = "api") -> Claim:
+    return Claim(name, key, cost, terms)
+
+
+def held(limits: Limiting, job_id: str) -> Held:
+    found = limits.held(job_id)
+    assert found is not None
+    return found
+
+
+# -- queues --------------------------------------------------------------------------------------
+
+
+def test_a_queue_gives_its_burst_and_then_its_rate_over_all_owners(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # law 13, case S5
+    other = Hand(broker, "w2")
+    limits.set_limit("a", Terms(rate=(1, 10), burst=6), queue=True)
+    ids = put(broker, 20, queue="a")
+    assert worker.take_ids(4) == ids[:4]
+    assert other.take_ids(10) == ids[4:6]
+    reply = worker.exchange(want=Want(1))
+    assert not reply.leases
+    assert 8 < reply.next_due <= 10
+    assert broker.stats()[0].ready == 14
+    clock.advance(9)
+    assert other.take_ids() == []
+    clock.advance(1)
+    assert worker.take_ids() == ids[6:7]
+    assert other.take_ids() == []
+    clock.advance(20)
+    assert other.take_ids() == ids[7:9]
+
+
+def test_unused_tokens_do_not_exceed_the_burst(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # case S5
+    limits.set_limit("a", Terms(rate=(1, 10), burst=3), queue=True)
+    ids = put(broker, 9, queue="a")
+    assert worker.take_ids() == ids[:3]
+    clock.advance(3600)
+    assert worker.take_ids() == ids[3:6]
+
+
+def test_a_rate_of_nothing_and_a_change_that_is_taken_over_at_once(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # case S5
+    limits.set_limit("a", Terms(rate=(0, 1), burst=5), queue=True)
+    ids = put(broker, 9, queue="a")
+    reply = worker.exchange(want=Want(9))
+    assert not reply.leases
+    assert reply.next_due == NEVER
+    limits.set_limit("a", Terms(rate=(1, 10), burst=2), queue=True)
+    broker.wait(worker.id, 60)  # it was woken
+    assert worker.take_ids() == ids[:2]
+    clock.advance(5)
+    limits.set_limit("a", Terms(rate=(10, 10), burst=2), queue=True)
+    clock.advance(0.6)
+    assert worker.take_ids() == ids[2:3]
+    limits.set_limit("a", Terms(), queue=True)
+    assert worker.take_ids() == ids[3:]
+
+
+def test_other_queues_go_on(broker: Broker, limits: Limiting, worker: Hand) -> None:
+    limits.set_limit("a", Terms(concurrency=1), queue=True)
+    mine, others = put(broker, 3, queue="a"), put(broker, 3, "o", queue="b")
+    for mode in (Mode.FAIR, Mode.STRICT, Mode.MERGED):
+        leases = worker.take(10, ("a", "b"), mode)
+        assert sorted(lease.open().id for lease in leases) == [mine[0], *others]
+        for lease in leases:
+            worker.settle(lease, Outcome.RELEASE)
+
+
+def test_so_many_of_a_queue_run_at_a_time_and_an_end_makes_room(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    # law 13
+    other = Hand(broker, "w2")
+    limits.set_limit("a", Terms(concurrency=3), queue=True)
+    ids = put(broker, 9, queue="a")
+    leases = worker.take(2)
+    assert other.take_ids() == ids[2:3]
+    reply = other.exchange(want=Want(5))
+    assert (reply.leases, reply.next_due) == ([], NEVER)
+    worker.settle(leases[0])
+    broker.wait(other.id, 60)  # it was woken
+    assert other.take_ids() == ids[3:4]
+    worker.settle(leases[1], Outcome.RETRY, delay=60.0)
+    assert worker.take_ids() == ids[4:5]
+
+
+@pytest.mark.parametrize("how", ["die", "lost", "detach", "delete", "terminate", "ttr"])
+def test_whatever_ends_a_lease_makes_room(
+    broker: Broker, limits: Limiting, worker: Hand, consumer: Hand, clock: Clock, how: str
+) -> None:
+    # law 13: exact also when owners die
+    limits.set_limit("a", Terms(concurrency=1), queue=True)
+    claim = keyed(Terms(concurrency=1))
+    broker.put([message("a", id="first", limit=claim, ttr=5.0)])
+    broker.put([message("a", id="next", limit=claim)])
+    lease = consumer.take()[0]
+    assert consumer.take_ids() == []
+    spare = Hand(broker, "c2", "consumer")
+    if how == "die":
+        broker.release(consumer.id, {lease.token: "killed"})
+    elif how == "lost":
+        broker.release(consumer.id, None)
+    elif how == "detach":
+        broker.detach(consumer.id)
+    elif how == "delete":
+        broker.delete(["first"])
+    elif how == "terminate":
+        broker.cancel(["first"], terminate=True)
+        consumer.settle(lease, Outcome.RELEASE)
+    else:
+        clock.advance(6)
+    assert len(spare.take(5)) == 1
+    assert [row.running for row in limits.limits()] == [1, 1]
+
+
+def test_a_job_that_cannot_be_ended_yet_keeps_its_place(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    limits.set_limit("a", Terms(concurrency=1), queue=True)
+    ids = put(broker, 2, queue="a", limit=keyed(Terms(concurrency=1)))
+    lease = worker.take()[0]
+    assert worker.settle(lease, Outcome.RETRY, hold=True, delay=60.0)
+    assert worker.take_ids() == []
+    assert worker.settle(lease, Outcome.SNOOZE, delay=60.0)
+    assert worker.take_ids() == ids[1:]
+
+
+def test_what_goes_back_before_it_ran_gives_its_token_back(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    limits.set_limit("a", Terms(rate=(1, 3600), burst=2), queue=True)
+    ids = put(broker, 4, queue="a", limit=keyed(Terms(window=(2, 3600))))
+    leases = worker.take(4)
+    assert len(leases) == 2
+    worker.settle(leases[1], Outcome.RELEASE)
+    assert worker.take_ids() == ids[1:2]
+    assert worker.take_ids() == []
+
+
+def test_a_window_is_never_overfull(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    limits.set_limit("a", Terms(window=(3, 60)), queue=True)
+    ids = put(broker, 9, queue="a")
+    assert worker.take_ids(1) == ids[:1]
+    clock.advance(30)
+    assert worker.take_ids() == ids[1:3]
+    reply = worker.exchange(want=Want(1))
+    assert 29 < reply.next_due < 32
+    clock.advance(31.5)
+    assert worker.take_ids() == ids[3:4]
+    clock.advance(30)
+    assert worker.take_ids() == ids[4:6]
+
+
+def test_messages_are_limited_as_well_and_so_are_those_that_are_gone_when_taken(
+    broker: Broker, limits: Limiting, consumer: Hand, clock: Clock
+) -> None:
+    limits.set_limit("a", Terms(rate=(1, 10), burst=2), queue=True)
+    broker.put([message("a", id=f"m{n}", ttr=0.0) for n in range(4)])
+    assert consumer.take_ids() == ["m0", "m1"]
+    clock.advance(10)
+    assert consumer.take_ids() == ["m2"]
+
+
+def test_a_due_or_kicked_job_waits_as_well(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    limits.set_limit("a", Terms(concurrency=1), queue=True)
+    ids = put(broker, 2, queue="a")
+    broker.put([job("a", id="later", delay=5, priority=50)])
+    [lease] = worker.take(5)
+    clock.advance(6)
+    assert worker.take_ids() == []
+    worker.settle(lease, Outcome.FAIL)
+    assert worker.take_ids() == ["later"]
+    assert broker.kick(ids[:1]) == [True]
+    assert worker.take_ids() == []
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+def test_each_key_has_the_limit_for_itself_whatever_the_queue(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # law 13
+    terms = Terms(rate=(1, 10), burst=2)
+    ada = put(broker, 3, "ada", queue="a", limit=keyed(terms, "ada"))
+    ada += put(broker, 2, "more-ada", queue="b", limit=keyed(terms, "ada"))
+    bob = put(broker, 2, "bob", queue="a", limit=keyed(terms, "bob"))
+    free = put(broker, 2, "free", queue="a")
+    assert sorted(worker.take_ids(queues=("b", "a"))) == sorted([ada[3], ada[4], *bob, *free])
+    reply = worker.exchange(want=Want(1))
+    assert not reply.leases
+    assert 8 < reply.next_due <= 10
+    clock.advance(10)
+    assert worker.take_ids(queues=("b", "a")) == ada[:1]
+
+
+def test_the_first_of_a_key_does_not_wait_where_nobody_looks(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    terms = Terms(concurrency=1)
+    put(broker, 1, "unserved", queue="a", limit=keyed(terms))
+    served = put(broker, 2, "served", queue="b", limit=keyed(terms))
+    [lease] = worker.take(9, ("b",))
+    assert lease.open().id == served[0]
+    assert worker.take_ids(9, ("a", "b")) == []
+    worker.settle(lease)
+    assert worker.take_ids(9, ("b",)) == served[1:]
+
+
+def test_a_limit_with_keys_gives_each_key_its_turn(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    # one tenant cannot starve the others
+    put(broker, 100, "big", queue="a", limit=keyed(Terms(), "big"))
+    small = put(broker, 2, "small", queue="a", limit=keyed(Terms(), "small"))
+    tiny = put(broker, 1, "tiny", queue="a", limit=keyed(Terms(), "tiny"))
+    ids = worker.take_ids(6)
+    assert ids == ["big000", small[0], tiny[0], "big001", small[1], "big002"]
+    urgent = put(broker, 1, "urgent", queue="a", priority=5, limit=keyed(Terms(), "big"))
+    assert worker.take_ids(2) == [*urgent, "big003"]
+
+
+def test_a_limit_without_keys_keeps_the_order(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    # law 10
+    claim = keyed(Terms(concurrency=3))
+    ids = put(broker, 2, "a", queue="a", limit=claim)
+    free = put(broker, 1, "free", queue="a")
+    ids += put(broker, 2, "b", queue="a", limit=claim)
+    first = put(broker, 1, "first", queue="a", priority=9, limit=claim)
+    assert worker.take_ids(9) == [*first, *ids[:2], *free]
+
+
+def test_a_job_may_cost_more_than_one_token(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    terms = Terms(rate=(1, 1), burst=10)
+    ids = put(broker, 2, "six", queue="a", limit=keyed(terms, cost=6))
+    ids += put(broker, 1, "huge", queue="a", limit=keyed(terms, cost=100))
+    ids += put(broker, 1, "free", queue="a", limit=keyed(terms, cost=0))
+    assert worker.take_ids() == ids[:1]  # in order: the next of the lane waits, and all behind it
+    clock.advance(2)
+    assert worker.take_ids() == ids[1:2]
+    clock.advance(9)
+    assert worker.take_ids() == []
+    clock.advance(1)
+    assert worker.take_ids() == ids[2:3]
+    assert worker.take_ids() == []
+    clock.advance(100)
+    assert worker.take_ids() == ids[3:]
+
+
+def test_priority_and_cancel_reach_what_waits_for_its_limit(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    claim = keyed(Terms(concurrency=1), "k")
+    ids = put(broker, 4, queue="a", limit=claim)
+    [lease] = worker.take(9)
+    assert [state(broker, i) for i in ids[1:]] == [State.READY] * 3
+    broker.put([job("a", id="urgent", priority=5, limit=claim)])
+    assert broker.cancel([ids[1]]) == [True]
+    assert broker.delete([ids[2]]) == [True]
+    worker.settle(lease)
+    [lease] = worker.take(9)
+    assert lease.open().id == "urgent"
+    assert broker.purge("a") == 1
+    worker.settle(lease)
+    assert worker.take_ids() == []
+
+
+def test_what_expires_while_it_waits_for_its_limit_does_not_hold_it_up(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    claim = keyed(Terms(rate=(1, 10), burst=1))
+    put(broker, 1, "runs", queue="a", limit=claim)
+    put(broker, 2, "late", queue="a", limit=claim, expires=5)
+    put(broker, 1, "then", queue="a", limit=claim)
+    assert worker.take_ids() == ["runs000"]
+    clock.advance(10)
+    assert worker.take_ids() == ["then000"]
+    assert state(broker, "late000") is State.EXPIRED
+
+
+def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    claim = keyed(Terms(concurrency=1))
+    ids = put(broker, 2, queue="a", limit=claim)
+    dying = Hand(broker, "w2")
+    assert dying.take_ids(1) == ids[:1]
+    broker.release(dying.id, None)
+    want = Want(5, alone=False)
+    [lease] = worker.exchange(want=want).leases  # the other one, since the lost one is elsewhere
+    assert lease.open().id == ids[1]
+    assert worker.take_ids() == []
+    worker.settle(lease)
+    assert worker.exchange(want=want).leases == []
+    assert worker.take_ids() == ids[:1]
+
+
+# -- terms ---------------------------------------------------------------------------------------
+
+
+def test_code_declares_a_limit_and_does_not_undo_what_was_set_since(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    first, later = Terms(concurrency=1), Terms(concurrency=2)
+    put(broker, 2, "a", queue="a", limit=keyed(first))
+    limits.set_limit("api", Terms(concurrency=4))
+    put(broker, 6, "b", queue="a", limit=keyed(first))
+    leases = worker.take(9)
+    assert len(leases) == 4
+    put(broker, 1, "c", queue="a", limit=keyed(later))  # code that says something else
+    assert terms_of(limits, "api") == later
+    for lease in leases[:3]:
+        worker.settle(lease)
+    assert len(worker.take(9)) == 1
+    limits.set_limit("q", first, queue=True, declared=True)
+    limits.set_limit("q", Terms(), queue=True)
+    limits.set_limit("q", first, queue=True, declared=True)
+    assert terms_of(limits, "q", queue=True) == Terms()
+
+
+def terms_of(limits: Limiting, name: str, *, queue: bool = False) -> Terms:
+    (found,) = [row for row in limits.limits() if (row.name, row.queue) == (name, queue)]
+    return found.terms
+
+
+def test_a_change_reaches_what_waits_already(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # case S5, of keys
+    ids = put(broker, 9, queue="a", limit=keyed(Terms(rate=(1, 3600), burst=1), "k"))
+    assert worker.take_ids() == ids[:1]
+    limits.set_limit("api", Terms(rate=(1, 10), burst=2))
+    assert 8 < worker.exchange(want=Want(1)).next_due <= 10
+    clock.advance(10)
+    assert worker.take_ids() == ids[1:2]
+    limits.set_limit("api", Terms(concurrency=5))
+    assert worker.take_ids() == ids[2:5]
+    limits.set_limit("api", Terms(concurrency=1))
+    assert worker.take_ids() == []
+    limits.set_limit("api", Terms())
+    broker.wait(worker.id, 60)  # it was woken
+    assert worker.take_ids() == ids[5:]
+
+
+def test_limits_say_what_keeps_a_job_and_until_when(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    claim = keyed(Terms(concurrency=1), "k")
+    put(broker, 2, "lane", queue="a", limit=claim)
+    put(broker, 3, "free", queue="a")
+    [first, *_] = worker.take(1)
+    found = held(limits, "lane001")
+    assert (found.name, found.key, found.queue, found.running) == ("api", "k", False, 1)
+    assert found.until == NEVER
+    assert limits.held("free001") is None
+    assert limits.held("lane000") is None  # it runs
+    assert limits.held("nothing") is None
+    limits.set_limit("a", Terms(rate=(1, 60), burst=1), queue=True)
+    worker.settle(first)
+    assert len(worker.take(1)) == 1
+    found = held(limits, "free001")
+    assert (found.name, found.queue) == ("a", True)
+    assert 58 < found.until <= 60
+    queue, lane = limits.limits()
+    assert (queue.name, queue.queue, queue.running, queue.keys) == ("a", True, 1, 0)
+    assert 58 < queue.until <= 60
+    assert lane == LimitStats(name="api", terms=claim.terms, keys=1)  # behind what is free
+
+
+def test_keys_that_are_not_used_are_forgotten(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # law 15
+    terms = Terms(rate=(1, 10), burst=2)
+    for n in range(20):
+        broker.put([job("a", limit=keyed(terms, f"user{n}"))])
+    for lease in worker.take(50):
+        worker.settle(lease)
+    assert limits.limits()[0].keys == 20
+    clock.advance(11)
+    broker.tick()
+    assert limits.limits()[0].keys == 0
+
+
+# -- breakers ------------------------------------------------------------------------------------
+
+
+def failing(hand: Hand, leases: list[Lease]) -> None:
+    for lease in leases:
+        hand.settle(lease, Outcome.RETRY, delay=3600.0, started=1.0)
+
+
+def test_a_queue_that_fails_in_a_row_pauses_probes_and_opens_again(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # case S6
+    limits.set_limit("a", Terms(breaker=(3, 30)), queue=True)
+    ids = put(broker, 20, queue="a")
+    failing(worker, worker.take(2))
+    worker.settle(worker.take()[0])  # a success between: not in a row
+    failing(worker, worker.take(2))
+    failing(worker, worker.take(1))
+    reply = worker.exchange(want=Want(9))
+    assert not reply.leases
+    assert 28 < reply.next_due <= 30
+    found = held(limits, ids[-1])
+    assert found.broken
+    assert 28 < found.until <= 30
+    clock.advance(30)
+    [probe] = worker.take(9)  # one tries
+    assert worker.take_ids() == []
+    failing(worker, [probe])
+    assert worker.take_ids() == []
+    clock.advance(30)
+    [probe] = worker.take(9)
+    worker.settle(probe)
+    assert len(worker.take(9)) == 9
+    assert limits.limits()[0].failures == 0
+
+
+def test_a_probe_that_never_ran_is_followed_by_another(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock
+) -> None:
+    # case S6
+    limits.set_limit("a", Terms(breaker=(1, 30)), queue=True)
+    put(broker, 5, queue="a")
+    failing(worker, worker.take(1))
+    clock.advance(30)
+    dying = Hand(broker, "w2")
+    assert len(dying.take(9)) == 1
+    broker.detach(dying.id)
+    assert len(worker.take(9)) == 1
+
+
+# -- elsewhere -----------------------------------------------------------------------------------
+
+
+def test_a_successor_and_a_merged_job_stay_under_their_limit(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    claim = keyed(Terms(concurrency=1), "k")
+    put(broker, 1, "other", queue="a", limit=claim)
+    [lease] = worker.take()
+
+    def again(job_id: str, conflict: str, priority: int = 0) -> Envelope:
+        fields = {"key": "x", "on_conflict": conflict, "limit": claim}
+        return job("a", id=job_id, priority=priority, **fields)
+
+    broker.put([again("one", "keep")])
+    broker.put([again("two", "merge", priority=9)])
+    assert worker.take_ids() == []
+    worker.settle(lease)
+    [lease] = worker.take(9)
+    assert lease.rank < job().rank
+    broker.put([again("three", "replace")])
+    assert worker.take_ids() == []
+    worker.settle(lease)
+    assert worker.take_ids() == ["three"]
+
+
+def test_a_moved_job_takes_its_limit_along(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    from tidemill.brokers.base import open_broker
+
+    source = open_broker("memory://")
+    ids = put(source, 3, queue="a", limit=keyed(Terms(concurrency=2), "k"))
+    records = [record for i in ids if (record := source.get(i))]
+    departure = source.depart(broker.url)
+    assert broker.adopt(departure, records, "1:") == [True] * 3
+    source.close()
+    assert worker.take_ids() == ids[:2]
