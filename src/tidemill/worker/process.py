@@ -2,20 +2,18 @@
 
 Threads, and what each owns:
 
-    reader   the socket's incoming side: puts leases into the backlog, carries out orders
+    workers  threads that run sync jobs (:mod:`.backlog`). One of them at a time reads the socket's
+             incoming side: leases and orders
+    main     with a concurrency of 1, runs the sync jobs, and a thread does nothing but read. Else
+             it does nothing, and is there for signals
     clerk    the outgoing side (:mod:`.outbox`), and time: ends what runs too long, gives back what
              did not start
-    workers  up to ``concurrency`` threads that run sync jobs; with a concurrency of 1, the main one
     loop     one event loop for all async jobs
-
-A job takes a slot from the moment it starts until its verdict is in the outbox. Sync or async, at
-most ``concurrency`` run at a time.
 """
 
 from __future__ import annotations
 
 import contextvars
-import heapq
 import itertools
 import logging
 import os
@@ -33,6 +31,7 @@ from tidemill.clock import machine_time, wall_time
 from tidemill.context import JobContext, running_job
 from tidemill.job import NOT_STARTED, Command, Envelope, Lease, Note, Outcome, Verdict
 from tidemill.retry import JobTerminated
+from tidemill.worker.backlog import Backlog, Desk
 from tidemill.worker.interrupt import Interrupter, Run
 from tidemill.worker.loop import Item, Loop
 from tidemill.worker.memory import resident_memory
@@ -63,20 +62,15 @@ class Process:
         self.slots = list(range(setup.first_slot, setup.first_slot + setup.concurrency))
         self.interrupter = Interrupter()
         self._main_thread = setup.concurrency == 1 and not local
-        # The backlog and the slots are one state under one lock.
-        self._lock = threading.Lock()
-        self._backlog: list[Item] = []
-        self._free = setup.concurrency
-        self._idle: list[_Desk] = []
-        self._threads = 0
-        self._quiet = False
-        self._started = 0  # since the last tick
-        self._finished = 0
+        self.backlog = Backlog(
+            setup.concurrency,
+            budget=setup.max_jobs or sys.maxsize,
+            threads=0 if self._main_thread else setup.concurrency + 1,
+            hire=lambda number, desk: self.employ(f"tidemill-{number}", self._work, desk),
+        )
         self._prefetch = Prefetch(setup.concurrency)
-        self._budget = setup.max_jobs or sys.maxsize
         self._told_to_go = False
         self._dozing = True  # the clerk sleeps until it is rung for
-        self._over = False
         self.loop = Loop(self)
         self._employed: list[threading.Thread] = []
         self.waits = Waits(mill, setup, self.board)
@@ -91,14 +85,14 @@ class Process:
         clerk.start()
         self.out.ring()  # its first word is how much work we would like
         if self._main_thread:
-            threading.Thread(target=self._read, name="tidemill-reader", daemon=True).start()
+            reader = threading.Thread(target=self._read, name="tidemill-reader", daemon=True)
+            reader.start()
             signal.signal(signal.SIGALRM, self.interrupter.on_alarm)
             self.interrupter.main = threading.get_ident()
-            self._threads = 1
-            self._work(_Desk())
+            self._work(Desk())
         else:
-            self._read()
-        self._over = True
+            self.backlog.begin()
+            self.backlog.ended.wait()
         self.out.ring()
         clerk.join(5)
         if self.local:
@@ -119,32 +113,25 @@ class Process:
         self._told_to_go = True
         self.out.ring()
 
-    def _read(self) -> None:
-        """The reader: until the line closes or everything is done after ``quiet``."""
+    def _read(self, desk: Desk | None = None) -> None:
+        """Read until a job is on the desk, and another reads; or until all is over."""
         try:
-            while not self._over:
+            while not self.backlog.over and (desk is None or desk.reads):
                 for down in self.line.receive():
                     self._carry_out(down)
+                self.loop.launch(self.backlog.deal(desk))
+            return
         except Closed:
-            # The supervisor is gone, and with it the leases.
-            self._die_unless_over()
+            pass  # the supervisor is gone, and with it the leases; or we go
         except Exception:
             log.exception("the process cannot go on")
-            self._die_unless_over()
-        finally:
-            self._over = True
-            self._wake_idle()
+        self._die_unless_over()
+        self.backlog.close()
 
     def _die_unless_over(self) -> None:
         """Die with all subprocesses; nothing of what runs here can be told to anyone."""
-        if not self._over and not self.local:
+        if not self.backlog.over and not self.local:
             os.killpg(0, signal.SIGKILL)
-
-    def _wake_idle(self) -> None:
-        with self._lock:
-            desks, self._idle = self._idle, []
-        for desk in desks:
-            desk.wake.release()
 
     def _carry_out(self, down: Down) -> None:
         if down.leases:
@@ -156,10 +143,7 @@ class Process:
 
     def quiet(self) -> None:
         """Start nothing more; give back what has not started; go when the rest has ended."""
-        with self._lock:
-            self._quiet = True
-            self.out.returned.extend(item[3] for item in self._backlog)
-            self._backlog.clear()
+        self.out.returned.extend(self.backlog.stop())
         self.out.ring()
 
     # -- taking work ----------------------------------------------------------------------------
@@ -170,17 +154,10 @@ class Process:
             item = self._admit(lease)
             if item is not None:
                 items.append(item)
-        with self._lock:
-            if self._quiet:
-                self.out.returned.extend(item[3] for item in items)
-                self.out.ring()
-                return
-            backlog = self._backlog
-            for item in items:
-                heapq.heappush(backlog, item)
-            starts = self._pump()
-        self.loop.launch(starts)
-        if self._dozing:
+        if not self.backlog.add(items):
+            self.out.returned.extend(item[3] for item in items)
+            self.out.ring()
+        elif self._dozing:
             self.out.ring()  # from now on there is something to look at
 
     def _admit(self, lease: Lease) -> Item | None:
@@ -193,71 +170,24 @@ class Process:
         place = self._order.get(envelope.queue, 0)
         return place, lease.rank, lease.seq, lease.token, lease, envelope, task
 
-    def _pump(self) -> list[Item]:
-        """Under the lock: give free slots to the backlog. Async jobs are returned, to launch."""
-        starts: list[Item] = []
-        backlog = self._backlog
-        while self._free > 0 and backlog and self._budget:
-            if backlog[0][6].is_async:
-                starts.append(heapq.heappop(backlog))
-            elif self._idle:
-                desk = self._idle.pop()
-                desk.item = heapq.heappop(backlog)
-                desk.wake.release()
-            elif self._threads < self.setup.concurrency:
-                self._threads += 1
-                desk = _Desk()
-                desk.item = heapq.heappop(backlog)
-                self.employ(f"tidemill-{self._threads}", self._work, desk)
-            else:
-                break
-            self._free -= 1
-            self._started += 1
-            self._budget -= 1
-        return starts
-
     # -- sync jobs ------------------------------------------------------------------------------
 
-    def _work(self, desk: _Desk) -> None:
-        """A worker thread: run what is on the desk, take the next, park when there is none."""
-        item = desk.item
-        while not self._over:
-            if item is None:
-                item = self._park(desk)
-                continue
-            self._run(item)
-            item = self._next()
-
-    def _park(self, desk: _Desk) -> Item | None:
-        desk.item = None
-        with self._lock:
-            if self._over:
-                return None
-            self._idle.append(desk)
-            starts = self._pump()
-        self.loop.launch(starts)
-        desk.wake.acquire()
-        return desk.item
+    def _work(self, desk: Desk) -> None:
+        """A worker thread: read when it is its turn, run what is on the desk, else wait."""
+        while not self.backlog.over:
+            if desk.reads:
+                self._read(desk)
+            elif desk.item is not None:
+                self._run(desk.item)
+                desk.item = self._next()
+            else:
+                self.loop.launch(self.backlog.park(desk))
+                desk.wake.acquire()
 
     def _next(self) -> Item | None:
-        """Give the slot back and take the next sync job in one go."""
-        starts: list[Item] = []
-        item: Item | None = None
-        with self._lock:
-            self._free += 1
-            self._finished += 1
-            backlog = self._backlog
-            while backlog and self._free > 0 and self._budget:
-                self._free -= 1
-                self._started += 1
-                self._budget -= 1
-                first = heapq.heappop(backlog)
-                if not first[6].is_async:
-                    item = first
-                    break
-                starts.append(first)
-        if starts:
-            self.loop.launch(starts)
+        """The next sync job for the thread whose last one has ended."""
+        item, starts = self.backlog.next()
+        self.loop.launch(starts)
         if item is None:
             self.out.flush(wait=False)  # nothing else to do: no reason to let the clerk do it later
         return item
@@ -308,10 +238,7 @@ class Process:
 
     def ended_elsewhere(self) -> list[Item]:
         """Give back the slot of an async job; those to start in it, as far as they are async."""
-        with self._lock:
-            self._free += 1
-            self._finished += 1
-            starts = self._pump()
+        starts = self.backlog.ended_elsewhere()
         self.out.ring()
         return starts
 
@@ -319,9 +246,7 @@ class Process:
 
     def _lose(self) -> None:
         """Others have our leases: start none of them; what runs sees that it is not wanted."""
-        with self._lock:
-            self.out.returned.extend(item[3] for item in self._backlog)
-            self._backlog.clear()
+        self.out.returned.extend(self.backlog.empty())
         self.out.ring()
         for run in list(self.interrupter.running.values()):
             run.context.cancelled = True
@@ -331,12 +256,8 @@ class Process:
             self._lose()
         if command.verb not in ("cancel", "terminate"):
             return
-        with self._lock:
-            waiting = [item for item in self._backlog if item[3] == command.token]
-            for item in waiting:
-                self._backlog.remove(item)
-                heapq.heapify(self._backlog)
-        if waiting:  # it never ran: no attempt, and the store knows that it is cancelled
+        if self.backlog.withdraw(command.token):
+            # It never ran: no attempt, and the store knows that it is cancelled.
             self.out.conclude(Verdict(command.token, Outcome.RELEASE, error=NOT_STARTED))
             return
         self.interrupter.order(command.token, command.verb == "terminate")
@@ -358,11 +279,11 @@ class Process:
                 if now - ticked >= TICK:
                     self._tick()
                     ticked = now
-                if (self._told_to_go or not self._budget) and not self._quiet:
+                if (self._told_to_go or not self.backlog.budget) and not self.backlog.quiet:
                     self.quiet()
                 self._end_overdue()
                 self.out.flush(wait=True)
-                if self._over or self._leave_if_done():
+                if self.backlog.over or self._leave_if_done():
                     return
         except Exception:
             log.exception("the process cannot go on")
@@ -372,27 +293,21 @@ class Process:
         self._dozing = True  # before the look: who comes after it rings
         deadline = self.interrupter.next_deadline()
         # Also once more after the last job has ended: what it did to memory must be seen.
-        busy = self._free < self.setup.concurrency or self._backlog or self._finished
-        if deadline is None and not busy:
+        if deadline is None and not self.backlog.stirred:
             return -1
         self._dozing = False
         return TICK if deadline is None else min(TICK, max(0.001, deadline - machine_time()))
 
     def _tick(self) -> None:
         """Every 50 ms while busy: see that what is held moves."""
-        with self._lock:
-            finished, self._finished = self._finished, 0
-            started, self._started = self._started, 0
-            full = self._free == 0
-            if full and not started and self._backlog:
-                # Nothing moved: somebody else may have a free slot for what lies here.
-                self.out.returned.extend(item[3] for item in self._backlog)
-                self._backlog.clear()
-            if self._free == self.setup.concurrency and not self._backlog:
-                self.interrupter.orders.clear()  # they came when their job had just ended
+        finished, stalled = self.backlog.tick()
+        self.out.returned.extend(stalled)
+        if not self.backlog.running and not self.backlog.waiting:
+            self.interrupter.orders.clear()  # they came when their job had just ended
         if not finished:
-            self._prefetch.nothing_ended(full)
-        if self.setup.max_memory and not self._quiet and resident_memory() > self.setup.max_memory:
+            self._prefetch.nothing_ended(full=not self.backlog.free)
+        most = self.setup.max_memory
+        if most and not self.backlog.quiet and resident_memory() > most:
             log.info("process %d is beyond max_memory and is replaced", os.getpid())
             self.quiet()
 
@@ -409,38 +324,25 @@ class Process:
         """How many leases to hold in all, and whether we are leaving: said with every frame."""
         if verdicts:
             self._prefetch.measure(verdicts)
-        if self._quiet:
+        if self.backlog.quiet:
             return 0, True
-        running = self.setup.concurrency - self._free
-        return min(self.setup.concurrency + self._prefetch.ahead, self._budget + running), False
-
-    def _leaving(self) -> bool:
-        return self._quiet and self._free == self.setup.concurrency
+        wanted = self.setup.concurrency + self._prefetch.ahead
+        return min(wanted, self.backlog.budget + self.backlog.running), False
 
     def _leave_if_done(self) -> bool:
         """After ``quiet``: go once nothing runs and everything is sent."""
         with self.out.sending:  # a worker thread may be in the middle of sending the last verdict
-            if not self._leaving() or not self.out.empty():
+            done = self.backlog.quiet and not self.backlog.running
+            if not done or not self.out.empty():
                 return False
-            self._over = True
+            self.backlog.over = True
             try:
                 # Wakes the reader; the supervisor sees the end.
                 self.line.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-        self._wake_idle()
+        self.backlog.close()
         return True
-
-
-class _Desk:
-    """Where a worker thread is handed its next job."""
-
-    __slots__ = ("item", "wake")
-
-    def __init__(self) -> None:
-        self.item: Item | None = None
-        self.wake = threading.Lock()
-        self.wake.acquire()
 
 
 def _with_job(context: JobContext, call: Any) -> Any:
