@@ -6,13 +6,17 @@ import contextlib
 import random
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from harness import Place, check_counters, check_no_overlap
+from harness import Place, check_counters, check_no_overlap, open_place
+from servers import NETWORK, Redis
 
 from tidemill import Flow, JobFailed, State, Tidemill, chain, group, map_many
+from tidemill.clock import new_id
 from tidemill.job import GROUP
 
 APP = """
@@ -38,8 +42,24 @@ def hook(ended, why):
 """
 
 
+STORES = ["lmdb", "redis"]
+
+
+@pytest.fixture(params=STORES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    url = NETWORK[request.param](f"t{new_id()}&owner_lease=1") if request.param in NETWORK else ""
+    with open_place(folder, url) as place:
+        yield place
+
+
 @pytest.fixture
 def app(place: Place) -> Any:
+    return load(place)
+
+
+def load(place: Place) -> Any:
     place.write(APP.replace("sum(total.function(n)", "sum(sum(n)"))
     return place.module
 
@@ -90,35 +110,32 @@ def test_compositions_run_in_workers(place: Place, app: Any) -> None:
         assert other.group(nested.id).results(0) == [2, [1, 2, 3]]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_whatever_is_killed_each_step_waits_and_each_hook_fires_once(
-    place: Place, app: Any, seed: int
-) -> None:
-    # cases C2, C4, C5; law 3
-    dice, mill, count = random.Random(seed), app.mill, 20
-    workers = [place.worker(processes=2, slots=2) for _ in range(2)]
-    chains, groups, squares = [], [], []
+class Mix(NamedTuple):
+    """Some of each, with hooks."""
+
+    chains: list[Any]
+    groups: list[Any]
+    squares: list[Any]
+
+
+def enqueue_mix(app: Any, count: int) -> Mix:
+    mix, mill = Mix([], [], []), app.mill
     for _ in range(count):
         middle = group([app.inc, app.inc.call(by=2), chain(app.inc, app.inc)])
-        chains.append(mill.enqueue(hooked(app, chain(app.inc.call(0), middle, app.total, app.inc))))
+        steps = chain(app.inc.call(0), middle, app.total, app.inc)
+        mix.chains.append(mill.enqueue(hooked(app, steps)))
         members = [app.inc.call(1), app.bad.call(), group([app.inc.call(2), app.inc.call(3)])]
-        groups.append(mill.enqueue(hooked(app, group(members))))
-        squares.append(mill.enqueue(hooked(app, diamond(app))))
-    # when
-    for _ in range(8):
-        time.sleep(dice.uniform(0.05, 0.5))
-        at = dice.randrange(2)
-        if dice.random() < 0.5 and workers[at].children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                dice.choice(workers[at].children()).kill()
-        else:
-            workers[at].kill_everything()
-            workers[at] = place.worker(processes=2, slots=2)
-    place.drain()
-    # then
-    assert [c.result(0) for c in chains] == [2 + 3 + 3 + 1] * count
-    assert [s.results(0) for s in squares] == [[1, 11, 21, 32]] * count
-    for whole in groups:
+        mix.groups.append(mill.enqueue(hooked(app, group(members))))
+        mix.squares.append(mill.enqueue(hooked(app, diamond(app))))
+    return mix
+
+
+def check_mix(place: Place, mix: Mix) -> None:
+    """Everything came to its end, each step after those before it, and each hook once."""
+    count = len(mix.chains)
+    assert [c.result(0) for c in mix.chains] == [2 + 3 + 3 + 1] * count
+    assert [s.results(0) for s in mix.squares] == [[1, 11, 21, 32]] * count
+    for whole in mix.groups:
         assert (whole.state, whole.count(), whole.count(failures=True)) == (State.FAILED, 3, 1)
     ran = Counter(
         record.envelope.id.rpartition(".")[2]
@@ -126,8 +143,8 @@ def test_whatever_is_killed_each_step_waits_and_each_hook_fires_once(
         if record.envelope.task.endswith("hook") and record.state is State.SUCCEEDED
     )
     assert ran == {"on_complete": 3 * count, "on_success": 2 * count, "on_failure": count}
-    for whole in chains + squares + groups:
-        state = "failed" if whole in groups else "succeeded"
+    for whole in mix.chains + mix.squares + mix.groups:
+        state = "failed" if whole in mix.groups else "succeeded"
         how = "on_failure" if state == "failed" else "on_success"
         assert [line.split()[:2] for line in told(place, whole.id)] == [
             ["on_complete", state],
@@ -144,3 +161,48 @@ def test_whatever_is_killed_each_step_waits_and_each_hook_fires_once(
             if record.envelope.id in begins and name in ends:
                 assert ends[name] <= begins[record.envelope.id], (name, record.envelope.id)
     assert sum(record.envelope.task == GROUP for record in place.records()) == 4 * count
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_is_killed_each_step_waits_and_each_hook_fires_once(
+    place: Place, app: Any, seed: int
+) -> None:
+    # cases C2, C4, C5; law 3
+    dice = random.Random(seed)
+    workers = [place.worker(processes=2, slots=2) for _ in range(2)]
+    mix = enqueue_mix(app, 20)
+    # when
+    for _ in range(8):
+        time.sleep(dice.uniform(0.05, 0.5))
+        at = dice.randrange(2)
+        if dice.random() < 0.5 and workers[at].children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                dice.choice(workers[at].children()).kill()
+        else:
+            workers[at].kill_everything()
+            workers[at] = place.worker(processes=2, slots=2)
+    place.drain()
+    # then
+    check_mix(place, mix)
+
+
+def test_a_redis_server_killed_and_started_again_loses_no_step(tmp_path: Path) -> None:
+    # laws 1, 3; case C4
+    server = Redis(durable=True)
+    (tmp_path / "p").mkdir()
+    try:
+        with open_place(tmp_path / "p", f"{server.url}?patience=20") as place:
+            app = load(place)
+            for _ in range(2):
+                place.worker(processes=2, slots=2).wait_ready()
+            mix = enqueue_mix(app, 20)
+            # when
+            for pause in (0.1, 0.4, 0.2):
+                time.sleep(pause)
+                server.kill()
+                server.start()
+            place.drain()
+            # then
+            check_mix(place, mix)
+    finally:
+        server.close()

@@ -13,7 +13,7 @@ import pytest
 from harness import LIMIT, Place, check_counters, eventually, open_place
 from servers import Proxy, Redis, free_port, program
 
-from tidemill import BrokerUnavailable
+from tidemill import BrokerUnavailable, chain, group
 from tidemill.brokers.base import open_broker
 from tidemill.job import Envelope, State
 
@@ -128,6 +128,9 @@ def test_a_cluster(stack: contextlib.ExitStack, folder: Path) -> None:
     place = place_on(stack, folder, f"redis://127.0.0.1:{nodes[0].port}?prefix=app&patience=20")
     worker = place.worker(processes=2, slots=2).wait_ready()
     jobs = list(place.enqueue_many("brief", [(n,) for n in range(200)]))
+    whole = place.module.mill.enqueue(
+        group(chain(place.module.brief.call(n), place.module.brief) for n in range(20))
+    )
     # when the node that has it is killed and comes back
     slot = int(nodes[0].run("CLUSTER", "KEYSLOT", "{app}"))
     owner = next(node for node in nodes if holds(node, slot))
@@ -138,6 +141,7 @@ def test_a_cluster(stack: contextlib.ExitStack, folder: Path) -> None:
     jobs.append(place.enqueue("brief", -1))
     for record in place.finish(jobs, 60):
         assert (record.state, record.losses) == (State.SUCCEEDED, 0)
+    assert whole.results(timeout=60) == list(range(20))
     check_counters(place)
     assert worker.stop() == 0
 

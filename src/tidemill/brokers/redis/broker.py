@@ -28,8 +28,8 @@ from tidemill.brokers.base import (
     QueueStats,
     Reply,
     Step,
-    need,
 )
+from tidemill.brokers.links import check_links, not_waiting
 from tidemill.brokers.redis.address import Address, parse_address, prefix_of
 from tidemill.brokers.redis.durability import read_info
 from tidemill.brokers.redis.inspect import Inspection
@@ -104,8 +104,7 @@ class RedisBroker(NoSchedules):
     """A broker on a Redis server."""
 
     features = frozenset(Feature) - {
-        *(Feature.TRANSACTIONS, Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES),
-        Feature.LIMITS,
+        *(Feature.TRANSACTIONS, Feature.BACKUP, Feature.SCHEDULES, Feature.LIMITS),
     }
 
     def __init__(self, settings: Settings) -> None:
@@ -183,18 +182,22 @@ class RedisBroker(NoSchedules):
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
     ) -> list[Put]:
-        if hold or let_go or any(job.links for job in jobs):
-            need(self, Feature.FLOWS, "a job that waits for others")
         if txn is not None:
             raise FeatureMissing(
                 "txn= needs the feature transactions, which redis:// does not have"
             )
-        if not jobs:
+        if not jobs and not let_go:
             return []
         self._check_open()
         packed = pack_put(jobs)
+        held: list[bytes] = []
+        if hold or let_go or any(job.links for job in jobs):
+            for job in jobs:
+                check_links(job)
+            for names in (hold, let_go):
+                held += (b"%d" % len(names), *(name.encode() for name in names))
         plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
-        answer = self._lines.put(packed, plain)
+        answer = self._lines.put(packed, plain, held)
         check_moved(answer)
         if answer == 1:
             created = Placed.CREATED
@@ -269,6 +272,10 @@ class RedisBroker(NoSchedules):
     def _tick(self, lines: Lines) -> None:
         self._next_tick = time.monotonic() + _TICK
         self._members.reap()
+        self._go_on(lines)
+
+    def _go_on(self, lines: Lines) -> None:
+        """What came due, what follows from it, and pruning: in pieces, to the end."""
         while lines.call("tick", b"%d" % _PRUNE_MOST):
             pass
 
@@ -336,18 +343,25 @@ class RedisBroker(NoSchedules):
         return self._act(b"delete", job_ids)
 
     def _act(self, verb: bytes, job_ids: Iterable[str], how: bytes = b"") -> list[bool]:
-        answer: bytes = self._call("act", verb, how, *(job_id.encode() for job_id in job_ids))
+        answer: bytes = self._do(verb, how, *(job_id.encode() for job_id in job_ids))
         return [flag == 49 for flag in answer]
+
+    def _do(self, *args: bytes) -> Any:
+        """One act; what ended for it may be more than the server should do at once."""
+        answer, more = self._call("act", *args)
+        if more:
+            self._go_on(self._lines)
+        return answer
 
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         given = [b"" if value is None else b"%d" % value for value in (paused, max_size)]
-        self._call("act", b"queue", queue.encode(), *given)
+        self._do(b"queue", queue.encode(), *given)
 
     def purge(self, queue: str) -> int:
         removed = 0
-        while batch := int(self._call("act", b"purge", queue.encode(), b"%d" % _PURGE_MOST)):
+        while batch := int(self._do(b"purge", queue.encode(), b"%d" % _PURGE_MOST)):
             removed += batch
         return removed
 
@@ -361,11 +375,11 @@ class RedisBroker(NoSchedules):
     # -- moving to another store ----------------------------------------------------------------
 
     def depart(self, where: str, *, seal: bool = False) -> Departure:
-        answer = self._call(
-            "move", b"depart", new_id().encode(), where.encode(), b"1" if seal else b"0"
-        )
-        mark, goes_to, last, sealed = (part.decode() for part in answer)
-        return Departure(mark, goes_to, int(last), sealed == "1")
+        args = b"depart", new_id().encode(), where.encode(), b"1" if seal else b"0"
+        while True:
+            mark, goes_to, last, sealed = (part.decode() for part in self._call("move", *args))
+            if sealed == "1" or not seal:
+                return Departure(mark, goes_to, int(last), sealed == "1")
 
     def stay(self) -> None:
         self._call("move", b"stay")
@@ -395,6 +409,8 @@ def _refusal(what: bytes, *facts: str) -> TidemillError:
     """Why a put was refused, as the script tells it."""
     if what == b"id":
         return DuplicateJob(f"a job with the id {facts[0]!r} is kept already", facts[0])
+    if what == b"waits":
+        return not_waiting(facts[0])
     if what == b"key":
         return DuplicateJob(f"an unfinished job has the key {facts[1]!r} already", facts[0])
     return QueueFull(f"queue {facts[0]!r} holds max_size={facts[1]} jobs already")

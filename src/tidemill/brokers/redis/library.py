@@ -11,7 +11,7 @@ from importlib import resources
 
 __all__ = ["LIBRARY", "Library"]
 
-_PARTS = ("store", "wake", "puts", "verdicts", "timers")
+_PARTS = ("store", "moves", "flows", "wake", "puts", "verdicts", "timers")
 _VERBS = {
     "put": "",
     "put_one": "",

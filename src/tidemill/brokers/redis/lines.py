@@ -296,8 +296,16 @@ class Lines:
         finally:
             self._spare.append(line)
 
-    def put(self, jobs: Sequence[bytes], line_and_rank: tuple[bytes, bytes] | None) -> Any:
-        """Put jobs, once; one that asks for nothing by the shortest way there is."""
+    def put(
+        self,
+        jobs: Sequence[bytes],
+        line_and_rank: tuple[bytes, bytes] | None,
+        held: Sequence[bytes] = (),
+    ) -> Any:
+        """Put jobs, once; one that asks for nothing by the shortest way there is.
+
+        ``held`` is what is said of jobs that wait for others.
+        """
         line = self._take()
         try:
             session = line.number()
@@ -307,7 +315,7 @@ class Lines:
                 if answer != 0:
                     return answer
             count = b"%d" % (len(jobs) // 4)
-            return self._patiently(line, "put", (*self.head(session), count, *jobs))
+            return self._patiently(line, "put", (*self.head(session), count, *jobs, *held))
         finally:
             self._spare.append(line)
 

@@ -21,7 +21,7 @@ from tidemill.board import read_board, remove_board
 from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.conversation import Conversation
 from tidemill.brokers.redis.lines import STEP_TIMEOUT, Lines
-from tidemill.brokers.redis.record import pack_verdict, read_lease
+from tidemill.brokers.redis.record import pack_verdict, read_leases
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.sleeper import Sleeper
 from tidemill.clock import new_id
@@ -91,12 +91,12 @@ class Member:
         return self._read(answer, now)
 
     def _read(self, answer: Any, now: float) -> Reply:
-        settled, touched, leases, commands, due, death = answer
+        settled, touched, leases, commands, due, death, inputs = answer
         self.death_at = now + death / MICRO if death >= 0 else float("inf")
         return Reply(
             [flag == 49 for flag in settled],
             [flag == 49 for flag in touched],
-            [read_lease(leases[i], leases[i + 1]) for i in range(0, len(leases), 2)],
+            read_leases(leases, inputs),
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
         )

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from tidemill.brokers.links import was_dropped
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.job import (
     Attempt,
     Conflict,
     Envelope,
+    Input,
     Lease,
     Record,
     State,
     Verdict,
+    Waits,
     decode_envelope,
     encode_envelope,
 )
@@ -27,26 +31,30 @@ __all__ = [
     "pack_put",
     "pack_record",
     "pack_verdict",
-    "read_lease",
+    "read_leases",
     "read_record",
 ]
 
 STATES = tuple(State)
 _READY, _RUNNING, _SUCCEEDED = 2, 3, 4
-_CANCELLING, _MESSAGE, _NOTED, _TIMED, _TAIL = 1, 2, 4, 8, 16
+_CANCELLING, _MESSAGE, _NOTED, _TIMED, _TAIL, _LINKED, _DROPPED = 1, 2, 4, 8, 16, 64, 128
 
 _HEAD = struct.Struct(">BBIIIII")  # state, flags, attempt, losses, limit, policy, rank
 _SEQ = struct.Struct(">Q")
 _TIMES = struct.Struct(">QQddd")  # due, expires, ttr, timeout, result_ttl
 _WISH = struct.Struct(">Bddd")  # conflict, delay, at, expires
+_LINKS = struct.Struct(">BII")  # what it waits for, number of inputs, number of jobs behind it
+_COUNTS = struct.Struct(">IIB")  # pending, failures, what it waits for
 _LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
 _FINISHED = struct.Struct(">QQ")  # finished, prune
 _SIZE = struct.Struct(">I")
 _ATTEMPT = struct.Struct(">IdddBH")  # number, leased, started, ended, outcome, size of worker
 _VERDICT = struct.Struct(">QBdddBIII")
 _LEASE = struct.Struct(">QIIIQdQd")
+_SHORT = struct.Struct(">H")
 _PAIR = struct.Struct(">dd")
 _DOUBLE = struct.Struct(">d")
+_WAITS = {"": 0, Waits.SUCCESS: 1, Waits.ANY: 2, Waits.FAILURE: 3, Waits.BARRIER: 4}
 _CONFLICTS = {Conflict.KEEP: 0, Conflict.REJECT: 1, Conflict.REPLACE: 2, Conflict.MERGE: 3}
 
 
@@ -57,6 +65,8 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
         queue, key = job.queue.encode(), job.key.encode()
         limit = job.retries.limit + 1
         flags = 0 if job.task else _MESSAGE
+        if job.links is not None:
+            flags |= _LINKED
         timed = job.timeout or job.ttr >= 0 or job.result_ttl >= 0
         if timed:
             flags |= _TIMED
@@ -65,10 +75,21 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
         if timed:
             record += _TIMES.pack(0, 0, job.ttr, job.timeout, job.result_ttl)
         wish = b""
-        if key or job.delay or job.at or job.expires:
-            wish = _WISH.pack(_CONFLICTS[Conflict(job.on_conflict)], job.delay, job.at, job.expires)
+        if key or job.delay or job.at or job.expires or job.links is not None:
+            wish = _pack_wish(job)
         args += (job.id.encode(), record, encode_envelope(job), wish)
     return args
+
+
+def _pack_wish(job: Envelope) -> bytes:
+    """How to treat a job that has its key, its times, and its links."""
+    wish = _WISH.pack(_CONFLICTS[Conflict(job.on_conflict)], job.delay, job.at, job.expires)
+    links = job.links
+    if links is None:
+        return wish
+    wish += _LINKS.pack(_WAITS[links.waits], len(links.inputs), len(links.next))
+    names = [name.encode() for name in (*links.next, *links.inputs)]
+    return wish + b"".join([_SHORT.pack(len(name)) + name for name in names])
 
 
 def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
@@ -77,7 +98,7 @@ def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
 
 
 def pack_record(r: Record) -> list[bytes]:
-    """Five arguments for a job of another store: as for a put, but as it is, with what it said."""
+    """Seven arguments for a job of another store: as for a put, but as it is, with what it said."""
     e, state = r.envelope, STATES.index(r.state)
     queue, key = e.queue.encode(), e.key.encode()
     said = b""
@@ -87,6 +108,12 @@ def pack_record(r: Record) -> list[bytes]:
         progress = _PAIR.pack(*r.progress) if r.progress else b""
         lines = [_sized(_DOUBLE.pack(when) + line.encode()) for when, line in r.log]
         said = _sized(progress) + b"".join(lines)
+    wish = wait = b""
+    if e.links is not None:
+        flags |= _LINKED | (_DROPPED if was_dropped(r) else 0)
+        wish = _pack_wish(e)
+        if e.links.waits:
+            wait = _COUNTS.pack(r.pending, r.failures, _WAITS[e.links.waits])
     record = _SEQ.pack(r.seq)
     policy = e.retries.max_attempts
     record += _HEAD.pack(state, flags, r.attempt, r.losses, r.max_attempts, policy, r.rank)
@@ -97,7 +124,7 @@ def pack_record(r: Record) -> list[bytes]:
         record += _FINISHED.pack(int(r.finished * MICRO), 0)
     attempts = b"".join(_pack_attempt(attempt) for attempt in r.attempts)
     record += _sized(r.error.encode()) + b"%c" % len(r.attempts) + _sized(attempts)
-    return [e.id.encode(), record, encode_envelope(e), r.result, said]
+    return [e.id.encode(), record, encode_envelope(e), r.result, said, wish, wait]
 
 
 def _pack_attempt(a: Attempt) -> bytes:
@@ -120,20 +147,32 @@ def pack_verdict(v: Verdict) -> list[bytes]:
     return [fixed + error + traceback + v.result, *pack_put(v.followers)]
 
 
-def read_lease(fixed: bytes, envelope: bytes) -> Lease:
-    """A lease, its envelope still encoded."""
-    token, attempt, losses, rank, seq, timeout, leased, ttr = _LEASE.unpack(fixed)
-    return Lease(token, attempt, losses, rank, seq, timeout, leased / MICRO, ttr, envelope)
+def read_leases(shown: Sequence[bytes], inputs: Sequence[Any]) -> list[Lease]:
+    """Leases, their envelopes still encoded; ``inputs`` tells the place of those that have some."""
+    leases = []
+    for i in range(0, len(shown), 2):
+        token, attempt, losses, rank, seq, timeout, leased, ttr = _LEASE.unpack(shown[i])
+        times = timeout, leased / MICRO, ttr
+        leases.append(Lease(token, attempt, losses, rank, seq, *times, shown[i + 1]))
+    for place, ends in zip(inputs[0::2], inputs[1::2], strict=True):
+        leases[place].inputs = tuple(_read_input(*ends[i : i + 4]) for i in range(0, len(ends), 4))
+    return leases
+
+
+def _read_input(job_id: bytes, state: int | bytes, result: bytes, error: bytes) -> Input:
+    shown = STATES[state].value if isinstance(state, int) else ""
+    return Input(job_id.decode(), shown, result, error.decode())
 
 
 def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
     """A record as it stands: what ``look.lua`` returns for one job."""
-    _, data, envelope, worker, progress, lines, result = shown
+    _, data, envelope, worker, progress, lines, result, wait = shown
     assert isinstance(data, bytes)
     assert isinstance(envelope, bytes)
     assert isinstance(worker, bytes)
     assert isinstance(progress, bytes)
     assert isinstance(result, bytes)
+    assert isinstance(wait, bytes)
     state, flags, attempt, losses, limit, _, rank = _HEAD.unpack_from(data, _SEQ.size)
     record = Record(
         envelope=decode_envelope(envelope),
@@ -149,6 +188,8 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         progress=_PAIR.unpack(progress) if progress else None,
         log=[(_DOUBLE.unpack_from(line)[0], bytes(line[8:]).decode()) for line in lines],  # type: ignore[arg-type, index]
     )
+    if wait:
+        record.pending, record.failures, _ = _COUNTS.unpack(wait)
     at = _SEQ.size + _HEAD.size
     at += 1 + data[at]  # queue
     at += 1 + data[at]  # key

@@ -4,7 +4,8 @@
 --       cancel   6 'cancel' or 'terminate', then ids     kick, delete   6 '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
 --       purge    6 queue, 7 how many at most
--- Returns '0' and '1' for each id; how many were purged; {'moved', where}.
+-- Returns '0' and '1' for each id, or how many were purged, and whether `tick` is to go on with what that
+--       ended; {'moved', where}.
 
 local again = said_before() or departure()
 if again then return again end
@@ -32,6 +33,10 @@ local function kick(j)
     return true
   end
   if j.state <= SUCCEEDED then return false end
+  if flagged(j.flags, LINKED) then
+    if links_of(j.id).waits == W_BARRIER then return false end -- it is never run
+    add_end(j.id, REVIVED)
+  end
   if j.key ~= '' and call('HSETNX', K_KEY, j.key, j.id .. '\0') == 0 then
     return false -- at most one unfinished job per key
   end
@@ -40,6 +45,7 @@ local function kick(j)
   j.losses, j.expires, j.error = 0, 0, ''
   drop_result(j)
   if flagged(j.flags, CANCELLING) then j.flags = j.flags - CANCELLING end
+  if flagged(j.flags, DROPPED) then j.flags = j.flags - DROPPED end
   place(j, 0)
   return true
 end
@@ -49,7 +55,7 @@ local function delete(j)
     unfinish(j)
   else
     if j.state == RUNNING then end_lease(j) else unplace(j) end
-    leave(j)
+    leave(j, WAITING)
   end
   forget(j)
   return true
@@ -77,7 +83,8 @@ end
 local function unready(queue, ids, most)
   local function add(id)
     local j = #ids < most and load_job(id)
-    if j and j.queue == queue and (j.state == SCHEDULED or j.state == WAITING) then ids[#ids + 1] = id end
+    local waits = j and (j.state == SCHEDULED or j.state == WAITING and not flagged(j.flags, LINKED))
+    if waits and j.queue == queue then ids[#ids + 1] = id end
   end
   for _, member in ipairs(call('ZRANGE', K_DUE, 0, -1)) do
     if sub(member, 1, 1) == 'j' then add(sub(member, 2)) end
@@ -92,7 +99,9 @@ end
 local function purge(queue, most)
   local row = find_row(queue)
   if not row then return 0 end
-  local ids = {}
+  -- Those behind others first: what is purged is not cancelled for what is purged before it.
+  local ids = call('ZRANGE', B .. ':held:' .. queue, 0, most - 1)
+  local held = #ids
   for _, kind in ipairs(KINDS) do
     if #ids < most then
       for _, member in ipairs(call('ZRANGE', B .. ':r:' .. kind .. queue, 0, most - #ids - 1)) do
@@ -101,7 +110,7 @@ local function purge(queue, most)
     end
   end
   local rest = call('HMGET', row.key, 'scheduled', 'waiting')
-  if #ids < most and (tonumber(rest[1]) or 0) + (tonumber(rest[2]) or 0) > 0 then unready(queue, ids, most) end
+  if #ids < most and (tonumber(rest[1]) or 0) + (tonumber(rest[2]) or 0) > held then unready(queue, ids, most) end
   read_ahead(ids)
   for _, id in ipairs(ids) do delete(load_job(id)) end
   return #ids
@@ -117,8 +126,9 @@ else
   for i = 7, #ARGV do
     local j = load_job(ARGV[i])
     done[#done + 1] = j and act(j) and '1' or '0'
+    flow() -- what ends for that is not there any more to be acted upon
   end
   answer = table.concat(done)
 end
 finish_step()
-return say(answer)
+return say({answer, flows_on() and 1 or 0})

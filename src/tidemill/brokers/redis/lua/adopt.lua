@@ -1,7 +1,8 @@
 -- Taking in jobs of a departed store, as they are.
 --
--- ARGV  5 mark, 6 the last number drawn there, 7 cursor, then for each job five arguments: id, record with
---       its seq there, envelope, result, what it said (progress, lines of log, each behind its size)
+-- ARGV  5 mark, 6 the last number drawn there, 7 cursor, then for each job seven arguments: id, record with
+--       its seq there, envelope, result, what it said (progress, lines of log, each behind its size), its
+--       wish if it comes before or after others, and how those before it stand if it comes after some
 -- Returns '0' and '1' for each job, or {'moved', where}.
 
 local again = said_before() or departure()
@@ -20,7 +21,7 @@ local function take_key(j)
   return true
 end
 
-local function adopt_one(id, record, envelope, result, said, first)
+local function adopt_one(id, record, envelope, result, said, wish, wait, first)
   if load_job(id) then return '0' end
   local j = parse_job(id, record)
   if j.key ~= '' and j.state < SUCCEEDED and not take_key(j) then return '0' end
@@ -36,6 +37,8 @@ local function adopt_one(id, record, envelope, result, said, first)
       call('RPUSH', B .. ':g:' .. id, line)
     end
   end
+  if wish ~= '' then flows.links[id], flows.new[id] = wish, wish end
+  if wait ~= '' then flows.waits[id], flows.counted[id] = parse_wait(wait), true end
   save(j)
   if j.state < SUCCEEDED and j.expires > 0 then add_due(j.expires, 'x' .. id) end
   if j.state >= SUCCEEDED then
@@ -43,6 +46,7 @@ local function adopt_one(id, record, envelope, result, said, first)
     keep(j)
   elseif j.state == WAITING then
     count(j.queue, 'waiting', 1)
+    if wait ~= '' then hold(j, true) end
   else
     place(j, j.due)
   end
@@ -57,8 +61,9 @@ if not first then
 end
 call('HSET', K_FROM, 'cursor', ARGV[7], 'first', first)
 local taken = {}
-for i = 8, #ARGV, 5 do
-  taken[#taken + 1] = adopt_one(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], tonumber(first))
+for i = 8, #ARGV, 7 do
+  local id, record, envelope, result, said, wish, wait = unpack(ARGV, i, i + 6)
+  taken[#taken + 1] = adopt_one(id, record, envelope, result, said, wish, wait, tonumber(first))
 end
 finish_step()
 return say(table.concat(taken))

@@ -9,7 +9,8 @@
 --       n notes: (token, done, total, time) with the line behind
 -- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; else settled and touched ('0' and '1'), leases (fixed
 --       part, envelope, …), commands, microseconds until something is due (-1 never), and until the
---       next of the other owners is to be given up.
+--       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
+--       error, …).
 
 local owner, serial, epoch = ARGV[5], unpk('>I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
@@ -18,13 +19,32 @@ if not me[1] or me[6] ~= epoch then return 0 end
 local worker, consumer, last_queue = me[1], me[2] == 'consumer', me[5] or ''
 call('ZADD', B .. ':beat', now + ARGV[7], owner)
 
-local leases, IS_RUNNING = {}, string.char(RUNNING)
+local leases, inputs, IS_RUNNING = {}, {}, string.char(RUNNING)
 local first_token, last_token = 0, -1
 
 local function show_lease(j, token, ttr, envelope)
   leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, j.attempt + 1, j.losses, j.rank, j.seq,
     j.timeout, now, ttr)
   leases[#leases + 1] = envelope
+end
+
+-- Give the last lease the ends of the jobs before it that it asks for.
+local function show_inputs(id)
+  local wish = flows.links[id] or links_of(id)
+  if type(wish) == 'string' and unpk('>I4', wish, LINKS_WAITS + 1) == 0 then return end -- the hot path
+  local names, shown = links_of(id).inputs, {}
+  if #names == 0 then return end
+  read_ahead(names)
+  local ends = fetch_all(K_RESULT, names)
+  for i, name in ipairs(names) do
+    local j = load_job(name)
+    shown[#shown + 1] = name
+    shown[#shown + 1] = j and j.state or ''
+    shown[#shown + 1] = j and (results[name] or ends[i]) or ''
+    shown[#shown + 1] = j and j.error or ''
+  end
+  inputs[#inputs + 1] = #leases / 2 - 1
+  inputs[#inputs + 1] = shown
 end
 
 -- When the next of the others is to be given up.
@@ -40,9 +60,10 @@ local function replay(answer)
     if lease[1] >= answer[3] and lease[1] <= answer[4] and j.token == lease[1] then
       local ttr = j.deadline > 0 and math.max(0, j.deadline - now) / 1000000 or 0
       show_lease(j, j.token, ttr, call('HGET', K_ENV, j.id))
+      if flagged(j.flags, LINKED) then show_inputs(j.id) end
     end
   end
-  return {answer[1], answer[2], leases, answer[5], 0, next_death()}
+  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs}
 end
 
 if tonumber(me[3]) >= serial then return replay(cmsgpack.unpack(me[4])) end
@@ -100,6 +121,16 @@ end
 
 local held = {} -- token → id, as the list of leases has it
 
+-- Those jobs of some, just read, that hang together with others.
+local function linked_of(ids)
+  local linked = {}
+  for _, id in ipairs(ids) do
+    local data = jobs[id]
+    if type(data) == 'string' and flagged(byte(data, 10), LINKED) then linked[#linked + 1] = id end
+  end
+  return linked
+end
+
 local function mine(token)
   local j = held[token] and load_job(held[token])
   return j and j.state == RUNNING and j.token == token and j.owner == owner and j or nil
@@ -140,6 +171,7 @@ do
     end
   end
   read_ahead(ids)
+  read_links_ahead(linked_of(ids))
 end
 for _, n in ipairs(notes) do note(unpack(n)) end
 for i, v in ipairs(verdicts) do
@@ -172,6 +204,7 @@ local function take_line(line, many)
     local ids = {}
     for i = 1, #ready, 2 do ids[#ids + 1] = sub(ready[i], 9) end
     read_ahead(ids)
+    read_links_ahead(linked_of(ids))
     local envelopes = fetch_all(K_ENV, ids)
     local token = call('INCRBY', B .. ':seq', #ids) - #ids
     if first_token == 0 then first_token = token + 1 end
@@ -179,7 +212,9 @@ local function take_line(line, many)
     local lent = {}
     for i, id in ipairs(ids) do
       local data, j = jobs[id], nil
-      local plain = type(data) == 'string' and byte(data, 10) == 0 and not consumer
+      local linked, before = 0, #leases
+      if type(data) == 'string' then linked = byte(data, 10) else linked = data.flags end
+      local plain = type(data) == 'string' and (linked == 0 or linked == LINKED) and not consumer
       if not plain then j = load_job(id) end
       if plain then -- the hot path: a task with neither times nor past; its record only grows
         local number, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
@@ -210,9 +245,11 @@ local function take_line(line, many)
           show_lease(j, token, ttr, envelopes[i])
         end
       end
+      if #leases > before and flagged(linked, LINKED) then show_inputs(id) end
     end
     count(sub(line, 2), 'running', #lent / 2)
     call_all('HSET', K_LEASES, lent)
+    flow()
     flush_lines() -- an end may have made a successor ready
   end
   return false
@@ -325,7 +362,8 @@ local function flat(groups)
   return lines
 end
 
-flush() -- what was settled may be leased again
+flow()
+flush() -- what was settled may be leased again, and what waited for it
 local kinds, groups = {}, {}
 if ARGV[8] ~= '' and not moved then
   if flagged(kind_bits, 1) then kinds[#kinds + 1] = 'T' end
@@ -374,4 +412,4 @@ if ARGV[8] ~= '' then
   end
 end
 finish_step()
-return {settled, touched, leases, commands, due, next_death()}
+return {settled, touched, leases, commands, due, next_death(), inputs}

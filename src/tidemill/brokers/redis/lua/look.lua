@@ -4,7 +4,8 @@
 --       get     then ids
 --       find    6 seq to go on below, or '', 7 how many, 8 states wanted as digits, or '' for all
 --       stats
--- Returns for a job {id, record, envelope, name of its worker, progress, log, result}, or 0: get one each;
+-- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
+--       stand or ''}, or 0: get one each;
 --       find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
 
 local names = {}
@@ -25,7 +26,8 @@ local function shown(id, data)
     lines = call('LRANGE', B .. ':g:' .. id, 0, -1)
   end
   if flagged(flags, RESULT) then result = call('HGET', K_RESULT, id) end
-  return {id, data, envelope, worker, progress, lines, result}
+  local wait = flagged(flags, LINKED) and call('HGET', K_WAIT, id) or ''
+  return {id, data, envelope, worker, progress, lines, result, wait}
 end
 
 local function find(below, most, states)

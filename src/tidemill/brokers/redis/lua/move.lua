@@ -4,7 +4,8 @@
 --       depart   6 mark, if none is known yet, 7 where, 8 '1' to seal
 --       stay
 --       adopted  6 mark
--- Returns depart {mark, where, last number drawn, sealed}, or {'moved', where} when it goes elsewhere;
+-- Returns depart {mark, where, last number drawn, sealed}, or {'moved', where} when it goes elsewhere; it is
+--       not sealed yet when ends have to be counted down first, and is to be called again;
 --       adopted the cursor or ''.
 
 local verb, K_DEPARTURE = ARGV[5], B .. ':departure'
@@ -13,6 +14,11 @@ if verb == 'depart' then
   local known = call('HMGET', K_DEPARTURE, 'mark', 'where', 'sealed')
   if known[1] and known[2] ~= ARGV[7] then return {'moved', known[2]} end
   local mark, sealed = known[1] or ARGV[6], (known[3] == '1' or ARGV[8] == '1') and '1' or '0'
+  if sealed == '1' and known[3] ~= '1' then -- what has ended must not be left behind half-told
+    flows.resumed = true
+    finish_step()
+    if flows_on() then sealed = '0' end
+  end
   call('HSET', K_DEPARTURE, 'mark', mark, 'where', ARGV[7], 'sealed', sealed)
   for _, queue in ipairs(call('ZRANGE', B .. ':queues', 0, -1)) do call('HSET', B .. ':q:' .. queue, 'moved', 1) end
   hint_everybody()

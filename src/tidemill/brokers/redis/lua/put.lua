@@ -1,14 +1,24 @@
 -- Accept jobs, all or none, in order.
 --
--- ARGV  5 how many, then four arguments each (see puts.lua)
+-- ARGV  5 how many, then four arguments each (see puts.lua); then, or nothing more:
+--       n ids of those that are held, n ids of such as are let go
 -- Returns 1 when all were created; else {what, id, what, id, …}; or why not: {'id', id},
---       {'key', id, key}, {'full', queue, max_size}, {'moved', where}, and nothing was stored.
+--       {'key', id, key}, {'full', queue, max_size}, {'waits', id}: it does not; {'moved', where}, and nothing
+--       was stored.
 
 local again = said_before() or departure()
 if again then return again end
 
 local many, last = tonumber(ARGV[5]), nil
 last = 5 + many * 4
+
+local on_hold, let_go, linked = {}, {}, false
+if ARGV[last + 1] then
+  local holds = tonumber(ARGV[last + 1])
+  for i = last + 2, last + 1 + holds do on_hold[ARGV[i]] = true end
+  for i = last + 3 + holds, #ARGV do let_go[#let_go + 1] = ARGV[i] end
+  linked = true
+end
 
 -- Play the puts through for what could refuse one, before any is stored.
 local function refused()
@@ -35,8 +45,9 @@ local function refused()
       for n, holder in ipairs(holders or {}) do
         if holder ~= stays then added[holder[1]] = (added[holder[1]] or 0) - 1 end
       end
-      local row = find_row(queue)
-      if row and row.max_size > 0 then
+      local row, wish = find_row(queue), ARGV[i + 3]
+      local waits = flagged(byte(record, 2), LINKED) and byte(wish, LINKS_WAITS) > 0
+      if row and row.max_size > 0 and not waits then
         row.size = row.size or size_of(queue)
         if row.size + (added[queue] or 0) >= row.max_size then return {'full', queue, tostring(row.max_size)} end
       end
@@ -44,6 +55,32 @@ local function refused()
       ids[id] = true
       if key ~= '' then held[key] = stays and {stays, {queue, false}} or {{queue, false}} end
     end
+  end
+  return nil
+end
+
+-- The same for links to what is not there, or waits for nothing more.
+local function refused_links()
+  local named, seen, coming = {}, {}, {}
+  local function name(id)
+    if not seen[id] then named[#named + 1] = id end
+    seen[id] = true
+  end
+  for _, id in ipairs(let_go) do name(id) end
+  for i = 6, last, 4 do
+    if flagged(byte(ARGV[i + 1], 2), LINKED) then
+      local links = parse_links(ARGV[i + 3])
+      for _, id in ipairs(links.next) do
+        if not coming[id] then name(id) end
+      end
+      if links.waits > 0 then coming[ARGV[i]] = true end
+    end
+  end
+  read_waits_ahead(named)
+  read_ahead(named)
+  for _, id in ipairs(named) do
+    local j = wait_of(id) and load_job(id)
+    if not j or j.state ~= WAITING then return {'waits', id} end
   end
   return nil
 end
@@ -59,7 +96,7 @@ do
   for i = 6, last, 4 do ids[#ids + 1] = ARGV[i] end
   read_ahead(ids)
 end
-local why = refused()
+local why = refused() or linked and refused_links()
 if why then
   finish_step() -- of what came due
   return why
@@ -71,6 +108,10 @@ for i = 6, last, 4 do
   puts[#puts + 1] = placed
   puts[#puts + 1] = id
   plain = plain and placed == CREATED
+end
+if linked then
+  for _, id in ipairs(let_go) do count_down(id, false, '') end
+  begin_all(6, many, on_hold)
 end
 finish_step()
 return say(plain and 1 or puts)

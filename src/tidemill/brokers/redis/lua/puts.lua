@@ -1,6 +1,8 @@
 -- Accepting jobs: new ones, and those whose key an unfinished job has already.
 -- A job is four arguments: id, record behind its seq, envelope, and its wish: how to treat a job that
--- has its key, delay, at, expires; empty when it has neither key nor times.
+-- has its key, delay, at, expires, and if it comes before or after others: what it waits for (0 nothing,
+-- 1 success, 2 any end, 3 failure, 4 all, as a barrier), how many inputs it has and how many jobs behind it,
+-- these, and the inputs. Empty when it has neither key nor times nor links.
 
 local CREATED, KEPT, REPLACED, MERGED, SUCCESSOR = 0, 1, 2, 3, 4
 local C_KEEP, C_REJECT, C_REPLACE, C_MERGE = 0, 1, 2, 3
@@ -12,11 +14,6 @@ local function holders_of(key)
   local cut = string.find(holders, '\0', 1, true)
   local successor = sub(holders, cut + 1)
   return sub(holders, 1, cut - 1), successor ~= '' and successor or nil
-end
-
-local function due_of(delay, at)
-  if delay > 0 then return now + math.floor(delay * 1000000) end
-  return at > 0 and math.floor(at * 1000000) or 0
 end
 
 local function insert(id, record, envelope, wish, state)
@@ -41,6 +38,15 @@ local function insert(id, record, envelope, wish, state)
     add_due(j.expires, 'x' .. id)
   end
   local due = due_of(delay, at)
+  if flagged(j.flags, LINKED) then
+    flows.links[id], flows.new[id] = wish, wish
+    local links = links_of(id)
+    enlist(id, links)
+    if links.waits > 0 then
+      state = WAITING
+      hold(j, true)
+    end
+  end
   if state == WAITING then
     j.state, j.due = WAITING, due
     count(j.queue, 'waiting', 1)
@@ -99,14 +105,31 @@ local function put_one(id, record, envelope, wish)
   return REPLACED, id
 end
 
+-- Nothing more comes before the jobs of some arguments that wait, but for those in `hold`.
+local function begin_all(from, many, on_hold)
+  for i = from, from + many * 4 - 1, 4 do
+    local record, wish = ARGV[i + 1], ARGV[i + 3]
+    if flagged(byte(record, 2), LINKED) and byte(wish, LINKS_WAITS) > 0 and not on_hold[ARGV[i]] then
+      count_down(ARGV[i], false, '')
+    end
+  end
+end
+
 -- Puts that must not fail, since settling must not: no limit holds, a taken id is kept.
 local function follow(from, many)
   if many == 0 then return end
   seq = call('INCRBY', B .. ':seq', many) - many
+  flow() -- a job behind may not be there any more
+  local left_out = {}
   for i = from, from + many * 4 - 1, 4 do
     local id, record = ARGV[i], ARGV[i + 1]
     local _, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
     local rejected = key ~= '' and byte(ARGV[i + 3], 1) == C_REJECT and holders_of(key)
-    if not rejected and not load_job(id) then put_one(id, record, ARGV[i + 2], ARGV[i + 3]) end
+    if not rejected and not load_job(id) then
+      put_one(id, record, ARGV[i + 2], ARGV[i + 3])
+    else
+      left_out[id] = true
+    end
   end
+  begin_all(from, many, left_out)
 end

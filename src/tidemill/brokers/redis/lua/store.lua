@@ -1,4 +1,4 @@
--- What lies where, and the moves every job is made to take: the only place a state changes.
+-- What lies where, and what belongs to one call: what it has read, and what it means to write.
 --
 -- All files together are one library of the server's (library.py); each verb is a function of it.
 -- KEYS[1] is the store's hash tag, B below; all other keys begin with it and are made here, so that
@@ -11,10 +11,15 @@
 --   B:r:LINE   zset    seq8·id by rank       what can be leased; a line is a queue behind its kind: L, M or T
 --                                        (tasks that run alone since they were lost, messages, tasks)
 --   B:lines    zset    LINE, all 0           lines that are not paused and may have something ready
---   B:due      zset    j·id, x·id, l·id      by time: a scheduled job, an expiry, the end of a message's lease
+--   B:due      zset    j·id, x·id, l·id, f   by time: a scheduled job, an expiry, the end of a message's lease; that B:flow goes on
 --   B:l:OWNER  hash    token → id            leases; the fence is the token in the record
 --   B:key      hash    key → id \0 successor
---   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with one (or cancelled, expired), 2 failed
+--   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with one (or cancelled, expired), 2 failed;
+--                                        3 any that hangs together with others, by when to look whether one needs it
+--   B:link     hash    id → links of a job before or after others, as its put wished them, see puts.lua
+--   B:wait     hash    id → pending, failures, what it waits for: of a job that comes after others
+--   B:held:QUEUE zset  id by seq             jobs that wait for others
+--   B:flow     list    ends that are still to be counted down, see flows.lua
 --   B:q:QUEUE  hash    paused, max_size, moved, and a counter for each state but ready, and each total
 --   B:queues   zset    queue, all 0
 --   B:p:ID     string  progress of a job     B:g:ID  list  its log
@@ -36,16 +41,16 @@
 
 local WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = 0, 1, 2, 3, 4, 5, 6, 7
 local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'failed', 'cancelled', 'expired'}
-local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT = 1, 2, 4, 8, 16, 32
+local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, DROPPED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
-
+local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and that are one entry of what it leaves
 
 -- What belongs to one call; `begin` makes it all anew.
 local call, pack, unpk, sub, byte -- which are not there yet while the library is loaded
 local ARGV, now
-local B, K_JOB, K_ENV, K_RESULT, K_ALL, K_DUE, K_KEY, K_LINES, K_ASLEEP, K_WAITS
+local B, K_JOB, K_ENV, K_RESULT, K_ALL, K_DUE, K_KEY, K_LINES, K_ASLEEP, K_WAITS, K_LINK, K_WAIT, K_FLOW
 -- What it has read or means to write, by id: a record, its bytes, or false when there is none. Writes
 -- are collected and done by `flush`; scripts do not roll back, so nothing may fail after it.
 local jobs, envs, results
@@ -59,6 +64,7 @@ local rings, finished, shrunk -- whom to wake: LINE → jobs, ids, queues
 local due_moved -- somebody may have to look earlier, or in another's place
 local seq -- the last number drawn for a new job
 local rank_texts -- rank → as text
+local flows -- what it knows, and is to do, of jobs that come before or after others: see flows.lua
 local retention -- class → microseconds, as far as it was asked for
 
 local function begin_lightly(keys, args)
@@ -69,6 +75,7 @@ local function begin_lightly(keys, args)
     K_JOB, K_ENV, K_RESULT, K_ALL = B .. ':job', B .. ':env', B .. ':result', B .. ':all'
     K_DUE, K_KEY = B .. ':due', B .. ':key'
     K_LINES, K_ASLEEP, K_WAITS = B .. ':lines', B .. ':asleep', B .. ':waits'
+    K_LINK, K_WAIT, K_FLOW = B .. ':link', B .. ':wait', B .. ':flow'
   end
 end
 
@@ -77,7 +84,8 @@ local function begin(keys, args)
   local time = call('TIME')
   now = time[1] * 1000000 + time[2] + args[1]
   jobs, envs, results, changed, change_list, fresh = {}, {}, {}, {}, {}, {}
-  rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}}, {}
+  rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
+  flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end
 
@@ -175,7 +183,7 @@ local function parse_job(id, data)
 end
 
 local function pack_job(j)
-  local flags = bit.band(j.flags, CANCELLING + MESSAGE + NOTED + RESULT)
+  local flags = bit.band(j.flags, CANCELLING + MESSAGE + NOTED + RESULT + LINKED + DROPPED)
   local timed = j.due > 0 or j.expires > 0 or j.ttr >= 0 or j.timeout > 0 or j.result_ttl >= 0
   local tail = j.trail > 0 or j.error ~= ''
   if timed then flags = flags + TIMED end
@@ -238,266 +246,120 @@ local function drop_result(j)
   end
 end
 
+-- -- links -----------------------------------------------------------------------------------------
+
+local NO_LINKS = {delay = 0, at = 0, waits = 0, next = {}, inputs = {}}
+local LINKS_WAITS = 26 -- where a wish says what the job waits for, and after that how many inputs it has
+
+local function parse_links(wish)
+  local _, delay, at, _, waits, inputs, many, from = unpk('>BdddBI4I4', wish)
+  local links = {delay = delay, at = at, waits = waits, next = {}, inputs = {}}
+  for i = 1, many do links.next[i], from = unpk('>I2c0', wish, from) end
+  for i = 1, inputs do links.inputs[i], from = unpk('>I2c0', wish, from) end
+  return links
+end
+
+local function read_links_ahead(ids)
+  local missing, links = {}, flows.links
+  for _, id in ipairs(ids) do
+    if links[id] == nil then missing[#missing + 1] = id end
+  end
+  for i, wish in ipairs(fetch_all(K_LINK, missing)) do links[missing[i]] = wish end
+end
+
+local function links_of(id)
+  local links = flows.links[id]
+  if links == nil then links = call('HGET', K_LINK, id) end
+  if type(links) == 'string' then links = parse_links(links) end
+  flows.links[id] = links
+  return links or NO_LINKS
+end
+
+local function parse_wait(data)
+  local pending, failures, what = unpk('>I4I4B', data)
+  return {pending = pending, failures = failures, what = what}
+end
+
+local function read_waits_ahead(ids)
+  local missing, waits = {}, flows.waits
+  for _, id in ipairs(ids) do
+    if waits[id] == nil then missing[#missing + 1] = id end
+  end
+  for i, data in ipairs(fetch_all(K_WAIT, missing)) do waits[missing[i]] = data and parse_wait(data) end
+end
+
+-- How those before a job stand; nil when it comes after none.
+local function wait_of(id)
+  local wait = flows.waits[id]
+  if wait == nil then
+    local data = call('HGET', K_WAIT, id)
+    wait = data and parse_wait(data)
+    flows.waits[id] = wait
+  end
+  return wait or nil
+end
+
+local function hold(j, held)
+  local queue = flows.held[j.queue]
+  if not queue then
+    queue = {}
+    flows.held[j.queue] = queue
+  end
+  queue[j.id] = held and j.seq
+end
+
+-- A job has ended, or was deleted before (state WAITING): those behind it are to wait for one less.
+local function add_end(id, state)
+  local behind, ends = links_of(id).next, flows.ends
+  if #behind <= AT_ONCE then
+    if #behind > 0 then ends[#ends + 1] = {state, id, behind} end
+    return
+  end
+  for from = 1, #behind, AT_ONCE do
+    ends[#ends + 1] = {state, id, {unpack(behind, from, math.min(from + AT_ONCE - 1, #behind))}}
+  end
+end
+
+local function unlink(id)
+  flows.links[id], flows.new[id], flows.waits[id], flows.counted[id] = false, nil, false, nil
+  flows.unlinked[#flows.unlinked + 1] = id
+end
+
+local function flush_links()
+  call_all('HDEL', K_LINK, flows.unlinked)
+  call_all('HDEL', K_WAIT, flows.unlinked)
+  local new, counted = {}, {}
+  for id, wish in pairs(flows.new) do
+    new[#new + 1] = id
+    new[#new + 1] = wish
+  end
+  for id in pairs(flows.counted) do
+    local wait = flows.waits[id]
+    counted[#counted + 1] = id
+    counted[#counted + 1] = pack('>I4I4B', wait.pending, wait.failures, wait.what)
+  end
+  call_all('HSET', K_LINK, new)
+  call_all('HSET', K_WAIT, counted)
+  for queue, ids in pairs(flows.held) do
+    local held, gone = {}, {}
+    for id, number in pairs(ids) do
+      if number then
+        held[#held + 1] = text_of(number)
+        held[#held + 1] = id
+      else
+        gone[#gone + 1] = id
+      end
+    end
+    call_all('ZADD', B .. ':held:' .. queue, held)
+    call_all('ZREM', B .. ':held:' .. queue, gone)
+  end
+  flows.unlinked, flows.new, flows.counted, flows.held = {}, {}, {}, {}
+end
+
 local function forget(j)
   jobs[j.id], envs[j.id], fresh[j.id] = false, nil, nil
   touch_id(j.id)
   drop_result(j)
+  if flagged(j.flags, LINKED) then unlink(j.id) end
   if flagged(j.flags, NOTED) then call('DEL', B .. ':p:' .. j.id, B .. ':g:' .. j.id) end
-end
-
--- -- queues ----------------------------------------------------------------------------------------
-
-local SIZES = {'waiting', 'scheduled', 'running'}
-local KINDS = {'T', 'M', 'L'}
-
-local function find_row(queue)
-  local row = rows[queue]
-  if row == nil then
-    local found = call('HMGET', B .. ':q:' .. queue, 'paused', 'max_size')
-    row = found[1] and {key = B .. ':q:' .. queue, paused = found[1] == '1', max_size = tonumber(found[2]), by = {}}
-    rows[queue] = row
-  end
-  return row or nil
-end
-
-local function row_of(queue)
-  local row = find_row(queue)
-  if not row then -- a new queue
-    row = {key = B .. ':q:' .. queue, paused = false, max_size = 0, by = {}}
-    rows[queue] = row
-    call('HSET', row.key, 'paused', 0, 'max_size', 0)
-    call('ZADD', B .. ':queues', 0, queue)
-  end
-  return row
-end
-
-local function count(queue, counter, by)
-  local row = row_of(queue)
-  row.by[counter] = (row.by[counter] or 0) + by
-end
-
--- What is ready is counted where it lies.
-local function ready_of(queue)
-  local ready = 0
-  for _, kind in ipairs(KINDS) do ready = ready + call('ZCARD', B .. ':r:' .. kind .. queue) end
-  return ready
-end
-
--- Unfinished jobs; all that became ready must have been flushed.
-local function size_of(queue)
-  local row, size = row_of(queue), ready_of(queue)
-  for i, value in ipairs(call('HMGET', row.key, unpack(SIZES))) do
-    size = size + (tonumber(value) or 0) + (row.by[SIZES[i]] or 0)
-  end
-  return size
-end
-
--- -- placing ---------------------------------------------------------------------------------------
-
-local function line_of(j) return (j.message and 'M' or j.losses > 0 and 'L' or 'T') .. j.queue end
-
-local function enter_line(line, rank, member)
-  local args = entering[line]
-  if not args then
-    args = {}
-    entering[line] = args
-  end
-  args[#args + 1] = rank_text(rank)
-  args[#args + 1] = member
-  rings[line] = (rings[line] or 0) + 1
-end
-
-local function flush_lines()
-  for line, args in pairs(entering) do
-    call_all('ZADD', B .. ':r:' .. line, args)
-    if not row_of(sub(line, 2)).paused then call('ZADD', K_LINES, 0, line) end
-  end
-  entering = {}
-end
-
-local function add_due(time, member)
-  call('ZADD', K_DUE, time, member)
-  due_moved = true
-end
-
--- Put a job that is nowhere into scheduled or ready, by its due time.
-local function place(j, due)
-  j.due = due
-  if due > now then
-    j.state = SCHEDULED
-    count(j.queue, 'scheduled', 1)
-    add_due(due, 'j' .. j.id)
-  else
-    j.state = READY
-    enter_line(line_of(j), j.rank, pack('>I8', j.seq) .. j.id)
-  end
-  save(j)
-end
-
--- Take a job that neither runs nor has finished out of what holds it.
-local function unplace(j)
-  if j.state == READY then
-    flush_lines()
-    call('ZREM', B .. ':r:' .. line_of(j), pack('>I8', j.seq) .. j.id)
-  elseif j.state == SCHEDULED then
-    call('ZREM', K_DUE, 'j' .. j.id)
-  end
-  if j.state ~= READY then count(j.queue, COUNTER[j.state], -1) end
-end
-
-local function drop_token(owner, token)
-  local tokens = ended_leases[owner]
-  if not tokens then
-    tokens = {}
-    ended_leases[owner] = tokens
-  end
-  tokens[#tokens + 1] = text_of(token)
-end
-
--- Take a running job from its owner: whatever the owner says of it now is too late.
-local function end_lease(j)
-  drop_token(j.owner, j.token)
-  if j.deadline > 0 then call('ZREM', K_DUE, 'l' .. j.id) end
-  count(j.queue, 'running', -1)
-  j.state, j.token = -1, 0
-end
-
--- -- ending ----------------------------------------------------------------------------------------
-
-local function keep_class(class)
-  if not retention then
-    local succeeded, _, failed, protect = unpk('>dddd', ARGV[2])
-    retention = {[0] = succeeded, math.max(succeeded, protect), failed}
-  end
-  return retention[class]
-end
-
-local function keep_for(j, class)
-  if j.state == SUCCEEDED and j.result_ttl >= 0 then return j.result_ttl * 1000000 end
-  return keep_class(class)
-end
-
-local function prune_later(class, time, id)
-  local args = finishing[class]
-  args[#args + 1] = text_of(time)
-  args[#args + 1] = id
-end
-
-local function class_of(j)
-  if j.state == FAILED then return 2 end
-  return j.state == SUCCEEDED and not flagged(j.flags, RESULT) and 0 or 1
-end
-
--- Give up the key; who waited for it takes it over.
-local function promote_successor(j)
-  local holders = call('HGET', K_KEY, j.key)
-  if not holders then return end
-  local cut = string.find(holders, '\0', 1, true)
-  local holder, successor = sub(holders, 1, cut - 1), sub(holders, cut + 1)
-  if j.id == successor then
-    call('HSET', K_KEY, j.key, holder .. '\0')
-  elseif j.id == holder and successor == '' then
-    call('HDEL', K_KEY, j.key)
-  elseif j.id == holder then
-    call('HSET', K_KEY, j.key, successor .. '\0')
-    local waiting = load_job(successor)
-    unplace(waiting)
-    place(waiting, waiting.due)
-  end
-end
-
--- It is no longer among the unfinished: give up expiry and key, and tell who waits.
-local function leave(j, keeps_key)
-  if j.expires > 0 then call('ZREM', K_DUE, 'x' .. j.id) end
-  if j.key ~= '' and not keeps_key then promote_successor(j) end
-  finished[#finished + 1] = j.id
-  if row_of(j.queue).max_size > 0 then shrunk[j.queue] = true end
-end
-
--- Have a finished job pruned in its time.
-local function keep(j)
-  local class = class_of(j)
-  j.prune = j.finished + keep_for(j, class)
-  prune_later(class, j.prune, j.id)
-  save(j)
-end
-
--- Finish a job that is nowhere: kept for a while, or forgotten when an acked message.
-local function finish(j, state, why, keeps_key)
-  leave(j, keeps_key)
-  count(j.queue, COUNTER[state], 1)
-  if state == SUCCEEDED and j.message then
-    forget(j)
-    return
-  end
-  j.state, j.finished, j.error = state, now, why
-  keep(j)
-end
-
-local function flush_finished()
-  for class = 0, 2 do
-    call_all('ZADD', B .. ':fin:' .. class, finishing[class])
-    finishing[class] = {}
-  end
-end
-
--- Take a finished job off the list of what is to be pruned.
-local function unfinish(j)
-  flush_finished()
-  call('ZREM', B .. ':fin:' .. class_of(j), j.id)
-end
-
--- -- writing ---------------------------------------------------------------------------------------
-
-local function flush()
-  local gone, set, set_env, set_result_of, set_all = {}, {}, {}, {}, {}
-  for _, id in ipairs(change_list) do
-    local j = jobs[id]
-    if j then
-      set[#set + 1] = id
-      set[#set + 1] = type(j) == 'string' and j or pack_job(j)
-    else
-      gone[#gone + 1] = id
-    end
-    if envs[id] then
-      set_env[#set_env + 1] = id
-      set_env[#set_env + 1] = envs[id]
-      envs[id] = nil
-    end
-    if results[id] then
-      set_result_of[#set_result_of + 1] = id
-      set_result_of[#set_result_of + 1] = results[id]
-      results[id] = nil
-    end
-    if fresh[id] then
-      set_all[#set_all + 1] = text_of(fresh[id])
-      set_all[#set_all + 1] = id
-      fresh[id] = nil
-    end
-  end
-  changed, change_list = {}, {}
-  for owner, tokens in pairs(ended_leases) do call_all('HDEL', B .. ':l:' .. owner, tokens) end
-  ended_leases = {}
-  if #gone > 0 then
-    call_all('HDEL', K_JOB, gone)
-    call_all('HDEL', K_ENV, gone)
-    call_all('ZREM', K_ALL, gone)
-  end
-  call_all('HSET', K_JOB, set)
-  call_all('HSET', K_ENV, set_env)
-  call_all('HSET', K_RESULT, set_result_of)
-  call_all('ZADD', K_ALL, set_all)
-  flush_lines()
-  flush_finished()
-end
-
-local function flush_rows()
-  for _, row in pairs(rows) do
-    if row then
-      for counter, by in pairs(row.by) do
-        if by ~= 0 then call('HINCRBY', row.key, counter, by) end
-      end
-      row.by = {}
-    end
-  end
 end

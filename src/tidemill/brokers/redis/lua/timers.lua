@@ -31,8 +31,13 @@ local function come_due()
   for i, member in ipairs(due) do ids[i] = sub(member, 2) end
   read_ahead(ids)
   for i, member in ipairs(due) do
-    local j = load_job(ids[i])
-    if j then look_at(sub(member, 1, 1), j) end
+    if member == 'f' then
+      flows.resumed = true
+    else
+      local j = load_job(ids[i])
+      if j then look_at(sub(member, 1, 1), j) end
+      if #flows.ends > 0 then flow() end -- what ends for that does not come due any more
+    end
   end
   return #due == DUE_MOST
 end
@@ -47,6 +52,7 @@ end
 local function forget_finished(id)
   local data = jobs[id]
   if type(data) == 'string' and not flagged(byte(data, 10), NOTED + RESULT) then -- the hot path
+    if flagged(byte(data, 10), LINKED) then unlink(id) end
     jobs[id] = false
     touch_id(id)
   else
@@ -54,10 +60,12 @@ local function forget_finished(id)
   end
 end
 
--- Forget finished jobs that are too old or too many, the oldest first; how many, at most `most`.
+-- Forget finished jobs that are too old or too many, the oldest first; at most `most`, which says that
+-- there may be more.
 local function prune(most)
   if is_sealed() then return 0 end
   local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
+  local looked = part_from_flows(most)
   local pruned, kept = 0, call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1')
   for class = 0, 2 do
     local key, done = B .. ':fin:' .. class, 0
@@ -80,5 +88,5 @@ local function prune(most)
     pruned = pruned + done
     if pruned >= most then break end
   end
-  return pruned
+  return math.max(pruned, looked)
 end

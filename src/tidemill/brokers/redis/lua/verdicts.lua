@@ -19,13 +19,20 @@ end
 -- The hot path: a plain task, with neither times nor key nor past, has succeeded. The record is made of
 -- the bytes of the old one, without a table in between. False: it takes more than that.
 local function succeed_plainly(id, data, owner, worker, v)
-  if v.outcome ~= O_SUCCESS or v.followers > 0 or byte(data, 9) ~= RUNNING or byte(data, 10) ~= 0 then return false end
+  local linked = byte(data, 10)
+  if v.outcome ~= O_SUCCESS or v.followers > 0 or byte(data, 9) ~= RUNNING or linked ~= 0 and linked ~= LINKED then
+    return false
+  end
   local n, _, _, attempt, losses, limit, policy, rank, queue, key, token, leased, deadline, whose =
     unpk('>I8BBI4I4I4I4I4Bc0Bc0I8I8I8I2c0', data)
   if token ~= v.token or whose ~= owner or key ~= '' or deadline > 0 then return false end
-  local class, flags = 0, TAIL
+  local class, flags = 0, TAIL + linked
   if v.result ~= '' then
-    class, flags, results[id] = 1, TAIL + RESULT, v.result
+    class, flags, results[id] = 1, flags + RESULT, v.result
+  end
+  if linked > 0 then
+    class = 3
+    add_end(id, SUCCEEDED)
   end
   local prune = now + keep_class(class)
   local trail = pack('>I4dddBI2c0I4c0I4c0', attempt + 1, leased / 1000000, v.started, v.ended, O_SUCCESS,

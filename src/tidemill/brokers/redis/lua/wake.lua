@@ -68,6 +68,7 @@ end
 
 -- The end of every script that may have moved a job.
 local function finish_step()
+  flow()
   flush()
   flush_rows()
   if next(rings) and call('EXISTS', K_ASLEEP) == 1 then
