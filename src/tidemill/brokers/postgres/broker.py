@@ -90,7 +90,7 @@ class PostgresBroker(NoSchedules):
         self._waits = Waits(self._session)
 
     def _heard(self, word: str) -> None:
-        if not word.isdecimal():
+        if not word[0].isdecimal():
             self._waits.heard()
         self._members.heard(word)
 

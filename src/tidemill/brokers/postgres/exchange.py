@@ -34,14 +34,20 @@ class _Answer(msgspec.Struct):
     commands: Sequence[tuple[str, int]] = ()
     due: float | None = None
     leaves: str | None = None  # the store goes there
+    turn: int = 0
 
 
 def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
     """Carry a step to the store; the same step under the same serial is done once."""
+    handed = member.handed
+    if (reply := handed.take(step)) is not None:
+        member.partial = True
+        return reply
     plain = [verdict for verdict in step.verdicts if _is_plain(verdict)]
     others = [verdict for verdict in step.verdicts if not _is_plain(verdict)]
     want = step.want or _NOTHING
     queues = [session.queues[name] for name in session.known(want.queues)]
+    told = len(handed.told)
     arguments: list[Any] = [
         member.number,
         serial,
@@ -59,7 +65,8 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         want.count,
         queues or None,
         None if step.want is None else str(want.mode),
-        *(want.tasks, want.messages, want.sleep, want.alone),
+        *(want.tasks, want.messages, want.sleep, want.alone, handed.may_come(want)),
+        ints(handed.told),
         session.prefs(),
         session.chores(len(step.verdicts)),
     ]
@@ -69,9 +76,11 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         assert row is not None
         return row
 
+    handed.sent()
     answer, leases, more = session.lines.run(work)
     said = msgspec.convert(answer, _Answer)
     reply = _reply(step, plain, said, leases + (more or b""))
+    handed.answered(said.turn, step.want, told, reply.next_due)
     if said.leaves is not None:
         if member.owner.kind == "consumer":
             raise StoreMoved(f"this store moves to {said.leaves}; use that url")

@@ -30,6 +30,7 @@ from tidemill.board import read_board, remove_board
 from tidemill.brokers.conversation import Conversation
 from tidemill.brokers.liveness import Liveness, neighbours
 from tidemill.brokers.postgres.exchange import send
+from tidemill.brokers.postgres.handed import Handed
 from tidemill.brokers.postgres.wire import clean, ints, texts
 from tidemill.crash import point
 from tidemill.errors import TidemillError
@@ -72,6 +73,7 @@ class Member:
         self.owner = owner
         self.number = number
         self.conversation = Conversation(lambda step, serial: send(session, self, step, serial))
+        self.handed = Handed()
         self.renewed = time.monotonic()
         self.partial = False  # the last step took something, and less than was wanted
         self.watched: list[int] = []
@@ -208,6 +210,7 @@ class Members:
     def wait(self, member: Member, timeout: float, fds: Sequence[int]) -> list[int]:
         """Sleep as a member, and give back what owners held that died meanwhile."""
         session = self._session
+        member.handed.waits()
         if member.partial:
             member.partial, timeout = False, 0.0
         lease = session.address.owner_lease / 3 - (time.monotonic() - member.renewed)
@@ -220,9 +223,13 @@ class Members:
 
     def heard(self, word: str) -> None:
         """Something was said to owners of this process: to one, or to all."""
-        if word.isdecimal():
-            member = self._members.get(int(word))
+        if word[0].isdecimal():  # number, or number:turn:lease
+            number, _, lease = word.partition(":")
+            member = self._members.get(int(number))
             if member is not None:
+                if lease:
+                    turn, _, packed = lease.partition(":")
+                    member.handed.arrived(int(turn), packed)
                 member.wake()
             return
         if word == "roster":

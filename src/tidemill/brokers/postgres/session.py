@@ -35,13 +35,13 @@ class Statements:
         self.put_inside = f'SELECT "{schema}".put_inside({jobs}, {prefs})'.encode()
         followers = "%s::text[], %s::bytea[], %s::bigint[]::int[], %s::jsonb"
         want = (
-            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool)"
+            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool, %s::bool)"
             f'::"{schema}".want'
         )
         exchange = (
             f'CALL "{schema}".exchange(%s::int, %s::bigint, %b::bigint[], %b::float8[], '
             f"%b::float8[], %b::bytea[], %s::jsonb, {followers}, %b::bigint[], %b::float8[], "
-            f"%s::jsonb, {want}, {prefs}, %s::int, NULL, NULL, NULL)"
+            f"%s::jsonb, {want}, %b::bigint[], {prefs}, %s::int, NULL, NULL, NULL)"
         )
         self.exchange = exchange.encode()
 

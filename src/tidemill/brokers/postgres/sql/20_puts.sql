@@ -239,24 +239,41 @@ CREATE OR REPLACE PROCEDURE tidemill.put(
     p tidemill.prefs, chores int, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
-    known record;
+    stored boolean;
+    place  text;
+    word   text;
 BEGIN
-    SELECT * INTO known FROM tidemill.call WHERE line = client FOR UPDATE;
+    UPDATE tidemill.call AS c SET serial = this, seen = tidemill.clock(p), answer = NULL
+    WHERE c.line = client AND c.serial < this;
     IF NOT FOUND THEN
-        INSERT INTO tidemill.call (line, serial, seen) VALUES (client, 0, 0) ON CONFLICT DO NOTHING;
-        SELECT * INTO known FROM tidemill.call WHERE line = client FOR UPDATE;
+        INSERT INTO tidemill.call (line, serial, seen) VALUES (client, this, tidemill.clock(p))
+        ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN  -- it was done before
+            SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
+            COMMIT;
+            PERFORM tidemill.ring_again(p);
+            RETURN;
+        END IF;
     END IF;
-    IF known.serial = this THEN
-        answer := known.answer;
-    ELSE
+    IF cardinality(ids) = 1 THEN
+        SELECT * INTO stored, place, word FROM tidemill.put_single(ids, envelopes, shapes, p);
+    END IF;
+    IF stored IS NULL THEN
         answer := tidemill.put_jobs(ids, envelopes, shape, shapes, p);
-        UPDATE tidemill.call SET serial = this, seen = tidemill.clock(p), answer = put.answer
-        WHERE line = client;
+        IF answer IS NOT NULL THEN
+            UPDATE tidemill.call AS c SET answer = put.answer WHERE c.line = client;
+        END IF;
     END IF;
     COMMIT;
     PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM tidemill.ring(0, answer IS NOT NULL, '{}', p);
+    IF place IS NOT NULL THEN
+        PERFORM pg_notify(place, word);
+    ELSE
+        PERFORM tidemill.ring(0, answer IS NOT NULL, '{}', p);
+    END IF;
     IF chores > 0 THEN
+        COMMIT;
+        PERFORM set_config('synchronous_commit', 'off', true);
         PERFORM tidemill.do_chores(chores, p);
     END IF;
 END $$;

@@ -188,8 +188,8 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.step(
     me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
     verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
-    touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, p tidemill.prefs,
-    OUT answer jsonb, OUT leases bytea, OUT turn bigint, OUT ended bigint[], OUT moved boolean,
+    touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, heard bigint[],
+    p tidemill.prefs, OUT answer jsonb, OUT leases bytea, OUT turn bigint, OUT ended bigint[], OUT moved boolean,
     OUT hungry int, OUT idle boolean)
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
@@ -206,6 +206,8 @@ DECLARE
     late     int[] := '{}';
     leaves   text;
     commands jsonb;
+    unheard  bigint[];
+    handed   bytea := '';
     d        float8;
 BEGIN
     ended := '{}';
@@ -220,6 +222,22 @@ BEGIN
     END IF;
     t := clock(p);
     turn := mine.turn + 1;
+    SELECT name, kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
+    -- Handed to us while we slept, and never heard of.
+    unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (heard));
+    IF w.mode IS NOT NULL THEN
+        mine.handed := '{}';
+        IF cardinality(unheard) > 0 THEN
+            moved := true;
+            taken := fetch_handed(me, who.name, this, unheard, CASE
+                WHEN w.tasks AND w.queues IS NOT DISTINCT FROM mine.queues THEN w.count ELSE 0
+                END, t, p);
+            w.count := w.count - taken.got;
+            handed := taken.leases;
+        END IF;
+    ELSE  -- they wait for a step that wants any
+        mine.handed := unheard;
+    END IF;
     IF mine.serial = this THEN
         moved := true;
         answer := mine.missed || jsonb_build_object('commands', (
@@ -231,8 +249,7 @@ BEGIN
         FROM lease AS l JOIN job AS j USING (seq) WHERE l.owner = me AND l.serial = this;
         hungry := CASE WHEN leases = '' THEN w.count ELSE 0 END;
     ELSE
-        SELECT name, kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
-        moved := come_due(t, p);
+        moved := come_due(t, p) OR moved;
         IF notes IS NOT NULL THEN
             PERFORM take_notes(me, notes);
         END IF;
@@ -277,7 +294,7 @@ BEGIN
             taken := take(w, me, this, who.consumes, t, p, mine.last_queue);
             leases := taken.leases;
             -- Who got something comes back for the rest before it sleeps (see exchange.py).
-            hungry := CASE WHEN taken.got = 0 THEN w.count ELSE 0 END;
+            hungry := CASE WHEN taken.got = 0 AND handed = '' THEN w.count ELSE 0 END;
             mine.last_queue := taken.last_queue;
         END IF;
         -- Commands stay until the step after, should this reply be lost.
@@ -289,6 +306,7 @@ BEGIN
         SELECT coalesce(jsonb_agg(jsonb_build_array(verb, token) ORDER BY number), '[]')
         INTO commands FROM told;
         -- Nothing was done that must not be lost.
+        leases := handed || leases;
         idle := NOT moved AND leases = '' AND cardinality(ended) = 0 AND notes IS NULL
                 AND commands = '[]' AND coalesce(cardinality(touch_tokens), 0) = 0;
         mine.missed := jsonb_build_object('missed', missed, 'lost', lost, 'late', late);
@@ -300,14 +318,16 @@ BEGIN
     END IF;
     UPDATE pulse SET
         serial = this, turn = step.turn, until = greatest(until, t + p.lease),
-        due = coalesce(d, 'infinity'), missed = mine.missed, last_queue = mine.last_queue
+        due = coalesce(d, 'infinity'), missed = mine.missed, last_queue = mine.last_queue,
+        handed = mine.handed
     WHERE owner = me;
     IF w.mode IS NOT NULL THEN  -- who says nothing of what it wants sleeps on for the same
-        UPDATE pulse SET asleep = hungry > 0, tasks = w.tasks, messages = w.messages,
+        UPDATE pulse SET asleep = hungry > 0,
+                         room = CASE WHEN w.hand THEN hungry ELSE 0 END, tasks = w.tasks, messages = w.messages,
                          alone = w.alone, queues = w.queues
         WHERE owner = me;
     END IF;
-    answer := answer || jsonb_build_object('due', d - t);
+    answer := answer || jsonb_build_object('due', d - t, 'turn', turn);
 END $$;
 
 -- Look once more, now that all can see that we are about to sleep. Whoever puts a job looks for
@@ -330,13 +350,14 @@ BEGIN
     IF cardinality(lines_for(w.queues, kinds_of(w))) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
         -- The client may have lost us and sent the step again: what we took now, nobody would hear of.
-        IF FOUND AND mine.turn = this_turn THEN
+        -- And what it was handed since it has yet to hear.
+        IF FOUND AND mine.turn = this_turn AND mine.handed = '{}' THEN
             t := clock(p);
             SELECT kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
             taken := take(w, me, this, who.consumes, t, p, mine.last_queue);
             leases := taken.leases;
             IF taken.got > 0 THEN
-                UPDATE pulse SET last_queue = taken.last_queue, asleep = taken.got < w.count
+                UPDATE pulse SET last_queue = taken.last_queue, asleep = taken.got < w.count, room = 0
                 WHERE owner = me;
             END IF;
         END IF;
@@ -394,20 +415,31 @@ BEGIN
     END IF;
 END $$;
 
+-- The same for a put that is made again since its reply was lost: whoever it handed something to may
+-- not have heard of it.
+CREATE OR REPLACE FUNCTION tidemill.ring_again(p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    PERFORM ring(0, true, '{}', p);
+    PERFORM pg_notify(owner.channel, owner.number::text)
+    FROM pulse JOIN owner ON owner.number = pulse.owner
+    WHERE pulse.handed <> '{}' AND owner.channel <> '';
+END $$;
+
 -- One step: two transactions, one round trip. The second commit need not reach the disk unless
 -- something was leased in it.
 CREATE OR REPLACE PROCEDURE tidemill.exchange(
     me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
     verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
-    touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, p tidemill.prefs,
-    chores int, INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
+    touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, heard bigint[],
+    p tidemill.prefs, chores int, INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
     s record;
     a record;
 BEGIN
     s := tidemill.step(me, this, tokens, starts, ends, results, verdicts, f_ids, f_envelopes,
-                       f_shape, f_shapes, touch_tokens, touch_seconds, notes, w, p);
+                       f_shape, f_shapes, touch_tokens, touch_seconds, notes, w, heard, p);
     answer := s.answer;
     leases := s.leases;
     IF s.idle THEN
@@ -424,6 +456,8 @@ BEGIN
     END IF;
     PERFORM tidemill.ring(me, s.moved, s.ended, p);
     IF chores > 0 THEN
+        COMMIT;
+        PERFORM set_config('synchronous_commit', 'off', true);
         PERFORM tidemill.do_chores(chores, p);
     END IF;
 END $$;

@@ -1,0 +1,118 @@
+-- Direct hand-off. Else a put commits, tells a sleeper, and that comes and leases the job in a second
+-- commit. So a put of one job leases it in its own transaction to an owner that sleeps for it, and
+-- the lease itself travels with the notification: the sleeper wakes and starts it, and asks nobody.
+--
+-- What was handed stands in "pulse.handed" until the owner says with its next step that it heard it:
+-- else it gets it with that step. A notification names the turn it belongs to, and holds only as long
+-- as its owner has begun no other step, which would bring the same lease. An owner is handed one job
+-- and is then taken for awake, so that what is put next waits in order until it has looked.
+
+-- One job without a key, for a queue without a bound. NULL for "stored": it goes the long way. "place"
+-- and "word": whom to tell, and what, once this is committed.
+CREATE OR REPLACE FUNCTION tidemill.put_single(
+    ids text[], envelopes bytea[], shapes jsonb, p tidemill.prefs,
+    OUT stored boolean, OUT place text, OUT word text)
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    t float8 := clock(p);
+    q record;
+    g record;
+    o record;
+    n bigint;
+BEGIN
+    PERFORM check_here();
+    SELECT * INTO g FROM jsonb_to_record(shapes -> 0) AS s (
+        line int, rank bigint, delay float8, at float8, expires float8, timeout float8, ttr float8,
+        result_ttl float8, tries int, key text);
+    SELECT max_size, paused INTO q FROM queue WHERE number = g.line / 4;
+    IF q.max_size > 0 OR g.key IS NOT NULL THEN
+        RETURN;
+    END IF;
+    IF g.line & 3 <> 0 OR g.delay > 0 OR g.at > t OR g.expires > 0 OR q.paused THEN
+        PERFORM put_plain(ids, envelopes, '{0}', shapes, t);
+        stored := true;
+        RETURN;
+    END IF;
+    o := sleeper_for(g.line, t, p);
+    IF o.number IS NULL THEN
+        PERFORM put_plain(ids, envelopes, '{0}', shapes, t);
+        stored := true;
+        RETURN;
+    END IF;
+    n := nextval('acceptance');
+    WITH new AS (
+        INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
+                         envelope)
+        VALUES (n, g.rank, g.at, 0, g.timeout, g.ttr, g.result_ttl, g.line, g.tries, g.tries, ids[1],
+                envelopes[1])
+        ON CONFLICT (id) DO NOTHING RETURNING seq
+    ), lent AS (
+        INSERT INTO lease (seq, token, serial, leased, result_ttl, owner, line, attempt, keyed)
+        SELECT seq, seq << 16, -1, t, g.result_ttl, o.number, g.line, 1, false FROM new
+    ), handed AS (
+        UPDATE pulse SET asleep = false, room = 0, handed = handed || (seq << 16) FROM new
+        WHERE owner = o.number
+    ), counted AS (
+        INSERT INTO tally (queue, accepted, running) SELECT g.line / 4, 1, 1 FROM new
+    )
+    SELECT true INTO stored FROM new;
+    IF stored IS NULL THEN
+        PERFORM refuse_id(ids[1]);
+    END IF;
+    place := o.channel;
+    word := format('%s:%s:%s', o.number, o.turn, translate(encode(
+        pack(n << 16, 1, 0, g.rank, n, g.timeout, t, 0, envelopes[1]), 'base64'), E'\n', ''));
+    IF length(word) > 7900 THEN  -- a notification has 8000 bytes
+        word := o.number::text;
+    END IF;
+END $$;
+
+-- An owner that sleeps for jobs of a line, and would get a new one as the first.
+CREATE OR REPLACE FUNCTION tidemill.sleeper_for(
+    l int, t float8, p tidemill.prefs, OUT number int, OUT turn bigint, OUT channel text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    wanted int[];
+BEGIN
+    -- Who steps at this moment holds its pulse, and is not asleep. Who did not renew its lease when it
+    -- should have is not to be relied on.
+    SELECT pulse.owner, pulse.turn, owner.channel, pulse.queues
+    INTO number, turn, channel, wanted
+    FROM pulse JOIN owner ON owner.number = pulse.owner
+    WHERE pulse.room > 0 AND pulse.asleep AND (pulse.queues IS NULL OR l / 4 = ANY (pulse.queues))
+      AND pulse.until > t + 0.6 * p.lease AND owner.channel <> ''
+    ORDER BY random() LIMIT 1 FOR UPDATE OF pulse SKIP LOCKED;
+    IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}')) > 0 THEN
+        number := NULL;  -- something is there that comes before, or may
+    END IF;
+END $$;
+
+-- What was handed to an owner that did not hear of it, packed: some of it, if it still wants it; what
+-- it does not goes back uncounted.
+CREATE OR REPLACE FUNCTION tidemill.fetch_handed(
+    me int, my_name text, this bigint, tokens bigint[], room int, t float8, p tidemill.prefs,
+    OUT got int, OUT leases bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    l lease;
+BEGIN
+    got := 0;
+    leases := '';
+    FOR l IN
+        SELECT * FROM lease WHERE seq = ANY (ARRAY (SELECT x >> 16 FROM unnest(tokens) AS x))
+                              AND owner = me AND token = ANY (tokens)
+        ORDER BY seq FOR UPDATE
+    LOOP
+        IF got < room AND NOT (SELECT cancelling FROM job WHERE job.seq = l.seq) THEN
+            UPDATE lease SET serial = this WHERE seq = l.seq;
+            leases := leases || (
+                SELECT pack(l.token, l.attempt, losses, rank, seq, timeout, l.leased, 0, envelope)
+                FROM job WHERE seq = l.seq);
+            got := got + 1;
+        ELSE
+            PERFORM close_attempt(l, my_name, 3, 0, '', '', 0, 0, NULL, false, t, p);
+        END IF;
+    END LOOP;
+END $$;
