@@ -13,6 +13,8 @@ import contextlib
 import functools
 import os
 import pwd
+import random
+import secrets
 import shutil
 import signal
 import socket
@@ -128,9 +130,11 @@ class Server:
 class Redis(Server):
     """``redis-server``; with ``durable`` every write is on disk before it is answered."""
 
-    def __init__(self, *options: str, durable: bool = False) -> None:
+    def __init__(self, *options: str, durable: bool = False, hosts: Sequence[str] = ()) -> None:
         super().__init__("redis")
         self.options = [*options]
+        if hosts:
+            self.options += ["--bind", "127.0.0.1", *hosts, "--protected-mode", "no"]
         if durable:
             self.options += ["--appendonly", "yes", "--appendfsync", "always"]
         self.start()
@@ -221,12 +225,70 @@ class Proxy:
                 sock.close()
 
 
+class Machine:
+    """Another machine: a network namespace with a line of its own to this one, which can be cut.
+
+    It has a host name and a folder for temporary files, too.
+
+    Attributes:
+        host: this machine, as seen from there.
+        under: what to put before a command that is to run there.
+        env: what to add to the environment of such a command.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._space = f"tidemill-{name}-{os.getpid()}"
+        self._link = f"tm{secrets.token_hex(4)}"
+        subnet = f"10.{random.randrange(64, 256)}.{random.randrange(256)}"
+        self.host = f"{subnet}.1"
+        ip("netns", "add", self._space)
+        atexit.register(self.close)
+        ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self._space)
+        ip("addr", "add", f"{self.host}/30", "dev", self._link)
+        ip("link", "set", self._link, "up")
+        ip("-n", self._space, "addr", "add", f"{subnet}.2/30", "dev", "eth0")
+        ip("-n", self._space, "link", "set", "eth0", "up")
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
+        self.under = [program("ip", "iproute2"), "netns", "exec", self._space, *named]
+        folder.mkdir()
+        self.env = {"TMPDIR": str(folder)}
+
+    def cut(self) -> None:
+        """From now on nothing arrives, and nobody is told."""
+        ip("link", "set", self._link, "down")
+
+    def mend(self) -> None:
+        """The line is there again."""
+        ip("link", "set", self._link, "up")
+
+    def close(self) -> None:
+        """Forget it. What runs there is ended first."""
+        for command in (["link", "del", self._link], ["netns", "del", self._space]):
+            subprocess.run(["ip", *command], capture_output=True, check=False)
+
+
+def ip(*command: str) -> None:
+    """Change something in the network of this machine, or of one that was made here."""
+    subprocess.run([program("ip", "iproute2"), *command], check=True, capture_output=True)
+
+
+def may_have_machines() -> bool:
+    """Whether this user may make network namespaces."""
+    made = f"tidemill-try-{os.getpid()}"
+    command = [program("ip", "iproute2"), "netns", "add", made]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        return False
+    ip("netns", "del", made)
+    return True
+
+
 class Postgres(Server):
     """A PostgreSQL cluster of its own, with default durability."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, hosts: Sequence[str] = ()) -> None:
         super().__init__("postgres")
         self.options = options
+        self.hosts = ",".join(["127.0.0.1", *hosts])
         self.data = self.path / "data"
         # Its binaries refuse root.
         self.user = _ordinary_user() if os.getuid() == 0 else None
@@ -237,6 +299,8 @@ class Postgres(Server):
         subprocess.run(
             command, check=True, capture_output=True, cwd=self.path, user=self.user, timeout=120
         )
+        with (self.data / "pg_hba.conf").open("a") as rules:
+            rules.writelines(f"host all all {host}/30 trust\n" for host in hosts)
         self.start()
 
     def url(self, database: str = "postgres") -> str:
@@ -247,7 +311,7 @@ class Postgres(Server):
         """Start it, again after a kill: on the same port and data."""
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         command = [_postgres_program("postgres"), "-D", str(self.data), "-p", str(self.port)]
-        command += ["-h", "127.0.0.1", "-k", str(self.path)]
+        command += ["-h", self.hosts, "-k", str(self.path)]
         for option in self.options:
             command += ["-c", option]
         self.launch(command, self._answers, self.user)

@@ -34,12 +34,14 @@ class Hearing:
         conninfo: str,
         where: str,
         table: int,
+        lease: float,
         heard: Callable[[str], None],
         back: Callable[[], None],
     ) -> None:
         self._conninfo = conninfo
         self._where = where
         self._table = table  # oid of "owner": the first half of our locks
+        self._lease = int(lease)  # seconds; before it is over a dead line must be known for one
         self._heard = heard
         self._back = back
         self.channel = f"tidemill_{table}_{secrets.token_hex(6)}"
@@ -71,13 +73,17 @@ class Hearing:
     def _connect(self) -> None:
         conn = connect(self._conninfo, self._where)
         try:
-            # The server must notice that a machine has vanished, and free its locks.
-            conn.execute(
-                "SELECT set_config('tcp_keepalives_idle', '10', false), "
-                "set_config('tcp_keepalives_interval', '3', false), "
-                "set_config('tcp_keepalives_count', '3', false), "
-                "set_config('application_name', 'tidemill', false)"
-            )
+            # The server must notice that a machine has vanished, and free its locks: by keepalives
+            # while it has nothing to say, and else by what is not acknowledged.
+            settings = {
+                "tcp_keepalives_idle": max(1, self._lease // 3),
+                "tcp_keepalives_interval": max(1, self._lease // 10),
+                "tcp_keepalives_count": 3,
+                "tcp_user_timeout": self._lease * 1000 * 2 // 3,
+                "application_name": "tidemill",
+            }
+            for name, value in settings.items():
+                conn.execute("SELECT set_config(%s, %s, false)", [name, str(value)])
             conn.execute(f'LISTEN "tidemill_{self._table}"; LISTEN "{self.channel}"'.encode())
             for number in list(self._held):  # it may grow meanwhile
                 self._take_lock(conn, number)

@@ -287,7 +287,7 @@ class Members:
             point("store.reaping")
             self.release(row.id, causes)
             self._liveness.remove(row.number)
-            if owner.board:
+            if owner.board and self._near(row):
                 remove_board(owner.board, owner.id)
             _LOG.warning("gave back what %s %s held, which died", row.kind, owner.name or row.id)
         point("store.reaped")
@@ -301,15 +301,18 @@ class Members:
         if row.locked and self._session.call("is_locked", [row.number], "int", plain=True):
             return False
         near = any(r.host == row.host and r.number != row.number and r.late <= 0 for r in rows)
-        mine = any(member.owner.host == row.host for member in self._members.values())
-        return mine or not near or row.late > _PRECEDENCE
+        return self._near(row) or not near or row.late > _PRECEDENCE
+
+    def _near(self, row: Row) -> bool:
+        """Whether it is, or was, on this machine: only then are its files here."""
+        return any(member.owner.host == row.host for member in self._members.values())
 
     def _causes(self, row: Row, owner: Owner) -> dict[int, str] | None:
         """What a dead owner ran: a worker's board says; a consumer runs all it has taken."""
         if row.kind == "consumer":
             tokens = self._session.call("tokens_of", [row.number], "int", plain=True)
             return dict.fromkeys(tokens, f"{owner.name} died")
-        running = read_board(owner.board, owner.id) if owner.board else None
+        running = read_board(owner.board, owner.id) if owner.board and self._near(row) else None
         if running is None:
             return None
         return dict.fromkeys(running, f"worker {owner.name} died with its processes")

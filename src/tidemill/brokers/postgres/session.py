@@ -163,7 +163,7 @@ class Session:
                     return ""
                 hearing = Hearing(
                     address.direct or address.conninfo,
-                    address.where, self._table, self._heard, self._back,
+                    address.where, self._table, address.owner_lease, self._heard, self._back,
                 )  # fmt: skip
                 hearing.start()
                 self.hearing = hearing
