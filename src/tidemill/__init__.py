@@ -20,6 +20,8 @@ from tidemill.errors import (
     LeaseLost,
     QueueFull,
     ResultTimeout,
+    ScheduleExists,
+    ScheduleNotFound,
     StoreFull,
     StoreMoved,
     TidemillError,
@@ -31,6 +33,8 @@ from tidemill.job import State
 from tidemill.middleware import Middleware
 from tidemill.queue import Message, Queue
 from tidemill.retry import Fail, JobTerminated, JobTimeout, Retries, Retry, Snooze
+from tidemill.schedules.book import Schedule
+from tidemill.schedules.reading import When
 from tidemill.task import Call, Task
 
 __version__ = "0.1.0"
@@ -70,6 +74,9 @@ __all__ = [
     "ResultTimeout",
     "Retries",
     "Retry",
+    "Schedule",
+    "ScheduleExists",
+    "ScheduleNotFound",
     "Snooze",
     "State",
     "StoreFull",
@@ -77,6 +84,7 @@ __all__ = [
     "Task",
     "Tidemill",
     "TidemillError",
+    "When",
     "as_completed",
     "chain",
     "current_job",

@@ -28,6 +28,7 @@ from tidemill.codec import pack_call, pack_pickle_call, sign
 from tidemill.compose import Composition
 from tidemill.config import (
     Seconds,
+    check_app,
     check_body,
     check_known,
     check_name,
@@ -44,6 +45,7 @@ from tidemill.job import Envelope, Links
 from tidemill.middleware import Middleware
 from tidemill.options import TASK_OPTIONS, Options
 from tidemill.queue import Consumers, Message, Queue
+from tidemill.schedules.book import Schedules
 from tidemill.task import (
     AsyncTask,
     Call,
@@ -103,18 +105,7 @@ class Tidemill:
         sync: bool = False,
         **defaults: Any,
     ) -> None:
-        if serializer not in ("msgpack", "pickle"):
-            raise InvalidOption(f"serializer must be msgpack or pickle, not {serializer!r}")
-        if isinstance(secret_keys, (str, bytes)):
-            raise InvalidOption("secret_keys must be a list of keys, newest first")
-        if not all(isinstance(key, (str, bytes)) and key for key in secret_keys):
-            raise InvalidOption("secret_keys must be non-empty strings or bytes")
-        if serializer == "pickle" and not secret_keys:
-            raise InvalidOption("serializer='pickle' runs what the data say; it needs secret_keys")
-        if isinstance(allow_imports, str):
-            raise InvalidOption("allow_imports must be a list of patterns, as ['math.*']")
-        if url is not None and env is not None:
-            raise InvalidOption("give either url or env, not both")
+        check_app(url, env, serializer, secret_keys, allow_imports)
         named = url_from_environment() if url is None and env is None else url
         if named is not None:  # a mistake is seen here, not at the first job
             check_url(named)
@@ -136,6 +127,7 @@ class Tidemill:
         self._lock = threading.Lock()
         self._consumers = Consumers(self)
         self._gathered = GatheredPuts(self)
+        self.schedules = Schedules(self)
         self._batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
             "tidemill_batch", default=None
         )
@@ -208,19 +200,23 @@ class Tidemill:
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a function, sync or async, as a task: ``@mill.task`` or ``@mill.task(queue=…)``.
 
-        Options: ``name queue priority retries timeout expires key on_conflict result_ttl tags``.
+        Options: ``name queue priority retries timeout expires key on_conflict result_ttl tags``,
+        and ``schedule``: a cron text, seconds or a ``When``, to run it without arguments.
 
         Raises:
             InvalidOption: an option is wrong, the name is taken, or the function is a lambda.
         """
-        check_known("a task", options, (*TASK_OPTIONS, "name"))
-        name = options.pop("name", None)
+        check_known("a task", options, (*TASK_OPTIONS, "name", "schedule"))
+        name, schedule = options.pop("name", None), options.pop("schedule", None)
         checked = self.defaults.changed("a task", options, TASK_OPTIONS)
         if name is not None:
             check_name("task name", name)
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
-            return self._declare(function, name, checked)
+            task = self._declare(function, name, checked)
+            if schedule is not None:
+                self.schedules.declare(task.name, task.call(), schedule)
+            return task
 
         return declare(function) if function is not None else declare
 
@@ -242,6 +238,10 @@ class Tidemill:
         if name == own and "<locals>" in function.__qualname__:
             self.inner.add(name)
         return task
+
+    def schedule(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> None:
+        """Have a call made again and again: see :meth:`Schedules.declare`."""
+        self.schedules.declare(name, call, when, **options)
 
     def may_import(self, path: str) -> bool:
         """True when jobs may name this dotted path without a declared task."""

@@ -251,7 +251,11 @@ def unpack_pickle(data: bytes) -> Any:
 
 
 def sign(envelope: Envelope, key: bytes) -> bytes:
-    """HMAC-SHA256 (RFC 2104) over id, task, format and body, each led by its length."""
+    """HMAC-SHA256 (RFC 2104) over id, task, format and body, each led by its length.
+
+    What a schedule puts is signed once, where that is declared, since nobody who fires it has the
+    key: over the schedule's name in place of the id, and marked as that.
+    """
     return hmac.digest(key, _signed_part(envelope), "sha256")
 
 
@@ -271,6 +275,9 @@ def verify(envelope: Envelope, keys: Sequence[bytes]) -> None:
 
 
 def _signed_part(envelope: Envelope) -> bytes:
-    job_id, task = envelope.id.encode(), envelope.task.encode()
-    lengths = struct.pack(">III?", len(job_id), len(task), len(envelope.body), envelope.pickled)
-    return lengths + job_id + task + envelope.body
+    planned = envelope.planned
+    whose = (envelope.id if planned is None else planned.schedule).encode()
+    task = envelope.task.encode()
+    lengths = struct.pack(">III?", len(whose), len(task), len(envelope.body), envelope.pickled)
+    mark = b"" if planned is None else b"schedule"  # no length begins so
+    return mark + lengths + whose + task + envelope.body

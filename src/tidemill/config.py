@@ -20,6 +20,7 @@ from tidemill.retry import Retries
 __all__ = [
     "MAX_BODY",
     "Url",
+    "check_app",
     "check_body",
     "check_conflict",
     "check_count",
@@ -144,6 +145,24 @@ def check_conflict(value: object) -> str:
     except ValueError:
         choices = ", ".join(Conflict)
         raise InvalidOption(f"on_conflict must be one of {choices}, not {_shown(value)}") from None
+
+
+def check_app(
+    url: object, env: object, serializer: object, secret_keys: object, allow_imports: object
+) -> None:
+    """What a Tidemill is made of, each alone and together."""
+    if serializer not in ("msgpack", "pickle"):
+        raise InvalidOption(f"serializer must be msgpack or pickle, not {serializer!r}")
+    if isinstance(secret_keys, (str, bytes)) or not isinstance(secret_keys, Iterable):
+        raise InvalidOption("secret_keys must be a list of keys, newest first")
+    if not all(isinstance(key, (str, bytes)) and key for key in secret_keys):
+        raise InvalidOption("secret_keys must be non-empty strings or bytes")
+    if serializer == "pickle" and not secret_keys:
+        raise InvalidOption("serializer='pickle' runs what the data say; it needs secret_keys")
+    if isinstance(allow_imports, str):
+        raise InvalidOption("allow_imports must be a list of patterns, as ['math.*']")
+    if url is not None and env is not None:
+        raise InvalidOption("give either url or env, not both")
 
 
 def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:

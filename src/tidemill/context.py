@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -106,6 +107,18 @@ class JobContext:
     def headers(self) -> Mapping[str, str]:
         """The headers it was put with."""
         return self._envelope.headers
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule that put it, or an empty string."""
+        planned = self._envelope.planned
+        return planned.schedule if planned else ""
+
+    @property
+    def planned(self) -> dt.datetime | None:
+        """The time of its schedule that it was put for, in UTC; None without one."""
+        planned = self._envelope.planned
+        return dt.datetime.fromtimestamp(planned.time, dt.UTC) if planned else None
 
     @property
     def max_attempts(self) -> int:

@@ -12,6 +12,8 @@
     ├── ResultTimeout   (also TimeoutError) the job has not finished in the time given
     ├── JobNotFound     (also LookupError)  no job has this id
     │   └── JobPruned                       the job finished and is no longer kept
+    ├── ScheduleExists                      there is a schedule of this name already
+    ├── ScheduleNotFound (also LookupError) no schedule has this name
     ├── JobFailed                           the job ended ``failed``; carries the remote traceback
     ├── JobCancelled                        the job ended ``cancelled``
     ├── JobExpired                          the job ended ``expired``: it was not started in time
@@ -42,6 +44,8 @@ __all__ = [
     "LeaseLost",
     "QueueFull",
     "ResultTimeout",
+    "ScheduleExists",
+    "ScheduleNotFound",
     "StoreFull",
     "StoreMoved",
     "TidemillError",
@@ -98,6 +102,14 @@ class JobNotFound(TidemillError, LookupError):
 
 class JobPruned(JobNotFound):
     """The job was accepted here, finished, and is no longer kept."""
+
+
+class ScheduleExists(TidemillError):
+    """There is a schedule of this name already."""
+
+
+class ScheduleNotFound(TidemillError, LookupError):
+    """No schedule has this name."""
 
 
 class JobFailed(TidemillError):

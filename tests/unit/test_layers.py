@@ -24,7 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     (
         *("app", "arguments", "bar", "batch", "completed", "compose", "context", "enqueuing"),
         *("gathered", "groups", "handle", "hooks", "inline", "inputs", "loader", "middleware"),
-        *("move", "options", "plan", "queue", "task", "threads", "trail", "wholes"),
+        *("move", "options", "plan", "queue", "schedules", "task", "threads", "trail", "wholes"),
     ),
     ("worker",),
     ("cli", "demo", "testing", "__main__"),

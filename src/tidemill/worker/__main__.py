@@ -49,7 +49,8 @@ def _load(app: str) -> tuple[Tidemill | None, Hello]:
     try:
         mill = load_app(app)
         queues = {task.options.queue for task in mill.tasks.values()}
-        return mill, Hello(mill.url, tuple(sorted(queues)), len(mill.tasks))
+        schedules = mill.schedules.declared()
+        return mill, Hello(mill.url, tuple(sorted(queues)), len(mill.tasks), schedules=schedules)
     except (Exception, SystemExit) as error:
         text, trace = describe(error)
         return None, Hello(error=text if isinstance(error, InvalidOption) else trace)

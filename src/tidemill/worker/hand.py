@@ -90,7 +90,8 @@ class Hand:
         self._thread = threading.Thread(target=process.serve, name="tidemill-local", daemon=True)
         self._thread.start()
         self.pid = os.getpid()
-        self.hello = Hello(mill.url, (), len(mill.tasks))
+        schedules = mill.schedules.declared()
+        self.hello = Hello(mill.url, (), len(mill.tasks), schedules=schedules)
         self._talk(ours, setup)
 
     def introduce(self, board: Board, setup: Setup) -> None:

@@ -33,6 +33,7 @@ from tidemill.errors import (
 )
 from tidemill.job import Command, Outcome, Owner, Verdict
 from tidemill.worker.crew import Crew
+from tidemill.worker.firing import Firing
 from tidemill.worker.folder import Folder
 from tidemill.worker.settings import Settings
 
@@ -76,6 +77,7 @@ class Supervisor:
             concurrency=settings.concurrency * settings.processes,
         )
         self.broker: Broker | None = None
+        self._firing = Firing(settings.app)
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 while serving
         self._asked = 0
         self._troubled = False  # the broker is away, and it has been said
@@ -168,8 +170,10 @@ class Supervisor:
     # -- one turn -------------------------------------------------------------------------------
 
     def _turn(self, broker: Broker) -> None:
+        self._declare(broker)
         reply = self._exchange(broker)
         point("worker.exchanged")
+        self._fire(broker, reply)
         self.crew.deal(reply.leases)
         point("worker.handed")
         for command in reply.commands:
@@ -182,6 +186,25 @@ class Supervisor:
             self.crew.end_all()
         point("worker.collected")
 
+    def _declare(self, broker: Broker) -> None:
+        """Store the schedules of the app, as the latest of its processes has loaded it."""
+        hellos = [hand.hello for hand in self.crew.hands if hand.hello is not None]
+        if hellos and not hellos[-1].error and not self._stopping:
+            try:
+                self._firing.declare(broker, hellos[-1])
+            except BrokerUnavailable as error:
+                self._trouble(error)
+
+    def _fire(self, broker: Broker, reply: Reply) -> None:
+        """See to the schedules that are due, and look at once for what they put."""
+        if reply.schedules:
+            reply.next_due = 0.0
+            try:
+                self._firing.fire(broker, reply.schedules)
+            except BrokerUnavailable as error:
+                self._trouble(error)
+                reply.next_due = RETRY_AFTER
+
     def _exchange(self, broker: Broker) -> Reply:
         crew = self.crew
         self._asked = 0 if self._stopping else crew.room()
@@ -191,8 +214,10 @@ class Supervisor:
         crew.verdicts += verdicts
         verdicts, crew.verdicts = crew.verdicts, []
         notes, crew.notes = crew.notes, []
+        fires = 0 if self._stopping else self._firing.count(broker)
+        step = Step(self.owner.id, verdicts, want, notes=notes, fires=fires)
         try:
-            reply = broker.exchange(Step(self.owner.id, verdicts, want, notes=notes))
+            reply = broker.exchange(step)
         except BrokerUnavailable as error:
             self._trouble(error)
             crew.verdicts, crew.notes = verdicts + crew.verdicts, notes + crew.notes
@@ -242,7 +267,7 @@ class Supervisor:
         crew = self.crew
         started = bool(crew.hands) and all(hand.depth for hand in crew.hands)
         busy = any(hand.held for hand in crew.hands) or crew.verdicts or crew.spare
-        return started and self._asked > 0 and not busy and not reply.leases
+        return started and self._asked > 0 and not (busy or reply.leases or reply.schedules)
 
     def _next_look(self) -> float:
         seconds = self.crew.next_look()

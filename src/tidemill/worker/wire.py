@@ -46,12 +46,16 @@ class Setup(msgspec.Struct, array_like=True):
 
 
 class Hello(msgspec.Struct, array_like=True):
-    """What a process says when its app is loaded, or cannot be (``error``)."""
+    """What a process says when its app is loaded, or cannot be (``error``).
+
+    ``schedules`` are those its code declares, each a name and a record's body.
+    """
 
     url: str = ""
     queues: tuple[str, ...] = ()
     tasks: int = 0
     error: str = ""
+    schedules: list[tuple[str, bytes]] = []
 
 
 class Down(msgspec.Struct, array_like=True):

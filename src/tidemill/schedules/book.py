@@ -1,0 +1,340 @@
+"""``mill.schedules``: declared in code, or added, looked at and changed at run time.
+
+What code declares is stored when a worker starts, by its supervisor; what a person adds is stored
+at once. Nothing here fires: workers do.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from tidemill.brokers.base import Feature, need
+from tidemill.brokers.schedules import Change
+from tidemill.brokers.schedules import Schedule as Record
+from tidemill.clock import wall_time
+from tidemill.codec import sign
+from tidemill.config import check_name
+from tidemill.errors import InvalidOption, ScheduleExists, ScheduleNotFound
+from tidemill.handle import Job
+from tidemill.job import Planned
+from tidemill.schedules import stored as kept
+from tidemill.schedules.reading import When, when_of
+from tidemill.schedules.rules import Rule, times
+from tidemill.schedules.stored import Stored
+from tidemill.task import Call
+
+if TYPE_CHECKING:
+    from tidemill.app import Tidemill
+
+__all__ = ["Schedule", "Schedules"]
+
+T = TypeVar("T")
+PAGE = 500
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as it stands.
+
+    Attributes:
+        name: what it is known by.
+        task, queue: of its jobs.
+        arguments: of its jobs, as text.
+        when: its rule, as text.
+        next: when it fires next, without jitter; None when it is paused or has ended.
+        last: the time its latest job was for.
+        fired: how many jobs it has put.
+        repeats: after how many it ends; None for no limit.
+        jitter: seconds.
+        catch_up: whether each missed time is made up for.
+        paused, ended: it does not fire now; nor ever again.
+        code: it is declared in code; ``app`` says in which, where a worker has told.
+        known: whether this app has its task; None when it has no tasks at all.
+    """
+
+    name: str
+    task: str
+    queue: str
+    arguments: str
+    when: str
+    next: dt.datetime | None
+    last: dt.datetime | None
+    fired: int
+    repeats: int | None
+    jitter: float
+    catch_up: bool
+    paused: bool
+    ended: bool
+    code: bool
+    app: str
+    known: bool | None
+
+    def public(self) -> dict[str, Any]:
+        """The same as plain data for programs: times as epoch seconds."""
+        values: dict[str, Any] = {
+            name: getattr(self, name) for name in type(self).__struct_fields__
+        }
+        values["next"] = self.next.timestamp() if self.next else None
+        values["last"] = self.last.timestamp() if self.last else None
+        return values
+
+
+class Schedules:
+    """The schedules of an app: ``for schedule in mill.schedules: …``."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self._mill = mill
+        self._declared: dict[str, tuple[Call[Any], When]] = {}
+
+    # -- in code --------------------------------------------------------------------------------
+
+    def declare(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> None:
+        """Have a call made again and again; stored when a worker starts.
+
+        A later start with the same rule keeps the next time; with another, it begins anew. What is
+        no longer declared is removed when a worker of the same app starts.
+
+        Args:
+            name: what it is known by.
+            call: ``task.call(…)``, with options by ``using``.
+            when: a cron text, seconds, a timedelta or a :class:`When`; or give its options.
+
+        Raises:
+            InvalidOption: something is wrong, or the name is declared already.
+        """
+        check_name("schedule name", name)
+        before = self._declared.get(name)
+        if before is not None and before[0].task != call.task:
+            raise InvalidOption(
+                f"schedule {name!r} is declared twice: of {before[0].task} and of {call.task}; "
+                "give one another name"
+            )
+        self._declared[name] = _checked(name, call), when_of(when, options)
+
+    def declared(self) -> list[tuple[str, bytes]]:
+        """What code declares, as records' bodies, for who stores it."""
+        return [
+            (name, kept.encode(self._stored(name, call, when, code=True)))
+            for name, (call, when) in self._declared.items()
+        ]
+
+    def store(self) -> None:
+        """Store what code declares now, without a worker; nothing is removed."""
+        for name, body in self.declared():
+            self._change(name, functools.partial(_as_declared, name, body))
+
+    # -- at run time ----------------------------------------------------------------------------
+
+    def add(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> Schedule:
+        """Add a schedule now; arguments as for :meth:`declare`.
+
+        Raises:
+            ScheduleExists: there is one of this name.
+            InvalidOption: something is wrong, or it would never fire.
+        """
+        check_name("schedule name", name)
+        stored = self._stored(name, _checked(name, call), when_of(when, options))
+        change = kept.added(name, stored, wall_time())
+        if stored.ended:
+            raise InvalidOption(f"schedule {name!r} would never fire: its time is past")
+        (changed,) = self._broker.change_schedules([change])
+        if not changed.done:
+            raise ScheduleExists(
+                f"there is a schedule {name!r} already; remove it first, or take another name"
+            )
+        return self._shown(Record(name, changed.version, change.due, change.body))
+
+    def __iter__(self) -> Iterator[Schedule]:
+        """All of them, by name."""
+        after = ""
+        while page := self._broker.list_schedules(after, PAGE):
+            for record in page:
+                yield self._shown(record)
+            after = page[-1].name
+
+    def get(self, name: str) -> Schedule:
+        """One of them.
+
+        Raises:
+            ScheduleNotFound: there is none of this name.
+        """
+        return self._shown(self._record(name))
+
+    def pause(self, name: str) -> Schedule:
+        """Have it not fire until it is resumed."""
+        return self._change(name, lambda old: kept.paused(_found(name, old)))
+
+    def resume(self, name: str) -> Schedule:
+        """Let it go on from now; what it would have done meanwhile is not made up for."""
+        return self._change(name, lambda old: kept.resumed(_found(name, old), wall_time()))
+
+    def remove(self, name: str) -> None:
+        """Forget it. Jobs it has put stay. What code declares comes back with the next worker."""
+        while True:
+            record = self._record(name)
+            change = Change(name, record.version, gone=True)
+            if self._broker.change_schedules([change])[0].done:
+                return
+
+    def run(self, name: str) -> Job[Any]:
+        """Put its job now, once more; its times stay as they are."""
+        now = wall_time()
+        job = kept.job_of(kept.decode(self._record(name).body), now, now)
+        return self._mill.put([job])[0]
+
+    def next_times(self, name: str, count: int = 5) -> list[dt.datetime]:
+        """When it fires next, without jitter; none while it is paused, or when it has ended."""
+        stored = kept.decode(self._record(name).body)
+        if stored.paused or stored.ended or count < 1:
+            return []
+        left = stored.repeats - stored.fired if stored.repeats else count
+        following = times(stored.rule, stored.planned, min(left, count) - 1)
+        return [_moment(stored.rule, when) for when in (stored.planned, *following)]
+
+    # -- asyncio --------------------------------------------------------------------------------
+
+    async def aadd(
+        self, name: str, call: Call[Any], when: Any = None, /, **options: Any
+    ) -> Schedule:
+        """As ``add``, without blocking the event loop."""
+        return await self._mill.threaded(lambda: self.add(name, call, when, **options))
+
+    async def alist(self) -> list[Schedule]:
+        """All of them, by name, without blocking the event loop."""
+        return await self._mill.threaded(lambda: [*self])
+
+    async def aget(self, name: str) -> Schedule:
+        """As ``get``, without blocking the event loop."""
+        return await self._mill.threaded(self.get, name)
+
+    async def apause(self, name: str) -> Schedule:
+        """As ``pause``, without blocking the event loop."""
+        return await self._mill.threaded(self.pause, name)
+
+    async def aresume(self, name: str) -> Schedule:
+        """As ``resume``, without blocking the event loop."""
+        return await self._mill.threaded(self.resume, name)
+
+    async def aremove(self, name: str) -> None:
+        """As ``remove``, without blocking the event loop."""
+        await self._mill.threaded(self.remove, name)
+
+    async def arun(self, name: str) -> Job[Any]:
+        """As ``run``, without blocking the event loop."""
+        return await self._mill.threaded(self.run, name)
+
+    # -- records --------------------------------------------------------------------------------
+
+    @property
+    def _broker(self) -> Any:
+        broker = self._mill.broker
+        need(broker, Feature.SCHEDULES, "a schedule")
+        return broker
+
+    def _record(self, name: str) -> Record:
+        return _found(name, self._broker.schedules([name])[0])
+
+    def _change(self, name: str, make: Callable[[Record | None], Change | None]) -> Schedule:
+        """Change a record that others may change meanwhile."""
+        while True:
+            record = self._broker.schedules([name])[0]
+            change = make(record)
+            if change is None:
+                return self._shown(_found(name, record))
+            (changed,) = self._broker.change_schedules([change])
+            if changed.done:
+                return self._shown(Record(name, changed.version, change.due, change.body))
+
+    def _stored(self, name: str, call: Call[Any], when: When, *, code: bool = False) -> Stored:
+        """A record's body, with the job it puts signed for this schedule."""
+        job = self._mill.envelope(call)
+        job.id, job.created, job.planned = "", 0.0, Planned(name)
+        if self._mill.keys:
+            job.signature = sign(job, self._mill.keys[0])
+        return Stored(
+            rule=when.rule,
+            job=job,
+            repeats=when.repeats,
+            jitter=when.jitter,
+            catch_up=when.catch_up,
+            code=code,
+        )
+
+    def _shown(self, record: Record) -> Schedule:
+        stored = kept.decode(record.body)
+        job, rule = stored.job, stored.rule
+        idle = stored.paused or stored.ended
+        return Schedule(
+            name=record.name,
+            task=job.task,
+            queue=job.queue,
+            arguments=job.text,
+            when=in_words(rule),
+            next=None if idle else _moment(rule, stored.planned),
+            last=_moment(rule, stored.last) if stored.last else None,
+            fired=stored.fired,
+            repeats=stored.repeats or None,
+            jitter=stored.jitter,
+            catch_up=stored.catch_up,
+            paused=stored.paused,
+            ended=stored.ended,
+            code=stored.code,
+            app=stored.app,
+            known=self._knows(job.task),
+        )
+
+
+    def _knows(self, task: str) -> bool | None:
+        mill = self._mill
+        return (task in mill.tasks or mill.may_import(task)) if mill.tasks else None
+
+
+def _checked(name: str, call: Any) -> Call[Any]:
+    """The call of a schedule, if it can be one."""
+    if not isinstance(call, Call):
+        raise InvalidOption(f"schedule {name!r} takes task.call(…), not {call!r}")
+    if call.lacks is not None:
+        raise InvalidOption(
+            f"schedule {name!r}: {call.lacks}; give the arguments in task.call(…)"
+        )
+    if call.hooks:
+        raise InvalidOption(
+            f"schedule {name!r} takes a single call; schedule a task that enqueues the rest"
+        )
+    for option in ("id", "at", "txn"):
+        if getattr(call.options, option):
+            raise InvalidOption(
+                f"schedule {name!r} makes many jobs; leave {option}= out of its call"
+            )
+    return call
+
+
+def _as_declared(name: str, body: bytes, old: Record | None) -> Change | None:
+    return kept.declared(name, kept.decode(body), old, wall_time())
+
+
+def _found(name: str, record: Record | None) -> Record:
+    if record is None:
+        raise ScheduleNotFound(f"there is no schedule {name!r}")
+    return record
+
+
+def _moment(rule: Rule, when: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(when, rule.tz)
+
+
+def in_words(rule: Rule) -> str:
+    """A rule as a person would say it."""
+    zone = f" {rule.zone}" if rule.zone else ""
+    if rule.cron:
+        return f"{rule.cron}{zone}"
+    if rule.every:
+        return f"every {rule.every:g} s"
+    if rule.unit:
+        step = f"every {rule.unit}" if rule.count == 1 else f"every {rule.count} {rule.unit}s"
+        return step + zone
+    return f"once at {_moment(rule, rule.at).isoformat(' ', 'seconds')}"

@@ -1,0 +1,129 @@
+"""Schedules with real workers: fired once by any number of them, also when they are killed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Place, eventually, open_place
+from servers import NETWORK
+
+from tidemill.job import State
+
+APP = """
+@mill.task
+def tick(name="tick"):
+    job = current_job()
+    note("tick", job.schedule, job.planned.timestamp(), time.time(), os.getpid())
+"""
+
+
+BROKERS = ["lmdb"]
+
+
+@pytest.fixture(params=BROKERS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    url = "" if request.param == "lmdb" else NETWORK[request.param](str(tmp_path))
+    with open_place(tmp_path, url) as place:
+        yield place
+
+
+def fired(place: Place) -> list[tuple[str, float]]:
+    """Which schedule put each job there is, and for which of its times."""
+    planned = [record.envelope.planned for record in place.records()]
+    return sorted((p.schedule, p.time) for p in planned if p)
+
+
+def check_each_once(place: Place, every: float, least: int) -> None:
+    """No time was fired twice, and with ``catch_up`` none was left out."""
+    times = fired(place)
+    assert max(Counter(times).values()) == 1
+    for name in {name for name, _ in times}:
+        mine = [time for other, time in times if other == name]
+        assert len(mine) >= least
+        steps = {round((b - a) / every) for a, b in itertools.pairwise(mine)}
+        assert steps == {1}, f"{name}: {steps}"
+
+
+def test_what_code_declares_is_fired_on_time(place: Place) -> None:
+    place.write(APP + 'mill.schedule("second", tick.call("x"), "* * * * * *")\n')
+    place.worker()
+    lines = place.wait_notes("tick second", 3)
+    for line in lines[:3]:
+        planned, began = map(float, line.split()[2:4])
+        assert planned % 1 == 0
+        assert 0 <= began - planned < 5  # the figure is a benchmark's
+    check_each_once(place, 1.0, 3)
+
+
+def test_many_workers_fire_each_time_once(place: Place) -> None:  # case C7
+    place.write(
+        APP
+        + """
+for n in range(10):
+    mill.schedule(f"s{n}", tick.call(), every=0.25, catch_up=True)
+"""
+    )
+    for _ in range(3):
+        place.worker(slots=2)
+    place.wait_notes("tick", 150)
+    for worker in place.workers:
+        worker.stop()
+    assert all(schedule.fired >= 10 for schedule in place.mill.schedules)
+    check_each_once(place, 0.25, 10)
+
+
+@pytest.mark.parametrize(
+    ("point", "count"), [("worker.firing", 2), ("worker.fired", 2), ("store.claimed", 2)]
+)
+def test_killed_while_it_fires(place: Place, point: str, count: int) -> None:  # cases C7, Q20
+    if point.startswith("store") and not place.url.startswith("lmdb"):
+        pytest.skip("the store is no part of the worker")
+    place.write(APP + 'mill.schedule("s", tick.call(), every=0.3, catch_up=True)\n')
+    victim = place.worker(env={"TIDEMILL_CRASH": f"{point}:{count}"})
+    assert victim.wait() == -9
+    before = len(fired(place))
+    other = place.worker().wait_ready()
+    eventually(lambda: len(fired(place)) >= before + 5, "five more", 30)
+    other.stop()
+    check_each_once(place, 0.3, 5)
+
+
+def test_killed_between_hand_out_and_firing_another_worker_fires_it(place: Place) -> None:
+    # case C7: the other one lives on, and is handed it a second later
+    place.write(APP + 'mill.schedule("s", tick.call(), at=float(os.environ["AT"]))\n', load=False)
+    at = time.time() + 8
+    env = {"AT": repr(at)}
+    workers = [
+        place.worker(env=env | {"TIDEMILL_CRASH": "worker.firing:1"}).wait_ready() for _ in range(2)
+    ]
+    last = place.worker(env=env).wait_ready()
+    place.wait_notes("tick s")
+    last.stop()
+    assert [w.process.poll() for w in workers].count(-9) <= 2
+    assert fired(place) == [("s", pytest.approx(at))]
+
+
+def test_one_that_is_added_while_a_worker_sleeps(place: Place) -> None:
+    place.write(APP)
+    place.worker().wait_ready()
+    mill = place.module.mill
+    mill.schedules.add("s", mill.call(place.task("tick")), at=time.time() + 1)
+    place.wait_notes("tick s")
+    assert [*mill.schedules] == []
+
+
+def test_its_jobs_are_signed(place: Place) -> None:  # case T15
+    place.write(APP + 'mill.schedule("s", tick.call(), every=0.2)\n', secret_keys=["k"])
+    place.worker()
+    place.wait_notes("tick s", 2)
+    place.mill.schedules.add("unsigned", place.mill.call(place.task("tick")), at=time.time() + 0.5)
+    eventually(lambda: [r for r in place.records() if r.state is State.FAILED], "a failure")
+    (failed,) = [r for r in place.records() if r.state is State.FAILED]
+    assert failed.envelope.planned
+    assert failed.envelope.planned.schedule == "unsigned"
+    assert "bad signature" in failed.error

@@ -1,0 +1,379 @@
+"""How a worker's supervisor sees to schedules: what it fires, and what becomes of them then."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tidemill import Tidemill, When
+from tidemill.brokers.base import Filter, Step
+from tidemill.brokers.schedules import Change
+from tidemill.clock import id_time
+from tidemill.errors import BadSignature, StoreFull
+from tidemill.job import Envelope, Owner, Planned, State
+from tidemill.worker.firing import Firing
+from tidemill.worker.wire import Hello
+
+NOON = 1_800_000_000.0  # 2027-01-15 08:00 UTC
+READERS = ("brokers.memory.jobs", "schedules.book", "worker.firing", "app")
+
+
+class Desk:
+    """An app, a broker, a clock, and two supervisors' ways of firing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = NOON
+        for name in READERS:
+            module = importlib.import_module(f"tidemill.{name}")
+            monkeypatch.setattr(module, "wall_time", lambda: self.now)
+        machine = importlib.import_module("tidemill.brokers.memory.jobs")
+        monkeypatch.setattr(machine, "machine_time", lambda: self.now)
+        self.mill = Tidemill("memory://")
+        self.mill.task(name="tick")(_tick)
+        self.broker = self.mill.broker
+        for owner in ("w1", "w2"):
+            self.broker.attach(Owner(id=owner, name=owner))
+        self.firing = Firing("app:mill")
+
+    def due(self, owner: str = "w1") -> list[str]:
+        return [s.name for s in self.broker.exchange(Step(owner, fires=500)).schedules]
+
+    def fire(self, owner: str = "w1") -> int:
+        """See to all that is due; how many steps that took."""
+        steps = 0
+        while due := self.broker.exchange(Step(owner, fires=500)).schedules:
+            self.firing.fire(self.broker, due)
+            steps += 1
+        return steps
+
+    def jobs(self) -> list[Envelope]:
+        records = self.broker.find(Filter(), 10_000).records
+        return sorted((r.envelope for r in records), key=lambda e: e.planned and e.planned.time)
+
+    def times(self) -> list[float]:
+        """The times that jobs were put for, from the beginning on."""
+        return [job.planned.time - NOON for job in self.jobs() if job.planned]
+
+    def declare(self, firing: Firing | None = None) -> None:
+        """A worker starts with what the app declares now."""
+        hello = Hello(schedules=self.mill.schedules.declared())
+        (firing or Firing("app:mill")).declare(self.broker, hello)
+
+    def again(self) -> Tidemill:
+        """The app as a new version of its code has it: nothing is declared yet."""
+        self.mill.schedules = type(self.mill.schedules)(self.mill)
+        return self.mill
+
+
+def _tick() -> None: ...
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    desk = Desk(monkeypatch)
+    yield desk
+    desk.mill.close()
+
+
+# -- firing --------------------------------------------------------------------------------------
+
+
+def test_each_time_puts_one_job(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick").using(tags=["t"]), every=60)
+    for _ in range(5):
+        desk.now += 30
+        desk.fire()
+    assert desk.times() == [60, 120]
+    job = desk.jobs()[0]
+    assert job.planned == Planned("s", NOON + 60)
+    assert job.tags == ("t",)
+    assert job.created == NOON + 60
+    assert id_time(job.id) is not None
+    shown = desk.mill.schedules.get("s")
+    assert shown.next is not None
+    assert shown.last is not None
+    assert (shown.fired, shown.last.timestamp() - NOON) == (2, 120)
+    assert shown.next.timestamp() - NOON == 180
+
+
+def test_what_was_missed_is_made_up_for_once(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("all", desk.mill.call("tick"), every=60, catch_up=True)
+    desk.mill.schedules.add("one", desk.mill.call("tick"), every=60)
+    desk.now += 330
+    assert desk.fire() == 1
+    by_name: dict[str, list[float]] = {"all": [], "one": []}
+    for job in desk.jobs():
+        assert job.planned
+        by_name[job.planned.schedule].append(job.planned.time - NOON)
+    assert by_name == {"all": [60, 120, 180, 240, 300], "one": [60]}
+    desk.now += 30
+    desk.fire()
+    assert desk.times()[-2:] == [360, 360]
+
+
+def test_very_much_that_was_missed_is_made_up_for_in_steps(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=1, catch_up=True)
+    desk.now += 1000
+    assert desk.fire() == 10
+    assert desk.times() == [float(n) for n in range(1, 1001)]
+
+
+def test_repeats_count_down_and_it_ends(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("few", desk.mill.call("tick"), every=60, repeats=3)
+    desk.mill.schedules.add("caught", desk.mill.call("tick"), every=60, repeats=3, catch_up=True)
+    desk.now += 200
+    desk.fire()
+    assert [s.name for s in desk.mill.schedules] == ["few"]
+    desk.now += 300
+    desk.fire()
+    desk.now += 300
+    desk.fire()
+    assert [s.name for s in desk.mill.schedules] == []
+    assert len(desk.jobs()) == 6
+    assert desk.due() == []
+
+
+def test_a_single_time_ends(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("once", desk.mill.call("tick"), at=NOON + 60)
+    desk.now += 59
+    assert desk.due() == []
+    desk.now += 1
+    desk.fire()
+    desk.now += 10_000
+    desk.fire()
+    assert desk.times() == [60]
+    assert [*desk.mill.schedules] == []
+
+
+def test_an_end_is_kept(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, end=NOON + 130)
+    for _ in range(10):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60, 120]
+
+
+def test_two_that_are_handed_the_same_fire_it_once(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    desk.now += 60
+    first = desk.broker.exchange(Step("w1", fires=5)).schedules
+    desk.now += 2  # it is slow, and taken for dead
+    second = desk.broker.exchange(Step("w2", fires=5)).schedules
+    assert first == second
+    desk.firing.fire(desk.broker, second)
+    desk.firing.fire(desk.broker, first)
+    assert desk.times() == [60]
+
+
+def test_what_was_paused_meanwhile_does_not_fire(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, catch_up=True)
+    desk.now += 60
+    due = desk.broker.exchange(Step("w1", fires=5)).schedules
+    desk.mill.schedules.pause("s")
+    desk.firing.fire(desk.broker, due)
+    desk.now += 600
+    assert desk.due() == []
+    desk.mill.schedules.resume("s")
+    desk.fire()
+    assert desk.times() == []  # nor is it made up for
+    desk.now += 60
+    desk.fire()
+    assert desk.times() == [720]
+
+
+def test_a_clock_that_is_set_neither_doubles_nor_loses_one(desk: Desk) -> None:  # law 19
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=600, catch_up=True)
+    desk.now += 610
+    desk.fire()
+    desk.now -= 300  # back: 600 comes again on the clock, and has been
+    desk.fire()
+    desk.now += 300 + 580
+    desk.fire()
+    assert desk.times() == [600]
+    desk.now += 20
+    due = desk.broker.exchange(Step("w1", fires=5)).schedules
+    desk.now -= 100  # back between the hand-out and the firing: it comes when its time does
+    desk.firing.fire(desk.broker, due)
+    assert desk.times() == [600]
+    desk.now += 100
+    desk.fire()
+    assert desk.times() == [600, 1200]
+    desk.now += 1800  # forward
+    desk.fire()
+    assert desk.times() == [600, 1200, 1800, 2400, 3000]
+
+
+def test_jitter_moves_the_job_and_not_the_times(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, jitter=30)
+    late = set()
+    for _ in range(20):
+        (record,) = desk.broker.schedules(["s"])
+        assert record is not None
+        desk.now = record.due
+        desk.fire()
+        late.add(record.due - NOON - desk.times()[-1])
+    assert desk.times() == [60.0 * n for n in range(1, 21)]
+    assert all(0 <= seconds <= 30 for seconds in late)
+    assert len(late) > 10
+
+
+def test_a_full_queue_is_not_filled_further_and_it_is_said(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.broker.set_queue("default", max_size=2)
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    for _ in range(4):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60, 120]
+    assert caplog.text.count("schedule 's': a job was left out: its queue is full") == 2
+
+
+def test_a_key_keeps_jobs_from_overlapping(desk: Desk) -> None:
+    call = desk.mill.call("tick").using(key="tick")
+    desk.mill.schedules.add("s", call, every=60)
+    for _ in range(4):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60]
+
+
+def test_a_store_without_room_is_tried_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    desk.now += 60
+    change = desk.broker.change_schedules
+
+    def full(changes: list[Change]) -> None:
+        raise StoreFull("the disk is full")
+
+    due = desk.broker.exchange(Step("w1", fires=5)).schedules
+    monkeypatch.setattr(desk.broker, "change_schedules", full)
+    desk.firing.fire(desk.broker, due)
+    assert "wait for room: the disk is full" in caplog.text
+    monkeypatch.setattr(desk.broker, "change_schedules", change)
+    assert desk.due() == []
+    desk.now += 1
+    desk.fire()
+    assert desk.times() == [60]
+
+
+def test_what_this_version_cannot_read_is_left_as_it_is(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.broker.change_schedules([Change("new", 0, NOON + 60, b"\xc1 of a later version")])
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    desk.now += 60
+    desk.fire()
+    assert desk.times() == [60]  # the other one
+    assert "schedule 'new' cannot be fired here, and is left for 60 s" in caplog.text
+    (record,) = desk.broker.schedules(["new"])
+    assert record is not None
+    assert record.body == b"\xc1 of a later version"
+    assert record.due == NOON + 120
+
+
+# -- what code declares --------------------------------------------------------------------------
+
+
+def test_a_worker_stores_what_code_declares(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
+    desk.declare()
+    (shown,) = desk.mill.schedules
+    assert (shown.name, shown.code, shown.app) == ("s", True, "app")
+    assert "schedule 's' is stored" in caplog.text
+    desk.now += 60
+    desk.fire()
+    desk.declare()  # another worker starts
+    assert "changed" not in caplog.text
+    assert desk.mill.schedules.get("s").fired == 1
+    assert desk.due() == []
+
+
+def test_what_code_no_longer_declares_is_removed(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    desk.mill.schedules.add("person", desk.mill.call("tick"), every=60)
+    for name in ("stays", "goes"):
+        desk.mill.schedule(name, desk.mill.call("tick"), every=60)
+    desk.declare()
+    desk.again().schedule("stays", desk.mill.call("tick"), every=60)
+    desk.declare(Firing("other:mill"))  # of another app, which removes nothing
+    desk.declare(Firing(""))
+    assert [s.name for s in desk.mill.schedules] == ["goes", "person", "stays"]
+    assert desk.mill.schedules.get("stays").app == "other"  # who declares it last has it
+    desk.declare()
+    assert [s.name for s in desk.mill.schedules] == ["person", "stays"]
+    assert "schedule 'goes' is no longer declared in app and is removed" in caplog.text
+
+
+def test_a_declared_one_that_has_ended_does_not_begin_again(desk: Desk) -> None:  # case C7
+    for name, when in (("once", When(at=NOON + 60)), ("few", When(every=60, repeats=2))):
+        desk.mill.schedule(name, desk.mill.call("tick"), when)
+    desk.declare()
+    for _ in range(5):
+        desk.now += 60
+        desk.fire()
+        desk.declare()
+    assert desk.times() == [60, 60, 120]
+    assert [s.ended for s in desk.mill.schedules] == [True, True]
+    desk.again().schedule("few", desk.mill.call("tick"), every=60, repeats=3)
+    desk.declare()
+    assert not desk.mill.schedules.get("few").ended
+
+
+def test_a_change_by_another_meanwhile_is_seen(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
+    change, calls = desk.broker.change_schedules, []
+
+    def late(changes: list[Change]) -> object:
+        calls.append(changes)
+        if len(calls) == 1:
+            change([Change("s", 0, 0.0, changes[0].body)])  # another worker was first
+        return change(changes)
+
+    monkeypatch.setattr(desk.broker, "change_schedules", late)
+    desk.declare()
+    assert desk.mill.schedules.get("s").app == "app"
+
+
+# -- signatures ----------------------------------------------------------------------------------
+
+
+def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # case T15
+    from tidemill.codec import verify
+
+    mill = Tidemill("memory://", secret_keys=["new", "old"])
+    mill.task(name="tick")(_tick)
+    mill.schedules.add("s", mill.call("tick"), every=60)
+    record = mill.broker.get(mill.schedules.run("s").id)
+    assert record is not None
+    job = record.envelope
+    verify(job, mill.keys)
+    for field, value in (
+        ("planned", Planned("other", 1.0)),
+        ("planned", None),
+        ("task", "other"),
+        ("body", b"other"),
+        ("signature", b""),
+    ):
+        was = getattr(job, field)
+        setattr(job, field, value)
+        with pytest.raises(BadSignature):
+            verify(job, mill.keys)
+        setattr(job, field, was)
+    with pytest.raises(BadSignature):
+        verify(job, [b"wrong"])
+    job.planned, job.id = None, "s"  # no job with the schedule's name for its id, either
+    with pytest.raises(BadSignature):
+        verify(job, mill.keys)
+    assert record.state is State.READY
+    mill.close()
