@@ -70,6 +70,7 @@ local function refused_links()
   for i = 6, last, 4 do
     if flagged(byte(ARGV[i + 1], 2), LINKED) then
       local links = parse_links(ARGV[i + 3])
+      flows.links[ARGV[i]] = links
       for _, id in ipairs(links.next) do
         if not coming[id] then name(id) end
       end

@@ -16,12 +16,19 @@ local function holders_of(key)
   return sub(holders, 1, cut - 1), successor ~= '' and successor or nil
 end
 
+local AT_ONCE_ALONE = ('\0'):rep(26) -- a wish of links only, for a job that waits for nothing
+
 local function insert(id, record, envelope, wish, state)
   seq = seq + 1
   local seq8 = pack('>I8', seq)
   envs[id], fresh[id] = envelope, seq
   touch_id(id)
-  if wish == '' then -- the hot path: ready at once
+  local linked = flagged(byte(record, 2), LINKED)
+  if linked then
+    flows.links[id], flows.new[id] = flows.links[id] or wish, wish
+    enlist(id, links_of(id))
+  end
+  if wish == '' or linked and sub(wish, 1, 26) == AT_ONCE_ALONE then -- the hot path: ready at once
     local rank, queue = unpk('>I4Bc0', record, RECORD_RANK)
     jobs[id] = seq8 .. record
     local by = row_of(queue).by
@@ -38,14 +45,9 @@ local function insert(id, record, envelope, wish, state)
     add_due(j.expires, 'x' .. id)
   end
   local due = due_of(delay, at)
-  if flagged(j.flags, LINKED) then
-    flows.links[id], flows.new[id] = wish, wish
-    local links = links_of(id)
-    enlist(id, links)
-    if links.waits > 0 then
-      state = WAITING
-      hold(j, true)
-    end
+  if linked and byte(wish, LINKS_WAITS) > 0 then
+    state = WAITING
+    hold(j, true)
   end
   if state == WAITING then
     j.state, j.due = WAITING, due
