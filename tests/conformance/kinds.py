@@ -61,6 +61,7 @@ class Clock:
         self._wall = self._machine = 0.0
         self._monkeypatch = monkeypatch
         self.fake = bool(modules)
+        self.of_server = any(name.endswith(".servertime") for name in modules)
         self.rule(modules)
 
     def rule(self, modules: tuple[str, ...]) -> None:

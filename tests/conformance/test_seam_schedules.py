@@ -178,6 +178,13 @@ def test_what_nobody_fired_is_handed_out_again(
     assert again.due == pytest.approx(due, abs=2e-6)
 
 
+def test_a_change_that_fails_leaves_a_claim_as_it_is(broker: Broker, worker: Hand) -> None:
+    version = add(broker, "s", wall_time() - 1)
+    assert names(worker) == ["s"]
+    assert broker.change_schedules([Change("s", version + 1000, 1.0)]) == [Changed()]
+    assert names(worker) == []
+
+
 def test_of_two_that_fire_the_same_version_one_does(broker: Broker, clock: Clock) -> None:
     # case C7: the first was slow, and the second was handed it as well
     version = add(broker, "s", wall_time() - 1)
@@ -228,6 +235,9 @@ def test_a_wall_clock_that_is_set_fires_nothing_twice(
 ) -> None:  # law 19
     version = add(broker, "s", wall_time() + 1800)
     clock.set_wall(3600)
+    if clock.of_server:  # which nobody has set
+        assert names(worker) == []
+        clock.advance(1801)
     (schedule,) = worker.exchange(fires=5).schedules
     changed = broker.change_schedules([Change("s", version, schedule.due + 86400)])
     clock.set_wall(-3600)

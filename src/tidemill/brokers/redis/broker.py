@@ -36,10 +36,11 @@ from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.lines import Lines, Server
 from tidemill.brokers.redis.members import Members, check_moved
 from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
+from tidemill.brokers.redis.schedules import Book, pack_changes, read_changed
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.retention import Retention, number_option
-from tidemill.brokers.schedules import NoSchedules
+from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import id_time, new_id, wall_time
 from tidemill.config import Url
 from tidemill.errors import (
@@ -100,12 +101,10 @@ def open_url(url: Url) -> RedisBroker:
     return RedisBroker(check_url(url))
 
 
-class RedisBroker(NoSchedules):
+class RedisBroker:
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {
-        *(Feature.TRANSACTIONS, Feature.BACKUP, Feature.SCHEDULES, Feature.LIMITS),
-    }
+    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.LIMITS}
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown
@@ -130,6 +129,7 @@ class RedisBroker(NoSchedules):
         self._members = Members(self._lines, self._brisk, settings.owner_lease)
         self._waits = Waits(self._lines)
         self._inspection = Inspection(self._lines)
+        self._book = Book(self._lines)
 
     def _open(self, lines: Lines) -> list[Any]:
         """Look whether the server can be used: its version, and what lies there."""
@@ -371,6 +371,20 @@ class RedisBroker(NoSchedules):
 
     def backup(self, target: str) -> None:
         raise FeatureMissing("backup needs the feature backup, which redis:// does not have")
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        self._check_open()
+        return self._book.get(names)
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        self._check_open()
+        return self._book.page(after, limit)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        verb, args = pack_changes(changes)
+        return read_changed(self._call(verb, *args))
 
     # -- moving to another store ----------------------------------------------------------------
 

@@ -11,11 +11,13 @@ from importlib import resources
 
 __all__ = ["LIBRARY", "Library"]
 
-_PARTS = ("store", "moves", "flows", "wake", "puts", "verdicts", "timers")
+_PARTS = ("store", "moves", "flows", "wake", "puts", "verdicts", "timers", "schedules")
 _VERBS = {
     "put": "",
     "put_one": "",
     "adopt": "",
+    "schedule": "",
+    "unschedule": "'allow-oom'",
     "look": "'no-writes'",
     "open": "'allow-oom'",
     "exchange": "'allow-oom'",
@@ -26,6 +28,8 @@ _VERBS = {
     "watch": "'allow-oom'",
 }
 """Flags. Settling must go on when the server is out of memory; accepting must not."""
+_SAME = {"unschedule": "schedule"}
+"""Verbs that differ from another by their flags."""
 
 _FUNCTION = """
 redis.register_function{{function_name = '{name}_{verb}', flags = {{{flags}}}, callback = function(keys, args)
@@ -40,14 +44,15 @@ class Library:
 
     def __init__(self) -> None:
         files = resources.files("tidemill.brokers.redis") / "lua"
-        texts = {name: (files / f"{name}.lua").read_text("utf-8") for name in (*_PARTS, *_VERBS)}
+        names = (*_PARTS, *(verb for verb in _VERBS if verb not in _SAME))
+        texts = {name: (files / f"{name}.lua").read_text("utf-8") for name in names}
         whole = "".join(texts.values()) + repr(_VERBS)
         self.name = "tidemill_" + hashlib.sha256(whole.encode()).hexdigest()[:12]
         parts = [f"#!lua name={self.name}\n", *(texts[name] for name in _PARTS)]
         for verb, flags in _VERBS.items():
             begin = "begin_lightly" if verb == "put_one" else "begin"
-            names = {"name": self.name, "verb": verb, "flags": flags, "begin": begin}
-            parts.append(_FUNCTION.format(**names, body=texts[verb]))
+            facts = {"name": self.name, "verb": verb, "flags": flags, "begin": begin}
+            parts.append(_FUNCTION.format(**facts, body=texts[_SAME.get(verb, verb)]))
         self.text = "".join(parts).encode()
         self._functions = {verb: f"{self.name}_{verb}".encode() for verb in _VERBS}
 

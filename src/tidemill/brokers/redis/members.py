@@ -22,6 +22,7 @@ from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.conversation import Conversation
 from tidemill.brokers.redis.lines import STEP_TIMEOUT, Lines
 from tidemill.brokers.redis.record import pack_verdict, read_leases
+from tidemill.brokers.redis.schedules import read_schedules
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.sleeper import Sleeper
 from tidemill.clock import new_id
@@ -72,7 +73,7 @@ class Member:
             self.owner.id.encode(),
             serial.to_bytes(8, "big") + len(self.epoch).to_bytes(2, "big") + self.epoch,
             b"%d" % int(self._lease * MICRO),
-            *_pack_want(step.want),
+            *_pack_want(step.want, step.fires),
             b"%d" % len(step.verdicts),
         ]
         for verdict in step.verdicts:
@@ -91,7 +92,7 @@ class Member:
         return self._read(answer, now)
 
     def _read(self, answer: Any, now: float) -> Reply:
-        settled, touched, leases, commands, due, death, inputs = answer
+        settled, touched, leases, commands, due, death, inputs, schedules = answer
         self.death_at = now + death / MICRO if death >= 0 else float("inf")
         return Reply(
             [flag == 49 for flag in settled],
@@ -99,6 +100,7 @@ class Member:
             read_leases(leases, inputs),
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
+            read_schedules(schedules),
         )
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
@@ -284,13 +286,13 @@ def _given_up(step: Step) -> Reply:
     return Reply(*lost, commands=[Command("lost")], next_due=0.0)
 
 
-def _pack_want(want: Want | None) -> list[bytes]:
+def _pack_want(want: Want | None, fires: int) -> list[bytes]:
     if want is None:
-        return [b"", b"0"]
+        return [b"", b"%d" % fires, b"0"]
     kinds = want.tasks | want.messages << 1 | (want.tasks and want.alone) << 2
     packed = want.count.to_bytes(4, "big") + bytes((_MODES[want.mode], kinds, want.sleep))
     queues = [queue.encode() for queue in dict.fromkeys(want.queues)]
-    return [packed, b"%d" % len(queues), *queues]
+    return [packed, b"%d" % fires, b"%d" % len(queues), *queues]
 
 
 def _read_command(packed: bytes) -> Command:

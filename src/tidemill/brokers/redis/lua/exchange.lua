@@ -2,7 +2,7 @@
 --
 -- ARGV  5 owner, 6 serial and epoch, packed, 7 microseconds of its owner lease
 --       8 the want, or empty: count, mode (0 fair, 1 strict, 2 merged), kinds (1 tasks, 2 messages, 4 lost ones), sleep
---       9 queues of the want, then these
+--       9 how many schedules it would see to, 10 queues of the want, then these
 --       n verdicts: (token, outcome, delay, started, ended, hold, sizes of error and traceback, followers)
 --         with error, traceback and result behind; then its followers, four arguments each
 --       n touches: (token, seconds)
@@ -10,7 +10,7 @@
 -- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; else settled and touched ('0' and '1'), leases (fixed
 --       part, envelope, …), commands, microseconds until something is due (-1 never), and until the
 --       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
---       error, …).
+--       error, …); schedules (name, record, …).
 
 local owner, serial, epoch = ARGV[5], unpk('>I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
@@ -63,7 +63,7 @@ local function replay(answer)
       if flagged(j.flags, LINKED) then show_inputs(j.id) end
     end
   end
-  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs}
+  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}}
 end
 
 if tonumber(me[3]) >= serial then return replay(cmsgpack.unpack(me[4])) end
@@ -75,7 +75,7 @@ if moved and consumer and wanted > 0 then return moved end
 
 -- -- arguments -------------------------------------------------------------------------------------
 
-local at = 9
+local at = 10
 local queues, verdicts, touches, notes = {}, {}, {}, {}
 
 local function read_some()
@@ -399,7 +399,14 @@ if moved and wanted > 0 then table.insert(commands, 1, pack('>I8', 0) .. 'quiet'
 settled, touched = table.concat(settled), table.concat(touched)
 call('HSET', K_OWNER, 'serial', serial, 'last', last_queue, 'answer',
   cmsgpack.pack({settled, touched, first_token, last_token, commands}))
-local due = more and 0 or next_due()
+local due, schedules = more and 0 or next_due(), {}
+local fires = tonumber(ARGV[9])
+if fires > 0 and not moved then
+  schedules = hand_out(fires)
+  local firing = next_firing()
+  call('ZADD', B .. ':fires', firing < 0 and '+inf' or now + firing, owner)
+  if firing >= 0 and (due < 0 or firing < due) then due = firing end
+end
 if ARGV[8] ~= '' then
   if sleeps == 1 and #leases / 2 < wanted then -- it has room for what comes next
     call('ZADD', K_ASLEEP, due < 0 and '+inf' or now + due, owner)
@@ -412,4 +419,4 @@ if ARGV[8] ~= '' then
   end
 end
 finish_step()
-return {settled, touched, leases, commands, due, next_death(), inputs}
+return {settled, touched, leases, commands, due, next_death(), inputs, schedules}

@@ -4,9 +4,10 @@
 --       get     then ids
 --       find    6 seq to go on below, or '', 7 how many, 8 states wanted as digits, or '' for all
 --       stats
+--       schedules  names        schedules_after  6 name, 7 how many
 -- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
 --       stand or ''}, or 0: get one each;
---       find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
+--       schedules their records or 0, schedules_after {name, record, …}; find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
 
 local names = {}
 
@@ -64,6 +65,21 @@ end
 local verb = ARGV[5]
 if verb == 'find' then return find(ARGV[6], tonumber(ARGV[7]), ARGV[8]) end
 if verb == 'stats' then return stats() end
+if verb == 'schedules' then
+  local wanted = {}
+  for i = 6, #ARGV do wanted[#wanted + 1] = ARGV[i] end
+  local records = fetch_all(B .. ':schedule', wanted)
+  for i, record in ipairs(records) do records[i] = record or 0 end
+  return records
+end
+if verb == 'schedules_after' then
+  local from, page = ARGV[6] == '' and '-' or '(' .. ARGV[6], {}
+  local found = call('ZRANGEBYLEX', B .. ':schedules', from, '+', 'LIMIT', 0, ARGV[7])
+  for i, record in ipairs(fetch_all(B .. ':schedule', found)) do
+    page[2 * i - 1], page[2 * i] = found[i], record
+  end
+  return page
+end
 local found = {}
 for i = 6, #ARGV do found[#found + 1] = shown(ARGV[i], call('HGET', K_JOB, ARGV[i])) end
 return found

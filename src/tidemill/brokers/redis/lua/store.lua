@@ -30,6 +30,9 @@
 --   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old
 --   B:waits    hash    id → channels of those who wait for its end, and B:space:QUEUE set, for room
 --   B:said:S   string  serial and answer of a client's last call, kept 10 minutes
+--   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
+--   B:firing   zset    schedule by when it is to be handed out
+--   B:fires    zset    owner that sees to schedules by when it was told that the next is due
 --   B:departure hash   mark, where, sealed: all of the store goes to another
 --   B:from:MARK hash   cursor, first: how far a departed store was taken in, and where its numbers begin
 --   B:seq      string  the last number drawn: jobs and tokens are numbered from the same sequence

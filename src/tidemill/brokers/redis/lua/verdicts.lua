@@ -124,5 +124,6 @@ end
 local function strike(owner)
   call('DEL', B .. ':o:' .. owner, B .. ':c:' .. owner, B .. ':l:' .. owner)
   call('ZREM', B .. ':beat', owner)
+  call('ZREM', B .. ':fires', owner)
   call('ZREM', K_ASLEEP, owner)
 end

@@ -1,0 +1,99 @@
+-- Change schedules and put their jobs, each of the changes by itself, all as one step.
+--
+-- ARGV  5 how many, then for each of them: name; version that is expected (0 for none), when it is due,
+--       1 if it is to be no more, and how many jobs come with it, packed; its body; four arguments for each
+--       of its jobs (see puts.lua)
+-- Returns for each what it did: 0, or its new version (0 when it is gone) as text, and why jobs were left
+--       out: 'id', 'key', 'full'; {'moved', where}.
+
+local again = said_before() or departure()
+if again then return again end
+
+local K_SCHEDULE, K_SCHEDULES, K_FIRING = B .. ':schedule', B .. ':schedules', B .. ':firing'
+while come_due() do flush() end -- a job whose time has passed must not keep another out
+flow()
+flush()
+
+local changes, names, ids = {}, {}, {}
+do
+  local at, drawn = 6, 0
+  for i = 1, tonumber(ARGV[5]) do
+    local expect, due, gone, many = unpk('>I8dBI4', ARGV[at + 1])
+    names[i] = ARGV[at]
+    changes[i] = {expect = expect, due = due, gone = gone == 1, body = ARGV[at + 2], jobs = at + 3, many = many}
+    for n = at + 3, at + 2 + 4 * many, 4 do ids[#ids + 1] = ARGV[n] end
+    at = at + 3 + 4 * many
+    drawn = drawn + 1 + many
+  end
+  seq = call('INCRBY', B .. ':seq', drawn) - drawn
+  read_ahead(ids)
+end
+local records = {} -- name → record, or false, as it is by now
+for i, record in ipairs(fetch_all(K_SCHEDULE, names)) do records[names[i]] = record end
+
+-- Put a schedule's job, or say why it is left out.
+local function put_if_it_fits(id, record, envelope, wish)
+  if load_job(id) then return 'id' end
+  local queue, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
+  local held = key ~= '' and holders_of(key)
+  if held and byte(wish, 1) == C_REJECT then return 'key' end
+  local row = find_row(queue)
+  if not held and row and row.max_size > 0 then
+    flush_lines()
+    if size_of(queue) >= row.max_size then return 'full' end
+  end
+  put_one(id, record, envelope, wish)
+  return nil
+end
+
+local sooner -- the earliest of the new times
+local touched = {} -- names
+
+local function change(name, c)
+  local version = records[name] and unpk('>I8', records[name]) or 0
+  if version ~= c.expect then return 0 end
+  touched[name] = true
+  local left_out, why = {}, nil
+  for i = c.jobs, c.jobs + 4 * c.many - 1, 4 do
+    why = put_if_it_fits(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
+    if why then left_out[#left_out + 1] = why end
+  end
+  if c.gone then
+    records[name] = false
+    return {'0', unpack(left_out)}
+  end
+  seq = seq + 1
+  records[name] = pack('>I8d', seq, c.due) .. c.body
+  if c.due > 0 then sooner = math.min(sooner or c.due, c.due) end
+  return {text_of(seq), unpack(left_out)}
+end
+
+local did = {}
+for i, c in ipairs(changes) do did[i] = change(names[i], c) end
+
+local set, listed, order, idle, gone = {}, {}, {}, {}, {}
+for name in pairs(touched) do
+  local record, due = records[name], 0
+  if record then
+    due = select(2, unpk('>I8d', record))
+    set[#set + 1], listed[#listed + 1] = name, '0'
+    set[#set + 1], listed[#listed + 1] = record, name
+  else
+    gone[#gone + 1] = name
+  end
+  if due > 0 then
+    order[#order + 1] = string.format('%.0f', due * 1000000)
+    order[#order + 1] = name
+  else
+    idle[#idle + 1] = name
+  end
+end
+call_all('HSET', K_SCHEDULE, set)
+call_all('ZADD', K_SCHEDULES, listed)
+call_all('HDEL', K_SCHEDULE, gone)
+call_all('ZREM', K_SCHEDULES, gone)
+call_all('ZADD', K_FIRING, order)
+call_all('ZREM', K_FIRING, idle)
+finish_step()
+if sooner then fire_sooner(sooner * 1000000) end
+return say(did)

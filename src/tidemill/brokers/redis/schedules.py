@@ -1,0 +1,63 @@
+"""Schedules as they cross the line; ``lua/schedules.lua`` has the other side of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.redis.record import pack_put
+from tidemill.brokers.schedules import Change, Changed, Schedule
+
+__all__ = ["Book", "pack_changes", "read_changed", "read_schedules"]
+
+_RECORD = struct.Struct(">Qd")  # version, due; then the body
+_CHANGE = struct.Struct(">QdBI")  # version expected, due, gone, number of jobs
+
+
+class Book:
+    """Reads the schedules of one store."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    def get(self, names: Sequence[str]) -> list[Schedule | None]:
+        """The records of these names, of one moment."""
+        found = self._lines.call("look", b"schedules", *(name.encode() for name in names))
+        return [
+            _opened(name, data) if data else None for name, data in zip(names, found, strict=True)
+        ]
+
+    def page(self, after: str, limit: int) -> list[Schedule]:
+        """Records by name, from the first one behind ``after`` on."""
+        found = self._lines.call("look", b"schedules_after", after.encode(), b"%d" % limit)
+        return read_schedules(found)
+
+
+def read_schedules(shown: Sequence[bytes]) -> list[Schedule]:
+    """Records that are told with their names."""
+    return [_opened(shown[i].decode(), shown[i + 1]) for i in range(0, len(shown), 2)]
+
+
+def _opened(name: str, data: bytes) -> Schedule:
+    version, due = _RECORD.unpack_from(data)
+    return Schedule(name, version, due, data[_RECORD.size :])
+
+
+def pack_changes(changes: Sequence[Change]) -> tuple[str, list[bytes]]:
+    """(verb, its arguments). What takes up no room goes on when the server has none left."""
+    args = [b"%d" % len(changes)]
+    for c in changes:
+        packed = _CHANGE.pack(c.expect, c.due, c.gone, len(c.jobs))
+        args += (c.name.encode(), packed, c.body, *pack_put(c.jobs))
+    grows = any(change.jobs or not change.expect for change in changes)
+    return "schedule" if grows else "unschedule", args
+
+
+def read_changed(answer: Sequence[Any]) -> list[Changed]:
+    """What the changes did."""
+    return [
+        Changed(True, int(did[0]), tuple(why.decode() for why in did[1:])) if did else Changed()
+        for did in answer
+    ]
