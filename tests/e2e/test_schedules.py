@@ -12,6 +12,7 @@ import pytest
 from harness import Place, eventually, open_place
 from servers import NETWORK
 
+from tidemill.clock import new_id
 from tidemill.job import State
 
 APP = """
@@ -22,12 +23,12 @@ def tick(name="tick"):
 """
 
 
-BROKERS = ["lmdb"]
+BROKERS = ["lmdb", "redis"]
 
 
 @pytest.fixture(params=BROKERS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    url = "" if request.param == "lmdb" else NETWORK[request.param](str(tmp_path))
+    url = "" if request.param == "lmdb" else NETWORK[request.param](f"t{new_id()}")
     with open_place(tmp_path, url) as place:
         yield place
 
