@@ -200,8 +200,9 @@ class Tidemill:
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a function, sync or async, as a task: ``@mill.task`` or ``@mill.task(queue=…)``.
 
-        Options: ``name queue priority retries timeout expires key on_conflict result_ttl tags``,
-        and ``schedule``: a cron text, seconds or a ``When``, to run it without arguments.
+        Options: ``name queue priority retries timeout expires key on_conflict unique_for max_wait
+        result_ttl tags``, and ``schedule``: a cron text, seconds or a ``When``, to run it without
+        arguments.
 
         Raises:
             InvalidOption: an option is wrong, the name is taken, or the function is a lambda.
@@ -370,6 +371,8 @@ class Tidemill:
     def seal(self, envelope: Envelope) -> Envelope:
         """What every job of this app gets at last: an id, its time, a signature."""
         check_body(envelope.body)
+        if envelope.unique is not None and not self.sync:
+            need(self.broker, Feature.UNIQUE, "unique_for= or max_wait=")
         envelope.id = envelope.id or new_id()
         envelope.created = wall_time()
         envelope.pickled = self.pickles

@@ -42,6 +42,8 @@ _OPTIONS = {
     **dict.fromkeys(("max_age", "ttl"), "expires="),
     **dict.fromkeys(("result_expires", "result_ttl_ms", "keep_result"), "result_ttl="),
     **dict.fromkeys(("queueing_lock", "unique", "lock", "dedup_key"), "key="),
+    **dict.fromkeys(("unique_ttl", "dedup_ttl", "unique_period", "throttle"), "unique_for="),
+    **dict.fromkeys(("debounce", "deduplication"), "key=…, on_conflict='replace', delay="),
     **dict.fromkeys(("actor_name", "task_name"), "name="),
     **dict.fromkeys(("args", "kwargs"), "task.enqueue(…), which takes the task's own arguments"),
     **dict.fromkeys(("bind", "context", "pass_context"), "current_job() inside the task"),

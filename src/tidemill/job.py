@@ -39,6 +39,7 @@ __all__ = [
     "Record",
     "Ref",
     "State",
+    "Unique",
     "Verdict",
     "Waits",
     "priority_of",
@@ -175,6 +176,19 @@ class Planned(msgspec.Struct, array_like=True, frozen=True, gc=False):
     time: float = 0.0
 
 
+class Unique(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a key means beyond the time that its job is unfinished. Seconds, 0 for none.
+
+    Attributes:
+        period: from acceptance, for which it has the key also when it has succeeded.
+        max_wait: from the first of the jobs that one replaced after the other, after which the last
+            is due whatever its own delay.
+    """
+
+    period: float = 0.0
+    max_wait: float = 0.0
+
+
 class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     """A job as its producer wrote it. Brokers read the named fields and never open ``body``.
 
@@ -206,6 +220,7 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     links: Links | None = None
     planned: Planned | None = None
     limit: Claim | None = None
+    unique: Unique | None = None
 
     @property
     def is_message(self) -> bool:

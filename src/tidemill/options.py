@@ -19,7 +19,7 @@ from tidemill.config import (
     check_seconds,
 )
 from tidemill.errors import InvalidOption
-from tidemill.job import Envelope, rank_of
+from tidemill.job import Conflict, Envelope, Unique, rank_of
 from tidemill.retry import Retries
 
 __all__ = ["CALL_OPTIONS", "PUT_OPTIONS", "TASK_OPTIONS", "Key", "Options"]
@@ -28,11 +28,11 @@ Key = str | Callable[..., str]
 
 TASK_OPTIONS = (
     *("queue", "priority", "retries", "timeout", "expires"),
-    *("key", "on_conflict", "result_ttl", "tags"),
+    *("key", "on_conflict", "unique_for", "max_wait", "result_ttl", "tags"),
 )
 CALL_OPTIONS = (*TASK_OPTIONS, "delay", "at", "id", "headers", "txn")
 PUT_OPTIONS = (
-    *("id", "delay", "at", "ttr", "priority", "key", "on_conflict"),
+    *("id", "delay", "at", "ttr", "priority", "key", "on_conflict", "unique_for", "max_wait"),
     *("expires", "retries", "tags", "headers", "txn"),
 )
 
@@ -47,6 +47,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     expires: float = 0.0
     key: Key = ""
     on_conflict: str = "keep"
+    unique_for: float = 0.0
+    max_wait: float = 0.0
     result_ttl: float = -1.0
     tags: tuple[str, ...] = ()
     delay: float = 0.0
@@ -75,15 +77,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         elif "at" in changes:
             changes["delay"] = 0.0
         changed = msgspec.structs.replace(self, **changes)
-        if "on_conflict" in changes and not changed.key:
-            raise InvalidOption(
-                "on_conflict says what becomes of a second job with the same key; give key= with it"
-            )
+        _check_together(changed, changes)
         return changed
 
     def envelope(self) -> Envelope:
         """A new envelope with everything in it but what differs from job to job."""
         return copy.copy(self._template)
+
+    @property
+    def unique(self) -> Unique | None:
+        """What the key means beyond the time that its job is unfinished."""
+        given = self.unique_for or self.max_wait
+        return Unique(self.unique_for, self.max_wait) if given else None
 
     @functools.cached_property
     def _template(self) -> Envelope:
@@ -99,9 +104,29 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             retries=self.retries,
             key=self.key if isinstance(self.key, str) else "",
             on_conflict=self.on_conflict,
+            unique=self.unique,
             result_ttl=self.result_ttl,
             tags=self.tags,
             headers=dict(self.headers),
+        )
+
+
+def _check_together(options: Options, changes: Mapping[str, Any]) -> None:
+    """Refuse options of keys that mean nothing without, or beside, each other."""
+    if "on_conflict" in changes and not options.key:
+        raise InvalidOption(
+            "on_conflict says what becomes of a second job with the same key; give key= with it"
+        )
+    if options.unique_for and not options.key:
+        raise InvalidOption("unique_for says how long a key is held; give key= with it")
+    if options.unique_for and options.on_conflict not in (Conflict.KEEP, Conflict.REJECT):
+        raise InvalidOption(
+            f"unique_for keeps later jobs off, and on_conflict={str(options.on_conflict)!r} wants "
+            "them to count; leave one of the two out"
+        )
+    if options.max_wait and options.on_conflict != Conflict.REPLACE:
+        raise InvalidOption(
+            "max_wait says for how long on_conflict='replace' may put a job off; give it with that"
         )
 
 
@@ -131,6 +156,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "expires": ("expires", lambda v: check_seconds("expires", v)),
     "key": ("key", _check_key),
     "on_conflict": ("on_conflict", check_conflict),
+    "unique_for": ("unique_for", lambda v: check_seconds("unique_for", v)),
+    "max_wait": ("max_wait", lambda v: check_seconds("max_wait", v)),
     "result_ttl": ("result_ttl", lambda v: check_seconds("result_ttl", v)),
     "tags": ("tags", _check_tags),
     "delay": ("delay", lambda v: check_seconds("delay", v)),

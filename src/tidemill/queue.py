@@ -55,8 +55,8 @@ class Queue:
         Args:
             body: plain data.
             timeout: seconds to wait for room in a queue of ``max_size``; at once when not given.
-            options: ``id delay at ttr priority key on_conflict expires retries tags headers``, and
-                ``txn`` to store it inside the caller's own transaction.
+            options: ``id delay at ttr priority key on_conflict unique_for max_wait expires retries
+                tags headers``, and ``txn`` to store it inside the caller's own transaction.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.

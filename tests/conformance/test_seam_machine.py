@@ -27,7 +27,17 @@ from seam import check_counts, everything, job, message
 
 from tidemill.brokers.base import Broker, Feature, Mode, Reply, Step, Want, open_broker
 from tidemill.errors import TidemillError
-from tidemill.job import Envelope, Links, Note, Outcome, Owner, Record, Verdict, Waits
+from tidemill.job import (
+    Envelope,
+    Links,
+    Note,
+    Outcome,
+    Owner,
+    Record,
+    Unique,
+    Verdict,
+    Waits,
+)
 
 QUEUES = ("a", "b")
 OWNERS = ("worker-1", "worker-2", "consumer-1")
@@ -93,6 +103,9 @@ class SideBySide(RuleBasedStateMachine):
         self.put_ids += [j.id for j in jobs]
 
     def draw_job(self, data: st.DataObject, conflict: str) -> Envelope:
+        unique = data.draw(st.sampled_from([None, None, Unique(30), Unique(0, 15), Unique(12, 5)]))
+        if Feature.UNIQUE not in self.subject.features:
+            unique = None
         old = bool(self.put_ids) and data.draw(st.integers(0, 9)) == 0
         job_id = data.draw(st.sampled_from(self.put_ids)) if old else f"j{next(self.ids):05}"
         make = data.draw(st.sampled_from([job, job, message]))
@@ -109,6 +122,7 @@ class SideBySide(RuleBasedStateMachine):
             key=data.draw(st.sampled_from(["", "k", "k", "l"])),
             result_ttl=data.draw(st.sampled_from([-1.0, -1.0, -1.0, 15.0])),
             on_conflict=conflict,
+            unique=unique,
             **fields,
         )
 

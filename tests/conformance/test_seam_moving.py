@@ -11,8 +11,9 @@ from kinds import KINDS, Clock, Kind
 from seam import Hand, check_counts, everything, job, message, state
 
 from tidemill.brokers.base import Broker, Feature, Filter, Want, open_broker
+from tidemill.clock import wall_time
 from tidemill.errors import StoreMoved
-from tidemill.job import Command, Envelope, Links, Outcome, Record, State
+from tidemill.job import Command, Envelope, Links, Outcome, Placed, Put, Record, State, Unique
 from tidemill.move import PASSES
 
 ELSEWHERE = "lmdb://./elsewhere"
@@ -271,3 +272,22 @@ def test_a_sealed_store_does_not_change(broker: Broker, needs_move: None, clock:
     worker.take(5)
     assert [r.state for r in everything(broker)] == [r.state for r in before]
     assert broker.depart(ELSEWHERE).sealed
+
+
+def test_a_key_that_is_held_is_held_there_too(broker: Broker, target: Broker, clock: Clock) -> None:
+    # law 12; the period goes on by the wall clock of the producer
+    if not {Feature.UNIQUE} <= broker.features & target.features:
+        pytest.skip("one of the two holds no keys")
+    worker, now = Hand(broker), wall_time()
+    unique = Unique(period=60)
+    broker.put([job(id="a", key="done", unique=unique, created=now)])
+    worker.settle(worker.take(1)[0])
+    broker.put([job(id="b", key="coming", unique=unique, created=now)])
+    move(broker, target)
+    assert target.put([job(id="c", key="done")]) == [Put("a", Placed.KEPT)]
+    there = Hand(target)
+    there.settle(there.take(1)[0])
+    assert target.put([job(id="d", key="coming")]) == [Put("b", Placed.KEPT)]
+    clock.advance(61)
+    puts = target.put([job(key="done"), job(key="coming")])
+    assert [put.placed for put in puts] == [Placed.CREATED] * 2

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, Retries, Tidemill, TidemillError
+from tidemill import FeatureMissing, InvalidOption, Retries, Tidemill, TidemillError
+from tidemill.brokers.base import Feature
 from tidemill.task import task_name
-from tidemill.testing import worker
+from tidemill.testing import run_all, worker
 
 
 @pytest.fixture
@@ -211,6 +212,56 @@ def test_on_conflict_needs_a_key(mill: Tidemill) -> None:
             wrong()
     task = mill.task(key=lambda size, name="x": str(size))(work)
     assert task.using(on_conflict="replace").call(1).options.on_conflict == "replace"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"unique_for": 60}, "^unique_for says .* give key="),
+        ({"key": "k", "unique_for": 60, "on_conflict": "replace"}, "^unique_for keeps .*'replace'"),
+        ({"key": "k", "unique_for": 60, "on_conflict": "merge"}, "^unique_for keeps .*'merge'"),
+        ({"key": "k", "max_wait": 60}, "^max_wait says .*'replace'"),
+        ({"max_wait": 60}, "^max_wait says"),
+        ({"key": "k", "unique_for": -1}, "^unique_for "),
+        ({"key": "k", "on_conflict": "replace", "max_wait": "5"}, "^max_wait "),
+    ],
+)
+def test_options_of_keys_that_contradict_each_other(
+    mill: Tidemill, options: dict[str, Any], sentence: str
+) -> None:
+    for declare in (mill.task(work).using, mill.task, Tidemill):
+        with pytest.raises(InvalidOption, match=sentence):
+            declare(**options)
+    with pytest.raises(InvalidOption, match=sentence):
+        mill.queue("q").put(1, **options)
+
+
+def test_a_task_is_throttled_or_debounced_as_it_asks(mill: Tidemill) -> None:
+    throttled = mill.task(key=lambda size: f"k{size}", unique_for=dt.timedelta(minutes=1))(work)
+    first = throttled.enqueue(1)
+    run_all(mill)
+    again = throttled.enqueue(1)
+    assert (again.id, again.placed, again.result(0)) == (first.id, "kept", 1)
+    assert throttled.enqueue(2).placed == "created"
+    late = throttled.using(unique_for=0, delay=5)
+    debounced = late.using(key="d", on_conflict="replace", max_wait=0.01)
+    debounced.enqueue(3)
+    assert debounced.enqueue(4).placed == "replaced"
+    orders = mill.queue("orders")
+    orders.put("a", key="o", unique_for=60)
+    with orders.get(timeout=5):
+        pass
+    assert orders.put("b", key="o").placed == "kept"
+    assert orders.size() == 0
+
+
+def test_a_broker_that_cannot_hold_keys_says_so(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(mill.broker), "features", mill.broker.features - {Feature.UNIQUE})
+    with pytest.raises(FeatureMissing, match=r"unique_for= .* needs the feature unique"):
+        mill.task(work).using(key="k", unique_for=5).enqueue(1)
+    Tidemill(sync=True).task(name="work", key="k", unique_for=5)(work).enqueue(1)
 
 
 def test_a_call_by_name_is_the_tasks_own(mill: Tidemill) -> None:

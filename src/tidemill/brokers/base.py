@@ -73,6 +73,7 @@ class Feature(enum.StrEnum):
     DELAY = "delay"
     PRIORITY = "priority"
     KEYS = "keys"
+    UNIQUE = "unique"  # keys for a time: held by what has succeeded, replaced with an end
     RESULTS = "results"
     INSPECT = "inspect"
     CANCEL = "cancel"

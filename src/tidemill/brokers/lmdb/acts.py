@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.lmdb.flows import flow, revive
 from tidemill.brokers.lmdb.inspect import Holders
+from tidemill.brokers.lmdb.keys import Key, find_key, forget_held, put_key, successors
 from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, MICRO, READY_KEY
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
@@ -78,9 +79,9 @@ def _kick(moves: Moves, stored: Stored | None) -> bool:
         return False  # it is never run
     if envelope.key:
         key = envelope.key.encode()
-        if moves.txn.get(key, db=moves.t.key) is not None:
+        if find_key(moves, key) is not None:
             return False  # at most one unfinished job per key
-        moves.txn.put(key, stored.id + b"\0", db=moves.t.key)
+        put_key(moves, key, Key(stored.id))
     revive(moves, stored)
     moves.unfinish(stored)
     policy = envelope.retries.max_attempts
@@ -102,6 +103,8 @@ def _delete(moves: Moves, stored: Stored | None) -> bool:
     if stored is None:
         return False
     if stored.head.state >= SUCCEEDED:
+        if stored.head.flags & Flag.KEYED:
+            forget_held(moves, stored)
         moves.unfinish(stored)
         moves.forget(stored)
         return True
@@ -152,10 +155,7 @@ def _unready(moves: Moves, lines: Sequence[int], most: int) -> list[bytes]:
     for key, job_id in moves.txn.cursor(moves.t.due):
         if DUE_KEY.unpack(key)[2] == DUE_JOB:
             ids.append(job_id)
-    for _, holders in moves.txn.cursor(moves.t.key):
-        successor = holders.partition(b"\0")[2]
-        if successor:
-            ids.append(successor)
+    ids += successors(moves.txn, moves.t)
     ids += [job_id for job_id, _ in moves.txn.cursor(moves.t.wait)]
     jobs = ((job_id, moves.load(job_id)) for job_id in ids)
     mine = (

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import lmdb
 
 from tidemill.brokers.base import Filter
+from tidemill.brokers.lmdb.keys import successors
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
     DUE_KEY,
@@ -148,9 +149,7 @@ class Finding:
             due = txn.cursor(self._t.due)
             return (value for key, value in due if DUE_KEY.unpack(key)[2] == DUE_JOB)
         if state is State.WAITING:
-            holders = (value.partition(b"\0")[2] for _, value in txn.cursor(self._t.key))
-            successors = [successor for successor in holders if successor]
-            return (*successors, *(job_id for job_id, _ in txn.cursor(self._t.wait)))
+            return (*successors(txn, self._t), *(job_id for job_id, _ in txn.cursor(self._t.wait)))
         if self._row is None:
             return (value for _, value in txn.cursor(self._t.ready))
         lines = *self._row.lines, self._row.lost_line

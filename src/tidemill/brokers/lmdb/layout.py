@@ -5,8 +5,9 @@
     ready  line·rank·seq → id                 line is the queue's number, twice, +1 for messages;
                                               with the top bit: tasks that are to run alone
     lease  owner·token → ready key, leased, deadline, id
-    due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time
-    key    key → id, successor
+    due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 that of
+                                              keys that are held, for which nobody is woken
+    key    key → who has it                   see keys.py
     fin    class·prune time·seq → finished, id
     owner  number → record
     cmd    owner·number → command
@@ -27,11 +28,13 @@ import lmdb
 
 __all__ = [
     "DUE_EXPIRY",
+    "DUE_HELD",
     "DUE_JOB",
     "DUE_KEY",
     "DUE_LEASE",
     "FIN_KEY",
     "FORMAT",
+    "HELD",
     "LEASE_KEY",
     "LEASE_VALUE",
     "LOST",
@@ -55,7 +58,9 @@ LOST = 1 << 31
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
-DUE_JOB, DUE_EXPIRY, DUE_LEASE = range(3)
+DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD = range(4)
+HELD = 2
+"""The clock of what nobody needs to be woken for."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6Q")
 

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import lmdb
 
+from tidemill.brokers.lmdb.keys import give_up
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
     DUE_JOB,
@@ -36,7 +37,6 @@ from tidemill.brokers.lmdb.record import (
     Flag,
     Stored,
     Tail,
-    key_of,
     result_ttl_of,
 )
 from tidemill.brokers.lmdb.store import Store
@@ -311,28 +311,10 @@ class Moves:
         if head.expires:
             self.txn.delete(DUE_KEY.pack(0, head.expires, DUE_EXPIRY, head.seq), db=self.t.due)
         if head.flags & Flag.KEYED and promote:
-            self._promote_successor(stored)
+            give_up(self, stored, state)
         self._finished.append(stored.id)
         if row.max_size:
             self._shrunk.add(row.name)
-
-    def _promote_successor(self, stored: Stored) -> None:
-        """Give up the key; who waited for it takes it over."""
-        key = key_of(stored)
-        holders = self.txn.get(key, db=self.t.key)
-        if holders is None:
-            return
-        holder, _, successor = holders.partition(b"\0")
-        if stored.id == successor:
-            self.txn.put(key, holder + b"\0", db=self.t.key)
-        elif stored.id == holder and not successor:
-            self.txn.delete(key, db=self.t.key)
-        elif stored.id == holder:
-            self.txn.put(key, successor + b"\0", db=self.t.key)
-            waiting = self.load(successor)
-            assert waiting is not None
-            self.unplace(waiting)
-            self.place(waiting, waiting.head.due, waiting.head.flags & Flag.WALL)
 
     def _keep_for(self, stored: Stored, kept: int) -> float:
         if kept == KEPT_OTHER:

@@ -10,6 +10,7 @@ import msgspec
 from tidemill.brokers.base import Departure
 from tidemill.brokers.links import was_dropped
 from tidemill.brokers.lmdb.flows import put_counts
+from tidemill.brokers.lmdb.keys import Key, find_key, hold, put_key
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
@@ -152,6 +153,9 @@ def _adopt_one(moves: Moves, record: Record, first: int) -> bool:
     if head.state >= SUCCEEDED:
         moves.count(row, head.state, +1)
         moves.keep(stored, tail)
+        name, until = envelope.key.encode(), _until(moves, record)
+        if head.state == SUCCEEDED and until and find_key(moves, name) is None:
+            hold(moves, name, stored, until)
     elif head.state == WAITING:
         moves.count(row, WAITING, +1)
         moves.save(stored, tail)
@@ -162,16 +166,24 @@ def _adopt_one(moves: Moves, record: Record, first: int) -> bool:
 
 def _take_key(moves: Moves, record: Record) -> bool:
     """Have the key, or wait for it, as the job did where it comes from; False when it is taken."""
-    key, job_id = record.envelope.key.encode(), record.envelope.id.encode()
-    holders = moves.txn.get(key, db=moves.t.key)
-    if holders is None:
-        value = job_id + b"\0"
-    elif STATES.index(record.state) == WAITING and holders.endswith(b"\0"):
-        value = holders + job_id
+    name, job_id = record.envelope.key.encode(), record.envelope.id.encode()
+    key = find_key(moves, name)
+    if key is None:
+        put_key(moves, name, Key(job_id, until=_until(moves, record)))
+    elif STATES.index(record.state) == WAITING and key.holder and not key.successor:
+        put_key(moves, name, Key(key.holder, job_id))
     else:
         return False
-    moves.txn.put(key, value, db=moves.t.key)
     return True
+
+
+def _until(moves: Moves, record: Record) -> int:
+    """Up to when a job has its key also when it has succeeded; 0 when that is over."""
+    unique = record.envelope.unique
+    if unique is None or not unique.period or not record.envelope.key:
+        return 0
+    left = int((record.envelope.created + unique.period) * MICRO) - moves.wall
+    return moves.now + left if left > 0 else 0
 
 
 def _header(moves: Moves, record: Record, first: int) -> Header:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from tidemill.brokers.links import check_links
 from tidemill.brokers.lmdb.flows import link
+from tidemill.brokers.lmdb.keys import NOBODY, Key, find_key, put_key
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO, READY_KEY
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
@@ -60,7 +61,7 @@ def follow(moves: Moves, jobs: Sequence[Envelope]) -> None:
 
 def put_if_it_fits(moves: Moves, job: Envelope) -> str:
     """Put a schedule's job, or say why it was left out."""
-    held = bool(job.key) and moves.txn.get(job.key.encode(), db=moves.t.key) is not None
+    held = bool(job.key) and find_key(moves, job.key.encode()) is not None
     row = moves.existing_row(job.queue)
     if moves.txn.get(job.id.encode(), db=moves.t.job) is not None:
         return LeftOut.ID
@@ -75,11 +76,10 @@ def put_if_it_fits(moves: Moves, job: Envelope) -> str:
 def _put_one(moves: Moves, job: Envelope, *, limited: bool = True) -> Put:
     if job.key:
         check_links(job)
-        holders = moves.txn.get(job.key.encode(), db=moves.t.key)
-        if holders is not None:
-            return _put_beside(moves, job, holders, limited=limited)
-        _insert(moves, job, READY, limited=limited)
-        moves.txn.put(job.key.encode(), job.id.encode() + b"\0", db=moves.t.key)
+        key = find_key(moves, job.key.encode())
+        if key is not None:
+            return _put_beside(moves, job, key, limited=limited)
+        _put_last(moves, job, NOBODY, running=False, limited=limited)
     elif job.links is None:
         _insert(moves, job, READY, limited=limited)
     else:
@@ -89,32 +89,38 @@ def _put_one(moves: Moves, job: Envelope, *, limited: bool = True) -> Put:
     return Put(job.id, Placed.CREATED)
 
 
-def _put_beside(moves: Moves, job: Envelope, holders: bytes, *, limited: bool) -> Put:
-    """An unfinished job has the key already."""
-    holder, _, successor = holders.partition(b"\0")
-    current = moves.load(holder)
-    assert current is not None
+def _put_beside(moves: Moves, job: Envelope, key: Key, *, limited: bool) -> Put:
+    """A job has the key already."""
     if job.on_conflict == Conflict.REJECT:
         raise DuplicateJob(f"an unfinished job has the key {job.key!r} already", job.id)
     if moves.txn.get(job.id.encode(), db=moves.t.job) is not None:
         raise _id_taken(job)
+    if key.over:
+        return Put(key.over.decode(), Placed.KEPT)
+    current = moves.load(key.holder)
+    assert current is not None
     running = moves.is_running(current)
     if job.on_conflict == Conflict.MERGE and not running:
         _merge(moves, current, job)
-        return Put(holder.decode(), Placed.MERGED)
+        return Put(key.holder.decode(), Placed.MERGED)
     if job.on_conflict != Conflict.REPLACE:
-        return Put(holder.decode(), Placed.KEPT)
-    if successor:
-        _displace(moves, moves.load(successor), job)
-    key, new = job.key.encode(), job.id.encode()
-    if running:
-        _insert(moves, job, WAITING, limited=limited)
-        moves.txn.put(key, holder + b"\0" + new, db=moves.t.key)
-        return Put(job.id, Placed.SUCCESSOR)
-    _displace(moves, current, job)
-    _insert(moves, job, READY, limited=limited)
-    moves.txn.put(key, new + b"\0", db=moves.t.key)
-    return Put(job.id, Placed.REPLACED)
+        return Put(key.holder.decode(), Placed.KEPT)
+    if key.successor:
+        _displace(moves, moves.load(key.successor), job)
+    if not running:
+        _displace(moves, current, job)
+    _put_last(moves, job, key, running=running, limited=limited)
+    return Put(job.id, Placed.SUCCESSOR if running else Placed.REPLACED)
+
+
+def _put_last(moves: Moves, job: Envelope, key: Key, *, running: bool, limited: bool) -> None:
+    """Store a job that is the last in line for its key."""
+    key = key.with_last(moves, job, running)
+    latest = 0
+    if key.since and job.unique is not None:
+        latest = key.since + int(job.unique.max_wait * MICRO)
+    _insert(moves, job, WAITING if running else READY, limited=limited, latest=latest)
+    put_key(moves, job.key.encode(), key)
 
 
 def _displace(moves: Moves, stored: Stored | None, by: Envelope) -> None:
@@ -150,8 +156,13 @@ def _id_taken(job: Envelope) -> DuplicateJob:
     return DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
 
 
-def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool) -> None:
-    """The hot path: write one new job, and place it unless it waits for another."""
+def _insert(
+    moves: Moves, job: Envelope, state: int, *, limited: bool, latest: int = 0
+) -> None:
+    """The hot path: write one new job, and place it unless it waits for another.
+
+    Whatever delay it has, it is due at ``latest``, unless that is 0.
+    """
     row = moves.row(job.queue)
     job_id = job.id.encode()
     if row.max_size and row.size >= row.max_size and limited:
@@ -159,6 +170,8 @@ def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool) -> None:
             raise _id_taken(job)
         raise QueueFull(f"queue {job.queue!r} holds max_size={row.max_size} jobs already")
     due, flags = _due_of(moves, job) if job.delay or job.at else (0, 0)
+    if latest and moves.left(due, flags & Flag.WALL) > max(0, latest - moves.now):
+        due, flags = latest if latest > moves.now else 0, 0
     line = row.number * 2
     if not job.task:
         line += 1

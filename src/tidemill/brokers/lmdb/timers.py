@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidemill.brokers.lmdb.flows import flow, is_needed
+from tidemill.brokers.lmdb.keys import sweep
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
     DUE_KEY,
@@ -78,7 +79,7 @@ def prune(moves: Moves, most: int) -> int:
     for kept in (KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER):
         if pruned < most and moves.kept[kept]:
             pruned += _prune_class(moves, kept, most - pruned)
-    return pruned
+    return pruned + sweep(moves, most - pruned)
 
 
 def _part_from_flows(moves: Moves, most: int) -> None:

@@ -37,10 +37,11 @@ def kick(jobs: Jobs, job_id: str) -> bool:
         return False
     if item.record.state in _KICKABLE:
         key = item.record.envelope.key
-        if key and jobs.keys.get(key):
+        if key and (jobs.keys.get(key) or jobs.held_by(key)):
             return False  # at most one unfinished job per key
         if key:
             jobs.keys[key] = [job_id]
+            item.until = item.since = 0.0
         _begin_anew(jobs, item)
     elif item.record.state is not State.SCHEDULED:
         return False
@@ -67,6 +68,9 @@ def delete(jobs: Jobs, job_id: str) -> bool:
     if item is None:
         return False
     if item.record.state.finished:
+        key = item.record.envelope.key
+        if jobs.held_by(key) == job_id:
+            del jobs.held[key]
         jobs.unfinish(item)
         del jobs.items[job_id]
     else:

@@ -182,6 +182,7 @@ class MemoryBroker:
             come_due(self._jobs)
             prune(self._jobs)
             limits.sweep(self._jobs)
+            self._jobs.let_go_of_keys()
             return 30.0
 
     # -- waiting for jobs -----------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Item:
 
     __slots__ = (
         *("behind", "deadline", "dropped", "due_machine", "expires_machine", "finished_machine"),
-        *("holder", "limit", "ready", "record", "token", "waits"),
+        *("holder", "limit", "ready", "record", "since", "token", "until", "waits"),
     )
 
     def __init__(self, envelope: Envelope, seq: int) -> None:
@@ -43,6 +43,8 @@ class Item:
         self.ready: Ready | None = None  # its entry in the ready list
         links = envelope.links or Links()
         self.behind, self.waits = links.next, links.waits
+        self.until = 0.0  # machine time up to which it has its key, also when it has succeeded
+        self.since = 0.0  # machine time at which the first of those it replaced came
         self.dropped = False  # it ended for how a job before it ended
 
 
@@ -93,6 +95,7 @@ class Jobs:
         self.due_wall: list[Due] = []  # heap, by wall time
         self.leases: dict[tuple[str, int], Item] = {}  # by owner and token
         self.keys: dict[str, list[str]] = {}  # key -> [job, successor]
+        self.held: dict[str, tuple[float, str]] = {}  # key -> until when, job that has succeeded
         self.stats: dict[str, QueueStats] = {}
         self.queue_limits: dict[str, Limited] = {}
         self.limits: dict[str, Limited] = {}
@@ -218,6 +221,8 @@ class Jobs:
         item.finished_machine = self.now
         self.count(item, +1)
         self.give_up_key(envelope)
+        if state is State.SUCCEEDED and item.until > self.now:
+            self.held[envelope.key] = item.until, envelope.id
         if envelope.is_message and state is State.SUCCEEDED:
             del self.items[envelope.id]
         else:
@@ -265,6 +270,15 @@ class Jobs:
         job_id = item.record.envelope.id
         self.finished = [entry for entry in self.finished if entry[1] != job_id]
         self.linked = [entry for entry in self.linked if entry[1] != job_id]
+
+    def held_by(self, key: str) -> str:
+        """The job that has succeeded and has the key still, or an empty string."""
+        until, job_id = self.held.get(key, (0.0, ""))
+        return job_id if until > self.now else ""
+
+    def let_go_of_keys(self) -> None:
+        """Forget who had a key for a time that is over."""
+        self.held = {key: who for key, who in self.held.items() if who[0] > self.now}
 
     def give_up_key(self, envelope: Envelope) -> None:
         """The job no longer has its key; who waited for it takes it over."""

@@ -67,6 +67,11 @@ def _adopt_one(jobs: Jobs, record: Record, first: int) -> bool:
     if record.due and not record.due_by_wall:
         item.due_machine = jobs.now + record.due - jobs.wall
     jobs.count(item, +1)
+    if envelope.key and envelope.unique is not None and envelope.unique.period:
+        item.until = jobs.now + envelope.created + envelope.unique.period - jobs.wall
+    free = not jobs.keys.get(envelope.key) and not jobs.held_by(envelope.key)
+    if state is State.SUCCEEDED and item.until > jobs.now and free:
+        jobs.held[envelope.key] = item.until, envelope.id
     if state.finished:
         item.finished_machine = jobs.now - max(0.0, jobs.wall - record.finished)
         item.dropped = was_dropped(record)

@@ -10,7 +10,7 @@ from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.limits import declare
 from tidemill.brokers.schedules import LeftOut
 from tidemill.errors import DuplicateJob, QueueFull
-from tidemill.job import Conflict, Envelope, Placed, Put, State
+from tidemill.job import Conflict, Envelope, Placed, Put, State, Unique
 
 __all__ = ["follow", "put", "put_if_it_fits"]
 
@@ -32,7 +32,8 @@ def follow(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
     """Puts that must not fail, since settling must not: no limit holds, a taken id is kept."""
     begun = []
     for job in envelopes:
-        rejected = job.on_conflict == Conflict.REJECT and jobs.keys.get(job.key)
+        taken = jobs.keys.get(job.key) or jobs.held_by(job.key)
+        rejected = job.on_conflict == Conflict.REJECT and taken
         if job.id not in jobs.items and not rejected:
             _put_one(jobs, job)
             if job.links and job.links.waits:
@@ -45,7 +46,7 @@ def put_if_it_fits(jobs: Jobs, job: Envelope) -> str:
     """Put a schedule's job, or say why it was left out."""
     if job.id in jobs.items:
         return LeftOut.ID
-    held = bool(job.key) and job.key in jobs.keys
+    held = bool(job.key) and bool(job.key in jobs.keys or jobs.held_by(job.key))
     if held and job.on_conflict == Conflict.REJECT:
         return LeftOut.KEY
     row = jobs.stats.get(job.queue)
@@ -65,11 +66,12 @@ def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
             records = [jobs.items[i].record for i in jobs.keys.get(job.key, [])]
             holders[job.key] = [(r.envelope.queue, r.state is State.RUNNING) for r in records]
         held = holders[job.key] if job.key else []
-        if held and job.on_conflict == Conflict.REJECT:
+        over = bool(job.key and jobs.held_by(job.key))
+        if (held or over) and job.on_conflict == Conflict.REJECT:
             raise DuplicateJob(f"an unfinished job has the key {job.key!r} already", job.id)
         if job.id in jobs.items or job.id in ids:
             raise DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
-        if held and job.on_conflict != Conflict.REPLACE:
+        if over or (held and job.on_conflict != Conflict.REPLACE):
             continue
         stays = [holder for holder in held[:1] if holder[1]]
         for queue, _ in held[len(stays) :]:
@@ -86,6 +88,8 @@ def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
 
 def _put_one(jobs: Jobs, job: Envelope) -> Put:
     holders = jobs.keys.get(job.key) if job.key else None
+    if not holders and job.key and (over := jobs.held_by(job.key)):
+        return Put(over, Placed.KEPT)
     if not holders:
         waits = job.links is not None and job.links.waits
         _insert(jobs, job, State.WAITING if waits else State.READY)
@@ -98,13 +102,15 @@ def _put_one(jobs: Jobs, job: Envelope) -> Put:
     if job.on_conflict != Conflict.REPLACE:
         return Put(current.record.envelope.id, Placed.KEPT)
     displaced = holders[1:] if running else holders[:]
+    since = jobs.items[displaced[-1]].since if displaced else 0.0
     for old in reversed(displaced):  # a successor first: it must not be promoted
         jobs.finish(jobs.items[old], State.CANCELLED, f"replaced by {job.id}")
     if not running:
-        _insert(jobs, job, State.READY)
+        _insert(jobs, job, State.READY, since)
         return Put(job.id, Placed.REPLACED)
     holders.append(job.id)
-    _insert(jobs, job, State.WAITING)
+    current.until = current.since = 0.0  # its successor has the key after it, and a time of its own
+    _insert(jobs, job, State.WAITING, since)
     return Put(job.id, Placed.SUCCESSOR)
 
 
@@ -118,7 +124,7 @@ def _merge(jobs: Jobs, item: Item, job: Envelope) -> None:
     jobs.move(item, *due)
 
 
-def _insert(jobs: Jobs, job: Envelope, state: State) -> None:
+def _insert(jobs: Jobs, job: Envelope, state: State, since: float = 0.0) -> None:
     declare(jobs, job.limit)
     item = jobs.items[job.id] = Item(job, jobs.next_number())
     jobs.queue(job.queue).accepted += 1
@@ -128,8 +134,21 @@ def _insert(jobs: Jobs, job: Envelope, state: State) -> None:
         item.record.expires, item.expires_machine = jobs.due_after(job.expires)
         jobs.look_at(item, item.expires_machine)
     item.record.due, item.due_machine = jobs.due_of(job)
+    if job.key and job.unique is not None:
+        _for_a_time(jobs, item, job.unique, since)
     item.record.state = state
     jobs.count(item, +1)
     flows.enlist(jobs, item)
     if state is not State.WAITING:
         jobs.move(item, item.record.due, item.due_machine)
+
+
+def _for_a_time(jobs: Jobs, item: Item, unique: Unique, since: float) -> None:
+    """What its key means beyond that one is unfinished."""
+    if unique.period:
+        item.until = jobs.now + unique.period
+    if unique.max_wait:
+        item.since = since or jobs.now
+        left = max(0.0, item.since + unique.max_wait - jobs.now)
+        if jobs.left(item.record.due, item.due_machine) > left:
+            item.record.due, item.due_machine = jobs.due_after(left)

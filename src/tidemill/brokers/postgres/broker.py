@@ -72,6 +72,7 @@ class PostgresBroker(NoSchedules):
     features = frozenset(Feature) - {
         *(Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES),
         Feature.LIMITS,
+        Feature.UNIQUE,
     }
 
     def __init__(self, address: Address) -> None:

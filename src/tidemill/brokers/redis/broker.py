@@ -104,7 +104,9 @@ def open_url(url: Url) -> RedisBroker:
 class RedisBroker:
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.LIMITS}
+    features = frozenset(Feature) - {
+        *(Feature.TRANSACTIONS, Feature.BACKUP, Feature.LIMITS, Feature.UNIQUE),
+    }
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown

@@ -1,0 +1,152 @@
+"""Who has a key: an unfinished job, and perhaps its successor; or, for a time, one that succeeded.
+
+The times belong to the last in line. A key that is held though its job has succeeded is swept away
+some time after: nobody is woken for it, and whoever asks reads the time.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import lmdb
+
+from tidemill.brokers.lmdb.layout import DUE_HELD, DUE_KEY, HELD, MICRO, Tables
+from tidemill.brokers.lmdb.record import SUCCEEDED, Flag, Stored, key_of
+from tidemill.job import Envelope
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.moves import Moves
+
+__all__ = [
+    "NOBODY",
+    "Key",
+    "find_key",
+    "forget_held",
+    "give_up",
+    "hold",
+    "put_key",
+    "successors",
+    "sweep",
+]
+
+_TIMES = struct.Struct(">QQ")  # until, since
+
+
+class Key(NamedTuple):
+    """A key as stored; times are the store's, microseconds."""
+
+    holder: bytes  # unfinished; empty when the key is only held still
+    successor: bytes = b""
+    until: int = 0  # it has the key so long also when it has succeeded
+    since: int = 0  # when the first came that it replaced
+    over: bytes = b""  # the job that has succeeded and holds it
+
+    @classmethod
+    def of(cls, data: bytes) -> Key:
+        """Read one."""
+        holder, _, rest = data.partition(b"\0")
+        if not holder:
+            return cls(b"", until=_TIMES.unpack_from(rest)[0], over=rest[_TIMES.size :])
+        successor, _, times = rest.partition(b"\0")
+        return cls(holder, successor, *(_TIMES.unpack(times) if times else (0, 0)))
+
+    @property
+    def packed(self) -> bytes:
+        """As it is stored."""
+        times = _TIMES.pack(self.until, self.since)
+        if not self.holder:
+            return b"\0" + times + self.over
+        plain = self.holder + b"\0" + self.successor
+        return plain + b"\0" + times if self.until or self.since else plain
+
+    def with_last(self, moves: Moves, job: Envelope, running: bool) -> Key:
+        """The key with this job last in line: behind one that runs, else alone."""
+        new, unique = job.id.encode(), job.unique
+        key = Key(self.holder, new) if running else Key(new)
+        if unique is None:
+            return key
+        until = moves.now + int(unique.period * MICRO) if unique.period else 0
+        since = 0
+        if unique.max_wait:
+            replaces = self.successor or not running
+            since = (self.since if replaces else 0) or moves.now
+        return key._replace(until=until, since=since)
+
+
+NOBODY = Key(b"")
+
+
+def find_key(moves: Moves, name: bytes) -> Key | None:
+    """Who has a key; None when it is free."""
+    data = moves.txn.get(name, db=moves.t.key)
+    if data is None:
+        return None
+    key = Key.of(data)
+    return key if key.holder or key.until > moves.now else None
+
+
+def put_key(moves: Moves, name: bytes, key: Key) -> None:
+    """Say who has it."""
+    moves.txn.put(name, key.packed, db=moves.t.key)
+
+
+def give_up(moves: Moves, stored: Stored, state: int) -> None:
+    """A job has ended, or was forgotten: who waited for its key takes it over."""
+    name = key_of(stored)
+    key = find_key(moves, name)
+    if key is None:
+        return
+    if stored.id == key.successor:
+        put_key(moves, name, Key(key.holder))
+    elif stored.id != key.holder:
+        return
+    elif key.successor:
+        put_key(moves, name, Key(key.successor, since=key.since))
+        waiting = moves.load(key.successor)
+        assert waiting is not None
+        moves.unplace(waiting)
+        moves.place(waiting, waiting.head.due, waiting.head.flags & Flag.WALL)
+    elif state == SUCCEEDED and key.until > moves.now:
+        hold(moves, name, stored, key.until)
+    else:
+        moves.txn.delete(name, db=moves.t.key)
+
+
+def hold(moves: Moves, name: bytes, stored: Stored, until: int) -> None:
+    """Have a job that has succeeded hold its key until a time."""
+    put_key(moves, name, Key(b"", until=until, over=stored.id))
+    moves.txn.put(DUE_KEY.pack(HELD, until, DUE_HELD, stored.head.seq), name, db=moves.t.due)
+
+
+def forget_held(moves: Moves, stored: Stored) -> None:
+    """Somebody deletes a job that has finished: it no longer holds a key."""
+    name = key_of(stored)
+    key = find_key(moves, name)
+    if key is not None and key.over == stored.id:
+        moves.txn.delete(name, db=moves.t.key)
+
+
+def sweep(moves: Moves, most: int) -> int:
+    """Forget keys that were held for a time which is over, up to ``most``; how many."""
+    cursor = moves.txn.cursor(moves.t.due)
+    swept = 0
+    while swept < most and cursor.set_range(DUE_KEY.pack(HELD, 0, 0, 0)):
+        _, until, _, _ = DUE_KEY.unpack(cursor.key())
+        if until > moves.now:
+            break
+        name = cursor.value()
+        cursor.delete()
+        data = moves.txn.get(name, db=moves.t.key)
+        if data is not None:
+            key = Key.of(data)
+            if not key.holder and key.until <= moves.now:  # else it is another's by now
+                moves.txn.delete(name, db=moves.t.key)
+        swept += 1
+    return swept
+
+
+def successors(txn: lmdb.Transaction[bytes], tables: Tables) -> list[bytes]:
+    """Ids of all jobs that wait for the one that has their key."""
+    keys = (Key.of(data) for _, data in txn.cursor(tables.key))
+    return [key.successor for key in keys if key.successor]
