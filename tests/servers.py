@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -391,24 +390,19 @@ def _ordinary_user() -> str:
 
 def redis_url() -> str:
     """Of the Redis that tests share which do not kill it. It keeps nothing on disk."""
-    return os.environ.get("TIDEMILL_TEST_REDIS") or _shared(Redis).url
+    return os.environ.get("TIDEMILL_TEST_REDIS") or _shared_redis().url
 
 
 def postgres_url() -> str:
     """Of the PostgreSQL database that tests share which do not kill it."""
-    return os.environ.get("TIDEMILL_TEST_POSTGRES") or _shared(Postgres).url()
-
-
-S = TypeVar("S", Redis, Postgres)
+    return os.environ.get("TIDEMILL_TEST_POSTGRES") or _shared_postgres().url()
 
 
 @functools.cache
-def _shared(kind: type[S]) -> S:
-    return kind()
+def _shared_redis() -> Redis:
+    return Redis()
 
 
-NETWORK: dict[str, Callable[[str], str]] = {
-    "redis": lambda name: f"{redis_url()}?prefix={name}",
-    "postgresql": lambda name: f"{postgres_url()}?schema={name}&migrate=1",
-}
-"""Brokers over a network: the url of a store of that name on the server that tests share."""
+@functools.cache
+def _shared_postgres() -> Postgres:
+    return Postgres("fsync=off")  # nobody kills it, and each test makes a store of its own
