@@ -39,13 +39,16 @@ PASSES: tuple[tuple[frozenset[State], Callable[[Record], bool]], ...] = (
 class Moved(msgspec.Struct):
     """How far a move is, in jobs.
 
-    ``stayed`` lists ids that could not go: the target has their id, or their key, already.
+    ``stayed`` lists ids that could not go: the target has their id, or their key, already; and
+    ``stayed_schedules`` the names of schedules, likewise.
     """
 
     total: int = 0
     done: int = 0
     running: int = 0
     stayed: list[str] = []
+    schedules: int = 0
+    stayed_schedules: list[str] = []
 
 
 def move(source: Broker, target: Broker, tell: Callable[[Moved], None] = lambda _: None) -> Moved:
@@ -59,6 +62,8 @@ def move(source: Broker, target: Broker, tell: Callable[[Moved], None] = lambda 
         need(broker, Feature.MOVE, "move")
     if source.url == target.url:
         raise InvalidOption(f"both urls name the same store, {source.url}")
+    if _has_schedules(source):
+        need(target, Feature.SCHEDULES, "a schedule")
     source.depart(target.url)
     progress = Moved()
     _await_running(source, progress, tell)
@@ -67,6 +72,8 @@ def move(source: Broker, target: Broker, tell: Callable[[Moved], None] = lambda 
     if not target.adopted(departure.mark):
         _take_settings(source, target)
     _copy(source, target, departure, progress, tell)
+    if _has_schedules(source):
+        _copy_schedules(source, target, departure, progress)
     return progress
 
 
@@ -104,6 +111,29 @@ def _take_settings(source: Broker, target: Broker) -> None:
     for row in source.stats():
         if row.paused or row.max_size:
             target.set_queue(row.name, paused=row.paused or None, max_size=row.max_size or None)
+
+
+def _has_schedules(source: Broker) -> bool:
+    return Feature.SCHEDULES in source.features and bool(source.list_schedules("", 1))
+
+
+def _copy_schedules(
+    source: Broker, target: Broker, departure: Departure, progress: Moved
+) -> None:
+    """Last, so that what they put on the target comes behind what was here before."""
+    number, _, after = target.adopted(departure.mark).partition(":")
+    if int(number) > len(PASSES):
+        return  # they went before, and may have ended there
+    while page := source.list_schedules(after, PAGE):
+        after = page[-1].name
+        point("move.scheduling")
+        taken = target.adopt(departure, [], f"{len(PASSES)}:{after}", page)
+        point("move.scheduled")
+        progress.schedules += sum(taken)
+        progress.stayed_schedules += [
+            schedule.name for schedule, here in zip(page, taken, strict=True) if not here
+        ]
+    target.adopt(departure, [], f"{len(PASSES) + 1}:")
 
 
 def _copy(

@@ -9,7 +9,7 @@ import pytest
 from kinds import Clock
 from seam import Hand, job, state
 
-from tidemill.brokers.base import Broker, Feature, Want
+from tidemill.brokers.base import Broker, Feature, Want, open_broker
 from tidemill.brokers.schedules import Change, Changed, LeftOut, Schedule
 from tidemill.clock import wall_time
 from tidemill.errors import StoreMoved
@@ -356,3 +356,23 @@ def test_a_store_that_is_left_fires_nothing(broker: Broker, worker: Hand) -> Non
     assert [s.name for s in broker.list_schedules()] == ["s"]
     broker.stay()
     assert names(worker) == ["s"]
+
+
+def test_schedules_are_adopted_as_they_are(broker: Broker, worker: Hand) -> None:
+    add(broker, "taken", body=b"here")
+    there = open_broker("memory://")
+    now = wall_time()
+    for name, due in (("due", now - 1), ("later", now + 600), ("paused", 0.0), ("taken", 5.0)):
+        add(there, name, due, name.encode())
+    departure = there.depart(broker.url, seal=True)
+    page = there.list_schedules()
+    assert broker.adopt(departure, [], "4:x", page) == [True, True, True, False]
+    assert broker.adopted(departure.mark) == "4:x"
+    for theirs, ours in zip(page[:3], broker.list_schedules(), strict=False):
+        assert (ours.name, ours.body) == (theirs.name, theirs.body)
+        assert ours.due == pytest.approx(theirs.due, abs=2e-6)
+    taken = one(broker, "taken")
+    assert taken is not None
+    assert taken.body == b"here"
+    assert names(worker) == ["due"]
+    there.close()

@@ -97,6 +97,10 @@ def test_commands_and_options_exist(page: Path) -> None:
         verb, rest = found.groups()
         command = main.get_command(click.Context(main), verb)
         assert command is not None, f"{page.name} names {verb!r}, which is no command"
+        if isinstance(command, click.Group) and rest.strip("` "):
+            inner = rest.split()[0]
+            assert inner in command.commands, f"{page.name}: {verb} has no {inner}"
+            command = command.commands[inner]
         options = {option for p in command.params for option in p.opts}
         for option in re.findall(r"(?<=\s)--?[a-zA-Z][a-z-]*", rest):
             assert option in options, f"{page.name}: {verb} has no option {option}"

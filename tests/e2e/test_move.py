@@ -93,6 +93,41 @@ def test_a_move_killed_in_the_middle_goes_on_and_doubles_nothing(place: Place, w
         assert sorted(begun) == sorted(job.id for job in jobs)
 
 
+@pytest.mark.parametrize("where", ["move.scheduling", "move.scheduled"])
+def test_schedules_go_over_once(place: Place, where: str) -> None:
+    place.write(APP)
+    mill = place.module.mill
+    at = time.time() + 3600
+    for n in range(3):
+        mill.schedules.add(f"s{n}", place.module.work.call(n), at=at)
+    mill.schedules.pause("s1")
+    target = elsewhere(place)
+    with Tidemill(target, allow_imports=["*"]) as there:
+        there.schedules.add("s2", there.call("math.sqrt", 2), every=60)
+        # when: killed in the middle, and what arrived has ended there meanwhile
+        killed = run(place.url, target, TIDEMILL_CRASH=where)
+        assert killed.returncode == -signal.SIGKILL
+        arrived = where == "move.scheduled"
+        assert [s.name for s in there.schedules] == (["s0", "s1", "s2"] if arrived else ["s2"])
+        if arrived:
+            there.schedules.remove("s0")
+        done = run(place.url, target, "--json")
+        # then
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert document["schedules"] == (0 if arrived else 2)
+        assert document["stayed_schedules"] == ([] if arrived else ["s2"])
+        rows = {schedule.name: schedule for schedule in there.schedules}
+        assert sorted(rows) == (["s1", "s2"] if arrived else ["s0", "s1", "s2"])
+        assert rows["s1"].paused
+        assert rows["s2"].when == "every 60 s"
+        if not arrived:
+            assert rows["s0"].next is not None
+            assert rows["s0"].next.timestamp() == pytest.approx(at)
+        assert run(place.url, target).returncode == 0
+        assert {schedule.name: schedule for schedule in there.schedules} == rows
+
+
 def test_what_runs_ends_first_and_workers_go(place: Place) -> None:
     place.write(APP)
     job = place.enqueue("slow")

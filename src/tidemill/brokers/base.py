@@ -351,11 +351,18 @@ class Broker(Schedules, Protocol):
         """Call a departure off."""
         ...
 
-    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
         """Store jobs of a departed store as they are, and how far that went, as one step.
 
         They keep their order among themselves, and come behind what was here before. No bound
         applies. False: not stored, since the id, or the key, is taken here. No record is running.
+        Then its schedules, but for their versions; False where the name is taken.
         """
         ...
 

@@ -13,7 +13,7 @@ from tidemill.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, 
 from tidemill.handle import Job
 from tidemill.job import State
 
-__all__ = ["enqueue"]
+__all__ = ["argument", "enqueue", "keyword"]
 
 
 @click.command()
@@ -54,10 +54,10 @@ def enqueue(
     """
     mill = open_mill(url, app, tasks=True)
     given = {name: value for name, value in options.items() if value is not None}
-    kwargs = dict(_pair(text) for text in pairs)
+    kwargs = dict(keyword(text) for text in pairs)
     with mill:
         try:
-            job = mill.enqueue(mill.call(task, *map(_value, args), **kwargs).using(**given))
+            job = mill.enqueue(mill.call(task, *map(argument, args), **kwargs).using(**given))
         except TypeError as error:
             raise InvalidOption(f"{task} cannot be called so: {error}") from None
         document = {"id": job.id, "placed": str(job.placed) or None, "state": None, "result": None}
@@ -101,7 +101,7 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
         click.echo(job_id if placed in (None, "created") else f"{job_id} ({placed})")
 
 
-def _value(text: str) -> Any:
+def argument(text: str) -> Any:
     """JSON where it parses, else the string itself."""
 
     def refuse(name: str) -> None:
@@ -113,8 +113,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def keyword(text: str) -> tuple[str, Any]:
+    """A keyword argument, as ``name=value``."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise InvalidOption(f"--kw {text!r} is not name=value")
-    return name, _value(value)
+    return name, argument(value)

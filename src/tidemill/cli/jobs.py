@@ -12,7 +12,7 @@ from tidemill.cli.choose import filter_options, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.codec import unpack
 from tidemill.errors import CodecError
-from tidemill.job import Record, State, priority_of
+from tidemill.job import Planned, Record, State, priority_of
 from tidemill.trail import Event, explain_in, serving, trail_of
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("queue", f"{e.queue}, priority {priority_of(record.rank):g}"),
         ("runs", f"{record.attempt} of at most {most}" if most else f"{record.attempt}"),
         ("losses", f"{record.losses} (its worker vanished)" if record.losses else ""),
+        ("schedule", f"{e.planned.schedule}, for {_moment(e.planned)}" if e.planned else ""),
         ("timeout", f"{e.timeout:g} s" if e.timeout else ""),
         ("key", e.key),
         ("tags", ", ".join(e.tags)),
@@ -123,6 +124,12 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         share = f" of {total:g} ({done / total:.0%})" if total else ""
         facts.append(("progress", f"{done:g}{share}"))
     return [(name, value) for name, value in facts if value]
+
+
+def _moment(planned: Planned) -> str:
+    from tidemill.cli.show import clock
+
+    return clock(planned.time)
 
 
 def _print_event(out: Console, event: Event, last: float) -> None:

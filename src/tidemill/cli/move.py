@@ -64,12 +64,18 @@ def move(source: str, target: str, off: bool, as_json: bool) -> None:
 def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     gone = moved.done - len(moved.stayed)
     if as_json:
-        click.echo(json.dumps({"from": source, "moved": gone, "stayed": moved.stayed, "to": where}))
+        stayed = {"stayed": moved.stayed, "stayed_schedules": moved.stayed_schedules}
+        document = {"from": source, "moved": gone, "schedules": moved.schedules, "to": where}
+        click.echo(json.dumps(document | stayed))
         return
-    if moved.total and not moved.done:
+    if moved.total and not (moved.done or moved.schedules):
         click.echo(f"all of {source} went to {where} before")
         return
-    click.echo(f"{gone} jobs moved to {where}; set TIDEMILL_URL to it and start the workers")
+    what = f"{gone} jobs" + (f" and {moved.schedules} schedules" if moved.schedules else "")
+    click.echo(f"{what} moved to {where}; set TIDEMILL_URL to it and start the workers")
+    if moved.stayed_schedules:
+        names = ", ".join(moved.stayed_schedules[:_SHOWN])
+        click.echo(f"schedules stayed, since their names are taken there: {names}")
     if moved.stayed:
         names = ", ".join(moved.stayed[:_SHOWN]) + (" …" if len(moved.stayed) > _SHOWN else "")
         click.echo(

@@ -24,7 +24,8 @@ from tidemill.brokers.base import (
     Reply,
     Step,
 )
-from tidemill.brokers.lmdb import acts, schedules
+from tidemill.brokers.lmdb import acts
+from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.exchange import exchange
 from tidemill.brokers.lmdb.flows import flow, is_unfinished
 from tidemill.brokers.lmdb.handoff import hand_over
@@ -356,17 +357,17 @@ class LmdbBroker:
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         self._check_open()
         with self._store.env.begin() as txn:
-            return schedules.read(txn, self._store.tables.schedule, names)
+            return schedule.read(txn, self._store.tables.schedule, names)
 
     def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
         self._check_open()
         with self._store.env.begin() as txn:
-            return schedules.page(txn, self._store.tables.schedule, after, limit)
+            return schedule.page(txn, self._store.tables.schedule, after, limit)
 
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
         def apply(moves: Moves) -> list[Changed]:
             moves.hand_over = hand_over
-            return schedules.change(moves, changes)
+            return schedule.change(moves, changes)
 
         return self._act(apply)
 
@@ -378,8 +379,20 @@ class LmdbBroker:
     def stay(self) -> None:
         self._commit(stay)
 
-    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
-        return self._act(lambda moves: adopt(moves, departure, records, cursor))
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        new = [Change(s.name, 0, s.due, s.body) for s in schedules]
+
+        def apply(moves: Moves) -> list[bool]:
+            taken = adopt(moves, departure, records, cursor)
+            return taken + [changed.done for changed in schedule.change(moves, new)]
+
+        return self._act(apply)
 
     def adopted(self, mark: str) -> str:
         self._check_open()

@@ -343,10 +343,18 @@ class MemoryBroker:
             self._jobs.departure = None
             self._wake_all()
 
-    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
         with self._lock:
             check_here(self._jobs)
             taken = adopt(self._jobs, departure, records, cursor)
+            new = [Change(s.name, 0, s.due, s.body) for s in schedules]
+            taken += [changed.done for changed in self._book.change(new)]
             self._wake_all()
             return taken
 

@@ -35,7 +35,7 @@ from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.waits import Waits
 from tidemill.brokers.postgres.wire import texts
-from tidemill.brokers.schedules import NoSchedules
+from tidemill.brokers.schedules import NoSchedules, Schedule
 from tidemill.clock import id_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import FeatureMissing, TidemillError
@@ -282,7 +282,15 @@ class PostgresBroker(NoSchedules):
         self._check_open()
         moving.stay(self._session)
 
-    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        if schedules:
+            raise self._none()
         self._check_open()
         return moving.adopt(self._session, departure, records, cursor)
 

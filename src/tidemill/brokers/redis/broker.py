@@ -36,7 +36,7 @@ from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.lines import Lines, Server
 from tidemill.brokers.redis.members import Members, check_moved
 from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
-from tidemill.brokers.redis.schedules import Book, pack_changes, read_changed
+from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, read_changed
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.retention import Retention, number_option
@@ -400,8 +400,15 @@ class RedisBroker:
     def stay(self) -> None:
         self._call("move", b"stay")
 
-    def adopt(self, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
-        args = [arg for record in records for arg in pack_record(record)]
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        args = pack_adopted(schedules)
+        args += [arg for record in records for arg in pack_record(record)]
         head = departure.mark.encode(), b"%d" % departure.last, cursor.encode()
         answer: bytes = self._call("adopt", *head, *args)
         return [flag == 49 for flag in answer]

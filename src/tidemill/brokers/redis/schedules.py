@@ -10,7 +10,7 @@ from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.record import pack_put
 from tidemill.brokers.schedules import Change, Changed, Schedule
 
-__all__ = ["Book", "pack_changes", "read_changed", "read_schedules"]
+__all__ = ["Book", "pack_adopted", "pack_changes", "read_changed", "read_schedules"]
 
 _RECORD = struct.Struct(">Qd")  # version, due; then the body
 _CHANGE = struct.Struct(">QdBI")  # version expected, due, gone, number of jobs
@@ -53,6 +53,14 @@ def pack_changes(changes: Sequence[Change]) -> tuple[str, list[bytes]]:
         args += (c.name.encode(), packed, c.body, *pack_put(c.jobs))
     grows = any(change.jobs or not change.expect for change in changes)
     return "schedule" if grows else "unschedule", args
+
+
+def pack_adopted(schedules: Sequence[Schedule]) -> list[bytes]:
+    """Those of a departed store: how many, then name and record of each."""
+    args = [b"%d" % len(schedules)]
+    for s in schedules:
+        args += (s.name.encode(), _RECORD.pack(0, s.due) + s.body)
+    return args
 
 
 def read_changed(answer: Sequence[Any]) -> list[Changed]:

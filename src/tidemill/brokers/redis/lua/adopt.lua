@@ -1,9 +1,10 @@
 -- Taking in jobs of a departed store, as they are.
 --
--- ARGV  5 mark, 6 the last number drawn there, 7 cursor, then for each job seven arguments: id, record with
---       its seq there, envelope, result, what it said (progress, lines of log, each behind its size), its
---       wish if it comes before or after others, and how those before it stand if it comes after some
--- Returns '0' and '1' for each job, or {'moved', where}.
+-- ARGV  5 mark, 6 the last number drawn there, 7 cursor, 8 how many schedules, then name and record of each;
+--       then for each job seven arguments: id, record with its seq there, envelope, result, what it said
+--       (progress, lines of log, each behind its size), its wish if it comes before or after others, and how
+--       those before it stand if it comes after some
+-- Returns '0' and '1' for each job, then for each schedule, or {'moved', where}.
 
 local again = said_before() or departure()
 if again then return again end
@@ -53,6 +54,19 @@ local function adopt_one(id, record, envelope, result, said, wish, wait, first)
   return '1'
 end
 
+local function adopt_schedule(name, record)
+  if call('HEXISTS', B .. ':schedule', name) == 1 then return '0' end
+  local due = select(2, unpk('>I8d', record))
+  local version = call('INCR', B .. ':seq')
+  call('HSET', B .. ':schedule', name, pack('>I8', version) .. sub(record, 9))
+  call('ZADD', B .. ':schedules', '0', name)
+  if due > 0 then
+    call('ZADD', B .. ':firing', string.format('%.0f', due * 1000000), name)
+    fire_sooner(due * 1000000)
+  end
+  return '1'
+end
+
 local K_FROM = B .. ':from:' .. ARGV[5]
 local first = call('HGET', K_FROM, 'first')
 if not first then
@@ -61,9 +75,11 @@ if not first then
 end
 call('HSET', K_FROM, 'cursor', ARGV[7], 'first', first)
 local taken = {}
-for i = 8, #ARGV, 7 do
+local schedules = tonumber(ARGV[8])
+for i = 9 + 2 * schedules, #ARGV, 7 do
   local id, record, envelope, result, said, wish, wait = unpack(ARGV, i, i + 6)
   taken[#taken + 1] = adopt_one(id, record, envelope, result, said, wish, wait, tonumber(first))
 end
 finish_step()
+for i = 9, 7 + 2 * schedules, 2 do taken[#taken + 1] = adopt_schedule(ARGV[i], ARGV[i + 1]) end
 return say(table.concat(taken))
