@@ -406,3 +406,10 @@ def _shared_redis() -> Redis:
 @functools.cache
 def _shared_postgres() -> Postgres:
     return Postgres("fsync=off")  # nobody kills it, and each test makes a store of its own
+
+
+NETWORK: dict[str, Callable[[str], str]] = {
+    "redis": lambda name: f"{redis_url()}?prefix={name}",
+    "postgresql": lambda name: f"{postgres_url()}?schema={name}&migrate=1",
+}
+"""Brokers over a network: the url of a store of that name on the server that tests share."""
