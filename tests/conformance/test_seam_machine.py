@@ -26,7 +26,9 @@ from kinds import KINDS, Clock, Kind
 from seam import check_counts, everything, job, message
 
 from tidemill.brokers.base import Broker, Feature, Mode, Reply, Step, Want, open_broker
+from tidemill.brokers.limiting import Limiting, limiting
 from tidemill.errors import TidemillError
+from tidemill.gate import Claim, Terms
 from tidemill.job import (
     Envelope,
     Links,
@@ -42,6 +44,24 @@ from tidemill.job import (
 QUEUES = ("a", "b")
 OWNERS = ("worker-1", "worker-2", "consumer-1")
 OPTIONS = "keep=50&keep_count=4&keep_failed=80"
+
+TERMS = (  # no sum of what passes at a time is just short of one of these
+    Terms(),
+    Terms(concurrency=1),
+    Terms(concurrency=3),
+    Terms(rate=(1, 7.5), burst=1),
+    Terms(rate=(2, 35.0), burst=3, concurrency=2),
+    Terms(rate=(0, 1)),
+    Terms(window=(2, 25.5)),
+)
+BREAKERS = (Terms(breaker=(1, 10.5)), Terms(breaker=(2, 30.5), concurrency=2))
+CLAIMS = [
+    None,
+    None,
+    *(Claim("shared", "", 1.0, terms) for terms in TERMS[1:3]),
+    *(Claim("keyed", key, cost, TERMS[4]) for key in "xy" for cost in (1.0, 2.0)),
+    *(Claim("turns", key) for key in "xyz"),
+]
 
 seconds = st.sampled_from([0.0, 0.0, 3.0, 10.0, 40.0])
 
@@ -123,8 +143,25 @@ class SideBySide(RuleBasedStateMachine):
             result_ttl=data.draw(st.sampled_from([-1.0, -1.0, -1.0, 15.0])),
             on_conflict=conflict,
             unique=unique,
+            limit=data.draw(st.sampled_from(CLAIMS)) if self.limited else None,
             **fields,
         )
+
+    @property
+    def limited(self) -> bool:
+        return Feature.LIMITS in self.subject.features
+
+    @rule(
+        name=st.sampled_from([*QUEUES, *QUEUES, "shared", "keyed", "turns"]),
+        terms=st.sampled_from([*TERMS, *BREAKERS, Terms()]),
+        declared=st.booleans(),
+    )
+    def set_limit(self, name: str, terms: Terms, declared: bool) -> None:
+        if self.limited:
+            queue = name in QUEUES
+            self.agree(
+                lambda b, _: limiting(b, "").set_limit(name, terms, queue=queue, declared=declared)
+            )
 
     @rule(
         waits=st.lists(st.sampled_from(list(Waits)), min_size=1, max_size=3),
@@ -296,8 +333,17 @@ class SideBySide(RuleBasedStateMachine):
         assert one == two
         self.agree(lambda b, _: [msgspec.structs.replace(row, oldest=0.0) for row in b.stats()])
         self.agree(lambda b, _: sorted(o.id for o in b.owners()))
+        if self.limited:
+            self.agree(lambda b, _: self.limits(limiting(b, "")))
         for broker in (self.model, self.subject):
             check_counts(broker)
+
+    def limits(self, broker: Limiting) -> Any:
+        """Every limit, and what holds some jobs, without readings of a clock."""
+        rows = [msgspec.structs.replace(row, until=float(row.until > 0)) for row in broker.limits()]
+        ids = self.put_ids[-8:]
+        held = [found for i in ids if (found := broker.held(i))]
+        return rows, [msgspec.structs.replace(h, until=float(h.until < 1e9)) for h in held]
 
 
 def plain(record: Record) -> dict[str, Any]:

@@ -13,7 +13,8 @@ class QueueStats(msgspec.Struct, kw_only=True):
     """One queue in numbers. Totals count since the store was made.
 
     ``oldest`` is when the job was made that was accepted before all others that are ready now, in
-    wall time; 0 when none is ready. A store may look no further than its 256 highest priorities.
+    wall time; 0 when none is ready. A store may look no further than its 256 highest priorities,
+    and at none that waits for a limit by name.
     """
 
     name: str

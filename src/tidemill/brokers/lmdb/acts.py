@@ -21,9 +21,10 @@ from tidemill.brokers.lmdb.record import (
 from tidemill.brokers.lmdb.roster import send
 from tidemill.brokers.lmdb.verdicts import drop_lease, log
 from tidemill.brokers.lmdb.wake import ALL, MESSAGES, SPACE, TASKS
+from tidemill.gate import Terms
 from tidemill.job import CANCEL_ASKED, NOT_STARTED, Command, Waits, decode_envelope
 
-__all__ = ["cancel", "delete", "kick", "purge", "set_queue"]
+__all__ = ["cancel", "delete", "kick", "purge", "set_limit", "set_queue"]
 
 
 def _each(
@@ -126,13 +127,24 @@ def set_queue(moves: Moves, queue: str, *, paused: bool | None, max_size: int | 
     moves.store.bells.ring(TASKS | MESSAGES | SPACE, ALL)
 
 
+def set_limit(moves: Moves, name: str, terms: Terms, *, queue: bool, declared: bool) -> None:
+    """Have other terms hold for a limit or a queue, and wake whoever they kept waiting."""
+    if queue:
+        moves.gates.set_queue(moves.row(name), terms, declared=declared)
+    else:
+        moves.gates.set_named(name, terms, declared=declared)
+
+
 def purge(moves: Moves, queue: str, most: int) -> int:
     """Delete up to ``most`` jobs that wait in a queue; how many that were."""
     row = moves.existing_row(queue)
     if row is None:
         return 0
     lines = *row.lines, row.lost_line
-    ids = [job_id for line in lines for job_id in _ready(moves, line, most)][:most]
+    moves.sync()
+    ids = [job_id for line in lines for job_id in _ready(moves, line, most)]
+    ids += moves.lanes.jobs_in(lines, most)
+    ids = list(dict.fromkeys(ids))[:most]
     if len(ids) < most and row.scheduled + row.waiting:
         ids += _unready(moves, row.lines, most - len(ids))
     return sum([_delete(moves, moves.load(job_id)) for job_id in ids])

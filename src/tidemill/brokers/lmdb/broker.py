@@ -52,6 +52,7 @@ from tidemill.brokers.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.config import Url, check_known, storable
 from tidemill.errors import InvalidOption, StoreFull, TidemillError
+from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import Command, Envelope, Owner, Put, Record
 
 __all__ = ["LmdbBroker", "open_url"]
@@ -108,7 +109,7 @@ def open_url(url: Url) -> LmdbBroker:
 class LmdbBroker:
     """A broker in an LMDB environment."""
 
-    features = frozenset(Feature) - {Feature.LIMITS}
+    features = frozenset(Feature)
 
     def __init__(self, url: str, store: Store, retention: Retention | None = None) -> None:
         self.url = url
@@ -257,6 +258,7 @@ class LmdbBroker:
             self._time.save(moves)
             self._members.sweep(moves)
             more = come_due(moves)
+            more = moves.lanes.sweep(_PRUNE_MOST) or more
             return prune(moves, _PRUNE_MOST) >= _PRUNE_MOST or more
 
         while self._commit(keep_time):
@@ -335,6 +337,21 @@ class LmdbBroker:
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         self._act(lambda moves: acts.set_queue(moves, queue, paused=paused, max_size=max_size))
+
+    def set_limit(
+        self, name: str, terms: Terms, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        self._act(
+            lambda moves: acts.set_limit(moves, name, terms, queue=queue, declared=declared)
+        )
+
+    def limits(self) -> list[LimitStats]:
+        self._check_open()
+        return self._inspection.limits()
+
+    def held(self, job_id: str) -> Held | None:
+        self._check_open()
+        return self._inspection.held(job_id)
 
     def purge(self, queue: str) -> int:
         removed = 0

@@ -14,7 +14,15 @@ from typing import TypeAlias
 import lmdb
 
 from tidemill.brokers.base import Filter
+from tidemill.brokers.lmdb.kept import (
+    KEPT_LINKED,
+    KEPT_OTHER,
+    KEPT_PLAIN,
+    KEPT_RESULT,
+    kept_counts,
+)
 from tidemill.brokers.lmdb.keys import successors
+from tidemill.brokers.lmdb.lanes import parked_in
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
     DUE_KEY,
@@ -23,13 +31,6 @@ from tidemill.brokers.lmdb.layout import (
     NUMBER,
     READY_KEY,
     Row,
-)
-from tidemill.brokers.lmdb.moves import (
-    KEPT_LINKED,
-    KEPT_OTHER,
-    KEPT_PLAIN,
-    KEPT_RESULT,
-    kept_counts,
 )
 from tidemill.brokers.lmdb.record import READY, STATES, state_and_line
 from tidemill.brokers.lmdb.store import Store
@@ -83,7 +84,8 @@ class Finding:
             State.SCHEDULED: self._t.due,
             State.WAITING: self._t.key,
         }[state]
-        more = txn.stat(self._t.wait)["entries"] if state is State.WAITING else 0
+        beside = {State.WAITING: self._t.wait, State.READY: self._t.park}
+        more = txn.stat(beside[state])["entries"] if state in beside else 0
         return txn.stat(table)["entries"] + more
 
     def rows(self, txn: Txn, most: int) -> Rows:
@@ -151,10 +153,12 @@ class Finding:
         if state is State.WAITING:
             return (*successors(txn, self._t), *(job_id for job_id, _ in txn.cursor(self._t.wait)))
         if self._row is None:
-            return (value for _, value in txn.cursor(self._t.ready))
+            ready = (value for _, value in txn.cursor(self._t.ready))
+            return itertools.chain(ready, parked_in(txn, self._t))
         lines = *self._row.lines, self._row.lost_line
         prefixes = (READY_KEY.pack(line, 0, 0)[:4] for line in lines)
-        return (value for prefix in prefixes for value in _range(txn, self._t.ready, prefix))
+        ready = (value for prefix in prefixes for value in _range(txn, self._t.ready, prefix))
+        return itertools.chain(ready, parked_in(txn, self._t, lines))
 
 
 def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:

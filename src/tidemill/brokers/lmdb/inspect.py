@@ -11,6 +11,8 @@ import lmdb
 from tidemill.brokers.base import Filter, Page, QueueStats, matches
 from tidemill.brokers.lmdb.find import Finding, queue_rows
 from tidemill.brokers.lmdb.flows import counts_of
+from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, read_limited
+from tidemill.brokers.lmdb.lanes import is_parked, lane_held, lanes_of
 from tidemill.brokers.lmdb.layout import (
     LEASE_KEY,
     LEASE_VALUE,
@@ -20,11 +22,12 @@ from tidemill.brokers.lmdb.layout import (
     Tables,
 )
 from tidemill.brokers.lmdb.moving import departure_in
-from tidemill.brokers.lmdb.record import NOTES, STATES, Flag, Header, Stored
+from tidemill.brokers.lmdb.record import NOTES, READY, STATES, Flag, Header, Stored
 from tidemill.brokers.lmdb.roster import name_of
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.storetime import StoreTime
 from tidemill.errors import InvalidOption
+from tidemill.gate import Held, LimitStats
 from tidemill.job import Record, State, decode_envelope
 
 __all__ = ["Holders", "Inspection"]
@@ -75,8 +78,7 @@ class Inspection:
             cancelling=bool(head.flags & Flag.CANCELLING),
             attempts=tail.attempts,
         )
-        ready = self._store.tables.ready
-        if record.state is State.READY and txn.get(head.ready_key, db=ready) is None:
+        if record.state is State.READY and not self._is_ready(txn, stored):
             record.state = State.RUNNING
             record.worker, record.leased = holders.name_and_time(stored.id)
         if head.flags & Flag.LINKED:
@@ -87,6 +89,12 @@ class Inspection:
                 notes = NOTES.decode(data)
                 record.progress, record.log = notes.progress, notes.log
         return record
+
+    def _is_ready(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
+        """Of a job whose header says ready: it is, and does not run."""
+        if stored.head.flags & Flag.LIMITED:
+            return is_parked(txn, self._store.tables, stored)
+        return txn.get(stored.head.ready_key, db=self._store.tables.ready) is not None
 
     def _due(self, head: Header) -> float:
         if not head.due:
@@ -118,6 +126,40 @@ class Inspection:
         """Every queue, by name."""
         with self._store.env.begin() as txn:
             return [self._stats_of(txn, row) for row in queue_rows(self._store, txn)]
+
+    def limits(self) -> list[LimitStats]:
+        """Every limit in numbers, queues first."""
+        store, (now, _) = self._store, self._time.micros()
+        with store.env.begin() as txn:
+            gated = [row for row in queue_rows(store, txn) if row.gated]
+            gates = [(row, read_limited(store, txn, GATES + row.name)) for row in gated]
+            shown = [gate_shown(limited, row, now) for row, limited in gates if limited]
+            for name in _names(store, txn, LIMITS):
+                limited = read_limited(store, txn, LIMITS + name)
+                assert limited is not None
+                lanes = [lane for _, lane in lanes_of(txn, store.tables, name)]
+                running = sum(lane.running for lane in lanes)
+                stats = LimitStats(
+                    name=name, terms=limited.terms, running=running, keys=len(lanes)
+                )
+                shown.append(stats)
+        return shown
+
+    def held(self, job_id: str) -> Held | None:
+        """What keeps a ready job waiting."""
+        store, (now, _) = self._store, self._time.micros()
+        with store.env.begin() as txn:
+            data = txn.get(job_id.encode(), db=store.tables.job) if job_id else None
+            stored = Stored(job_id.encode(), data) if data is not None else None
+            if stored is None or stored.head.state != READY or not self._is_ready(txn, stored):
+                return None
+            limited = stored.head.flags & Flag.LIMITED
+            held = lane_held(store, txn, stored, now) if limited else None
+            name = txn.get(store.key(f"n/{stored.head.line >> 1}"))
+            assert name is not None
+            row = Row(name.decode(), 0, txn.get(store.key("q/" + name.decode())))
+            gate = read_limited(store, txn, GATES + row.name) if row.gated else None
+            return held or (gate_held(gate, row, now) if gate else None)
 
     def _stats_of(self, txn: lmdb.Transaction[bytes], row: Row) -> QueueStats:
         names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest"}
@@ -171,6 +213,17 @@ class Inspection:
         if os.path.exists(os.path.join(target, "data.mdb")):
             raise InvalidOption(f"{target} holds a store already; name an empty directory")
         self._store.env.copy(target, compact=True)
+
+
+def _names(store: Store, txn: lmdb.Transaction[bytes], prefix: str) -> list[str]:
+    """What the keys of the main database that begin so go on with."""
+    first, names = store.key(prefix), []
+    cursor = txn.cursor()
+    more = cursor.set_range(first)
+    while more and cursor.key().startswith(first):
+        names.append(cursor.key()[len(first) :].decode())
+        more = cursor.next()
+    return names
 
 
 class Holders:

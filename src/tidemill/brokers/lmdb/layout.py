@@ -3,16 +3,20 @@
     main   format · clock · counters (sequence, queue and owner numbers) · one row per queue
     job    id → header, envelope, tail        see record.py
     ready  line·rank·seq → id                 line is the queue's number, twice, +1 for messages;
-                                              with the top bit: tasks that are to run alone
+                                              with the top bit: tasks that are to run alone; of
+                                              jobs under a limit just those that are next
     lease  owner·token → ready key, leased, deadline, id
     due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 that of
-                                              keys that are held, for which nobody is woken
+                                              keys that are held, 3 of lanes nobody uses any more,
+                                              for which nobody is woken
     key    key → who has it                   see keys.py
     fin    class·prune time·seq → finished, id
     owner  number → record
     cmd    owner·number → command
     wait   id → how many before it have not ended, and how many did not succeed; of jobs that wait
     note   id → progress and log of a job that said something
+    lane   limit·0·key → record of one key of a limit; see lanes.py
+    park   lane·line·rank·seq → cost, id      the ready jobs of a lane
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
 
 A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
@@ -28,9 +32,11 @@ import lmdb
 
 __all__ = [
     "DUE_EXPIRY",
+    "DUE_GATE",
     "DUE_HELD",
     "DUE_JOB",
     "DUE_KEY",
+    "DUE_LANE",
     "DUE_LEASE",
     "FIN_KEY",
     "FORMAT",
@@ -41,12 +47,13 @@ __all__ = [
     "MICRO",
     "NUMBER",
     "READY_KEY",
+    "UNUSED",
     "Row",
     "Tables",
     "open_tables",
 ]
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what is written here can no longer be read by an older tidemill."""
 
 MICRO = 1_000_000
@@ -58,30 +65,30 @@ LOST = 1 << 31
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
-DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD = range(4)
-HELD = 2
-"""The clock of what nobody needs to be woken for."""
+DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE, DUE_LANE = range(6)
+HELD, UNUSED = 2, 3
+"""The clocks of what nobody needs to be woken for."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
-_ROW = struct.Struct(">IBI4Q6Q")
+_ROW = struct.Struct(">IBI4Q6QB")
 
 
 class Row:
     """One queue: settings, jobs by state, totals. Kept exact by every transaction."""
 
     __slots__ = (
-        "accepted", "cancelled", "dirty", "expired", "failed", "max_size", "name", "number",
-        "paused", "ready", "retried", "running", "scheduled", "succeeded", "waiting",
+        "accepted", "cancelled", "dirty", "expired", "failed", "gated", "max_size", "name",
+        "number", "paused", "ready", "retried", "running", "scheduled", "succeeded", "waiting",
     )
 
     def __init__(self, name: str, number: int, data: bytes | None = None) -> None:
         self.name = name
         self.number = number
         self.dirty = data is None
-        values = _ROW.unpack(data) if data else (number, *[0] * 12)
+        values = _ROW.unpack(data) if data else (number, *[0] * 13)
         (
             self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
             self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
-            self.expired,
+            self.expired, self.gated,
         ) = values
 
     @property
@@ -104,7 +111,7 @@ class Row:
         return _ROW.pack(
             self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
             self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
-            self.expired,
+            self.expired, self.gated,
         )
 
 
@@ -121,6 +128,8 @@ class Tables(NamedTuple):
     cmd: lmdb._Database
     wait: lmdb._Database
     note: lmdb._Database
+    lane: lmdb._Database
+    park: lmdb._Database
     schedule: lmdb._Database
 
 

@@ -52,6 +52,7 @@ class Leasing:
     def take(self, want: Want, last: int) -> list[Lease]:
         """Lease up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
         self.last_queue = last
+        self._moves.sync()
         if len(self.leases) >= want.count:
             return self.leases
         if want.alone and want.tasks:
@@ -115,8 +116,15 @@ class Leasing:
             self.take_line(lines[0], count)
             return
         full = len(self.leases) + count
-        while len(self.leases) < full and (line := self._best_line(lines)) is not None:
+        while len(self.leases) < full:
+            line = self._best_line([line for line in lines if self._is_open(line)])
+            if line is None:
+                return
             self.take_line(line, 1)
+
+    def _is_open(self, line: int) -> bool:
+        row = self._moves.row_of(line)
+        return not row.gated or self._moves.gates.room(row, 1) > 0
 
     def _best_line(self, lines: list[int]) -> int | None:
         """The line whose first job comes before those of the others."""
@@ -133,6 +141,9 @@ class Leasing:
         """The hot path: the first jobs of one line."""
         moves = self._moves
         txn, t_job, row = moves.txn, moves.t.job, moves.row_of(line)
+        if row.gated:
+            count = moves.gates.room(row, count)
+        before = len(self.leases)
         prefix = READY_KEY.pack(line, 0, 0)[:4]
         cursor = txn.cursor(moves.t.ready)
         found = cursor.set_range(prefix)
@@ -146,10 +157,13 @@ class Leasing:
             assert data is not None
             row.ready -= 1
             row.dirty = True
-            if self._lend(row, key, job_id, data):
-                count -= 1
-            else:
-                found = cursor.set_range(prefix)  # its end may have made a successor ready
+            lent = self._lend(row, key, job_id, data)
+            count -= lent
+            if not lent or data[1]:  # others may have become ready: a successor, the next of a lane
+                moves.sync()
+                found = cursor.set_range(prefix)
+        if row.gated:
+            moves.gates.take(row, len(self.leases) - before)
 
     def _lend(self, row: Row, key: bytes, job_id: bytes, data: bytes) -> bool:
         """Lease a job that is ready no more; False when it had expired, and is finished."""
@@ -157,6 +171,9 @@ class Leasing:
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
             HEADER.unpack_from(data)
         )
+        lane = None
+        if flags & Flag.LIMITED:
+            key, lane = moves.lanes.taken(data[_HEAD : _HEAD + size], key, seq)
         if expires and expires <= moves.now:
             stored = Stored(job_id, data)
             moves.end(stored, EXPIRED, stored.tail, TOO_LATE)
@@ -175,6 +192,8 @@ class Leasing:
                 db=moves.t.lease,
             )
             row.running += 1
+        if lane is not None:
+            moves.lanes.start(lane, token, runs=not (flags & Flag.MESSAGE and ttr == 0))
         leased, envelope = moves.wall / MICRO, data[_HEAD : _HEAD + size]
         lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
         if flags & Flag.LINKED:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from tidemill.board import read_board, remove_board, sweep_boards
 from tidemill.brokers.base import Want
 from tidemill.brokers.liveness import Liveness, neighbours
-from tidemill.brokers.lmdb.moves import Commit, Moves
+from tidemill.brokers.lmdb.calls import Commit
+from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.roster import list_owner, owner_rows, strike_owner
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.verdicts import leases_of, release_owner

@@ -9,13 +9,22 @@ before they have written anything, or leave the transaction to be abandoned.
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Sequence
 
 import lmdb
 
+from tidemill.brokers.lmdb.calls import HandOver, Told
+from tidemill.brokers.lmdb.gates import Gates
+from tidemill.brokers.lmdb.kept import (
+    KEPT,
+    KEPT_LINKED,
+    KEPT_OTHER,
+    KEPT_RESULT,
+    class_of,
+    kept_counts,
+)
 from tidemill.brokers.lmdb.keys import give_up
+from tidemill.brokers.lmdb.lanes import Lanes
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
     DUE_JOB,
@@ -28,7 +37,6 @@ from tidemill.brokers.lmdb.layout import (
     Row,
 )
 from tidemill.brokers.lmdb.record import (
-    FAILED,
     READY,
     SCHEDULED,
     STATES,
@@ -37,30 +45,17 @@ from tidemill.brokers.lmdb.record import (
     Flag,
     Stored,
     Tail,
+    claim_of,
     result_ttl_of,
 )
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.wake import MESSAGES, RESULT, SPACE, TASKS, Terms, bloom, digest
+from tidemill.brokers.lmdb.wake import MESSAGES, RESULT, SPACE, TASKS, bloom, digest
 from tidemill.brokers.retention import Retention
+from tidemill.gate import Claim
 
-__all__ = [
-    "KEPT_LINKED",
-    "KEPT_OTHER",
-    "KEPT_PLAIN",
-    "KEPT_RESULT",
-    "Commit",
-    "Moves",
-    "kept_counts",
-]
-
-T = TypeVar("T")
-
-KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER, KEPT_LINKED = range(4)
-"""Classes of finished jobs: succeeded without a result, with one, and ended any other way; and
-jobs of flows, which come to one of these once nobody waits for them."""
+__all__ = ["Moves"]
 
 _COUNTED = tuple(state.value for state in STATES)
-_KEPT = struct.Struct(">QQQ")
 _HANDED_MOST = 16  # beyond that many jobs a commit more is nothing beside the work of leasing them
 _NEVER = float("inf")
 
@@ -90,6 +85,8 @@ class Moves:
         self._finished: list[bytes] = []
         self.ended: list[tuple[Stored, int]] = []  # those behind which are still to be counted down
         self._shrunk: set[str] = set()
+        self.gates = Gates(self)
+        self.lanes = Lanes(self)
 
     # -- numbers and rows -----------------------------------------------------------------------
 
@@ -128,6 +125,8 @@ class Moves:
                 self.txn.put(self.store.key(f"n/{number}"), name.encode())
             row = self._rows[name] = Row(name, number, data)
             self._lines[row.number] = row
+            if row.gated:
+                self.gates.load(row)
         return row
 
     def row_of(self, line: int) -> Row:
@@ -178,6 +177,8 @@ class Moves:
     def is_running(self, stored: Stored) -> bool:
         """True when the header says ready and the ready entry is gone: a lease stands for it."""
         head = stored.head
+        if head.flags & Flag.LIMITED:
+            return head.state == READY and not self.lanes.is_parked(stored)
         return head.state == READY and self.txn.get(head.ready_key, db=self.t.ready) is None
 
     def left(self, due: int, wall: int) -> int:
@@ -186,13 +187,22 @@ class Moves:
 
     # -- placing --------------------------------------------------------------------------------
 
-    def enter_ready(self, row: Row, line: int, key: bytes, job_id: bytes) -> None:
-        """Add a job to what can be leased, under its ready key, and count it."""
-        self.txn.put(key, job_id, db=self.t.ready)
+    def enter_ready(
+        self, row: Row, line: int, key: bytes, job_id: bytes, limit: Claim | None = None
+    ) -> None:
+        """Add a job to what can be leased, under its ready key, or to its lane; and count it."""
         row.ready += 1
         row.dirty = True
-        ring = row.name, line & 1
-        self._rings[ring] = self._rings.get(ring, 0) + 1
+        if limit is not None:
+            self.lanes.enter(limit, key, job_id)
+            return
+        self.txn.put(key, job_id, db=self.t.ready)
+        self.ring(row, line & 1, 1)
+
+    def ring(self, row: Row, kind: int, count: int) -> None:
+        """Hint as many sleepers more, of those who want this kind of the queue's jobs."""
+        ring = row.name, kind
+        self._rings[ring] = self._rings.get(ring, 0) + count
 
     def enter_scheduled(self, row: Row, due: int, wall: int, seq: int, job_id: bytes) -> None:
         """Add a job to what is not due yet, and count it."""
@@ -212,13 +222,16 @@ class Moves:
             self.enter_scheduled(row, due, wall, head.seq, stored.id)
         else:
             head.state = READY
-            self.enter_ready(row, head.line, head.ready_key, stored.id)
+            limit = claim_of(stored.envelope) if head.flags & Flag.LIMITED else None
+            self.enter_ready(row, head.line, head.ready_key, stored.id, limit)
         self.save(stored, tail)
 
     def unplace(self, stored: Stored) -> None:
         """Take a job that does not run out of ready, due and its count."""
         head = stored.head
-        if head.state == READY:
+        if head.state == READY and head.flags & Flag.LIMITED:
+            self.lanes.leave(stored)
+        elif head.state == READY:
             self.txn.delete(head.ready_key, db=self.t.ready)
         elif head.state == SCHEDULED:
             clock = 1 if head.flags & Flag.WALL else 0
@@ -234,8 +247,14 @@ class Moves:
             yield line
             found = cursor.set_range(READY_KEY.pack(line + 1, 0, 0))
 
+    def sync(self) -> None:
+        """Have what limits allow now stand where leases, sleepers and clocks look for it."""
+        self.lanes.sync()
+        self.gates.sync()
+
     def next_due(self) -> float:
         """Seconds until something comes due, 0 or less when it has; infinity when nothing will."""
+        self.sync()
         seconds = _NEVER
         cursor = self.txn.cursor(self.t.due)
         for first, now in ((0, self.now), (1, self.wall)):
@@ -279,7 +298,7 @@ class Moves:
     def _class_for(self, stored: Stored, tail: Tail) -> tuple[int, int]:
         """The class of a finished job, and when it ended; it is to be pruned as its class is."""
         head = stored.head
-        kept = _class_of(head.state, tail)
+        kept = class_of(head.state, tail)
         ended = self.now - max(0, self.wall - head.finished)
         head.prune = ended + int(self._keep_for(stored, kept) * MICRO)
         return kept, ended
@@ -337,7 +356,7 @@ class Moves:
             key = FIN_KEY.pack(KEPT_LINKED, head.prune, head.seq)
             if self.txn.delete(key, db=self.t.fin):
                 return
-        kept = _class_of(head.state, stored.tail)
+        kept = class_of(head.state, stored.tail)
         if self.txn.delete(FIN_KEY.pack(kept, head.prune, head.seq), db=self.t.fin):
             self.kept[kept] -= 1
 
@@ -348,8 +367,12 @@ class Moves:
 
         What changed nothing writes nothing here: such a transaction costs no disk.
         """
+        self.sync()
         if self.store.bells.anyone():
             self._ring()
+            self.sync()
+        self.lanes.write()
+        self.gates.write()
         put, key = self.txn.put, self.store.key
         for row in self._rows.values():
             if row.dirty:
@@ -357,7 +380,7 @@ class Moves:
         if self._seq != self._first_seq:
             put(key("seq"), NUMBER.pack(self._seq))
         if self._kept is not None and self._kept != self._first_kept:
-            put(key("kept"), _KEPT.pack(*self._kept))
+            put(key("kept"), KEPT.pack(*self._kept))
 
     def tells(self, owner: Told) -> None:
         """An owner is being told of all the leases it has by now."""
@@ -390,8 +413,12 @@ class Moves:
             give = functools.partial(self.hand_over, self, lines)
         while self._rings:  # handing over may make more ready
             (name, kind), count = self._rings.popitem()
-            if self._rows[name].ready:  # else all are handed over by now
+            row = self._rows[name]
+            if row.gated:
+                count = self.gates.room(row, count)
+            if row.ready and count:  # else all are handed over by now
                 bells.ring(MESSAGES if kind else TASKS, bloom([name]), count, digest(name), give)
+                self.sync()
         if self._finished:
             bells.ring(RESULT, bloom([job_id.decode() for job_id in self._finished]))
         if self._shrunk:
@@ -399,34 +426,3 @@ class Moves:
         seconds = self.next_due() if self.untimed else _NEVER
         if seconds < _NEVER:
             bells.keep_time(self.now + max(0, int(seconds * MICRO)))
-
-
-class Told(Protocol):
-    """An owner as far as it is told of its leases."""
-
-    told: int  # the highest token it may know
-
-
-class HandOver(Protocol):
-    """Leases to an owner what it would take if it were awake; how many jobs those were."""
-
-    def __call__(self, moves: Moves, lines: list[int], owner: int, terms: Terms, /) -> int: ...
-
-
-class Commit(Protocol):
-    """What has a function applied to the moves of one commit, and returns its result."""
-
-    def __call__(self, apply: Callable[[Moves], T], /) -> T: ...
-
-
-def kept_counts(store: Store, txn: lmdb.Transaction[bytes]) -> list[int]:
-    """How many finished jobs there are of each class."""
-    data = txn.get(store.key("kept"))
-    return list(_KEPT.unpack(data)) if data else [0, 0, 0]
-
-
-def _class_of(state: int, tail: Tail) -> int:
-    """Failed jobs are kept for a human; of the rest, those somebody may ask for, for a while."""
-    if state == FAILED:
-        return KEPT_OTHER
-    return KEPT_PLAIN if state == SUCCEEDED and not tail.result else KEPT_RESULT

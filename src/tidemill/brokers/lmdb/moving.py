@@ -137,6 +137,8 @@ def _adopt_one(moves: Moves, record: Record, first: int) -> bool:
         return False
     if envelope.key and not record.state.finished and not _take_key(moves, record):
         return False
+    if envelope.limit is not None:
+        moves.gates.declare(envelope.limit)
     head = _header(moves, record, first)
     data = encode_envelope(envelope)
     head.size = len(data)
@@ -212,6 +214,7 @@ def _flags(envelope: Envelope, record: Record) -> int:
     flags = Flag.MESSAGE if envelope.is_message else 0
     flags |= Flag.KEYED if envelope.key else 0
     flags |= Flag.RESULT_TTL if envelope.result_ttl >= 0 else 0
+    flags |= Flag.LIMITED if envelope.limit is not None else 0
     flags |= Flag.LINKED if envelope.links is not None else 0
     flags |= Flag.DROPPED if was_dropped(record) else 0
     flags |= Flag.CANCELLING if record.cancelling else 0

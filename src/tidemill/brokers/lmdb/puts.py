@@ -188,6 +188,9 @@ def _insert(
         expires = moves.now + int(job.expires * MICRO)
         moves.txn.put(DUE_KEY.pack(0, expires, DUE_EXPIRY, seq), job_id, db=moves.t.due)
         moves.untimed = True
+    if job.limit is not None:
+        flags |= Flag.LIMITED
+        moves.gates.declare(job.limit)
     if state == READY and due and moves.left(due, flags & Flag.WALL) > 0:
         state = SCHEDULED
     envelope = encode_envelope(job)
@@ -199,7 +202,7 @@ def _insert(
         raise _id_taken(job)
     row.accepted += 1
     if state == READY:
-        moves.enter_ready(row, line, READY_KEY.pack(line, job.rank, seq), job_id)
+        moves.enter_ready(row, line, READY_KEY.pack(line, job.rank, seq), job_id, job.limit)
     elif state == SCHEDULED:
         moves.enter_scheduled(row, due, flags & Flag.WALL, seq, job_id)
     else:

@@ -12,6 +12,7 @@ import struct
 import msgspec
 
 from tidemill.brokers.lmdb.layout import LOST, READY_KEY
+from tidemill.gate import Claim
 from tidemill.job import Attempt, Envelope, State, decode_envelope
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "Notes",
     "Stored",
     "Tail",
+    "claim_of",
     "encode",
     "envelope_of",
+    "flags_of",
     "key_of",
     "result_ttl_of",
     "state_and_line",
@@ -44,8 +47,8 @@ WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = rang
 """The states as they are stored. From ``SUCCEEDED`` on a job is finished; ``RUNNING`` is never
 written, since a lease stands for it."""
 
-HEADER = struct.Struct(">BBIIIIIQQQQQddI")
-_PLACE = struct.Struct(">B17xI")
+HEADER = struct.Struct(">BHIIIIIQQQQQddI")
+_PLACE = struct.Struct(">B18xI")
 TOO_LATE = "not started before it expired"
 
 
@@ -60,6 +63,7 @@ class Flag:
     RESULT_TTL = 32
     LINKED = 64  # it comes before or after others
     DROPPED = 128  # it ended for how those before it did
+    LIMITED = 256  # it is under a limit, and in a lane
 
 
 class Header(msgspec.Struct, gc=False):
@@ -159,6 +163,29 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
     result_ttl: float
 
 
+class _Limited(_Part, array_like=True, gc=False):
+    """An envelope up to its limit."""
+
+    tags: msgspec.Raw
+    headers: msgspec.Raw
+    text: msgspec.Raw
+    pickled: msgspec.Raw
+    signature: msgspec.Raw
+    links: msgspec.Raw
+    planned: msgspec.Raw
+    limit: Claim
+
+
+def claim_of(envelope: bytes) -> Claim:
+    """The limit that a job under one is under."""
+    return _LIMITED.decode(envelope).limit
+
+
+def flags_of(data: bytes) -> int:
+    """A field of a stored job's header, without the rest."""
+    return data[1] << 8 | data[2]
+
+
 def state_and_line(data: bytes) -> tuple[int, int]:
     """Two fields of a stored job's header, without the rest."""
     state, line = _PLACE.unpack_from(data)
@@ -184,5 +211,6 @@ def result_ttl_of(stored: Stored) -> float:
 _HEAD = HEADER.size
 _TAIL = msgspec.msgpack.Decoder(Tail)
 _PART = msgspec.msgpack.Decoder(_Part)
+_LIMITED = msgspec.msgpack.Decoder(_Limited)
 NOTES = msgspec.msgpack.Decoder(Notes)
 encode = msgspec.msgpack.Encoder().encode

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from tidemill.brokers.lmdb.flows import flow, is_needed
+from tidemill.brokers.lmdb.kept import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT
 from tidemill.brokers.lmdb.keys import sweep
 from tidemill.brokers.lmdb.layout import (
+    DUE_GATE,
     DUE_JOB,
     DUE_KEY,
+    DUE_LANE,
     DUE_LEASE,
     FIN_KEY,
     LEASE_KEY,
     MICRO,
     NUMBER,
 )
-from tidemill.brokers.lmdb.moves import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT, Moves
+from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import is_sealed
-from tidemill.brokers.lmdb.record import EXPIRED, READY, TOO_LATE, Flag
+from tidemill.brokers.lmdb.record import EXPIRED, READY, TOO_LATE, Flag, flags_of
 from tidemill.brokers.lmdb.roster import name_of
 from tidemill.brokers.lmdb.verdicts import settle
 from tidemill.job import Outcome, Verdict
@@ -43,6 +46,10 @@ def come_due(moves: Moves) -> bool:
             cursor.delete()
             if kind == DUE_LEASE:
                 _time_out(moves, reference, number)
+            elif kind == DUE_LANE:
+                moves.lanes.came_due(reference)
+            elif kind == DUE_GATE:
+                moves.gates.came_due(moves.row(reference.decode()))
             else:
                 _job_due(moves, reference, kind)
             if moves.ended:
@@ -119,8 +126,8 @@ def _prune_class(moves: Moves, kept: int, most: int) -> int:
         found = bool(cursor.key())
         job_id = value[NUMBER.size :]
         data = moves.txn.pop(job_id, db=moves.t.job)
-        if data and data[1] & (Flag.NOTED | Flag.LINKED):
-            moves.forget_more(job_id, data[1])
+        if data and flags_of(data) & (Flag.NOTED | Flag.LINKED):
+            moves.forget_more(job_id, flags_of(data))
         count[kept] -= 1
         pruned += 1
     return pruned

@@ -68,6 +68,10 @@ def _close_attempt(
     row = moves.row_of(head.line)
     row.running -= 1
     row.dirty = True
+    if row.gated:
+        moves.gates.ended(row, outcome, ran=bool(verdict.started))
+    if head.flags & Flag.LIMITED:
+        moves.lanes.ended(stored, back=outcome == _RELEASE and not verdict.started)
     if outcome not in _BACK:
         head.attempt += 1
         tail.attempts.append(_attempt(head.attempt, worker, leased, verdict))
@@ -89,6 +93,8 @@ def _close_attempt(
             row.retried += 1
             if verdict.hold:
                 row.running += 1
+                if head.flags & Flag.LIMITED:
+                    moves.lanes.goes_on(stored)
                 moves.save(stored, tail)
                 return True
         tail.error = verdict.error if outcome == _SNOOZE else ""  # why it waits, for who asks
@@ -175,6 +181,8 @@ def drop_lease(moves: Moves, owner: int, token: int, stored: Stored) -> None:
         if deadline:
             moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, token), db=moves.t.due)
     moves.count(moves.row_of(stored.head.line), RUNNING, -1)
+    if stored.head.flags & Flag.LIMITED:
+        moves.lanes.ended(stored)
 
 
 def leases_of(moves: Moves, owner: int) -> list[int]:

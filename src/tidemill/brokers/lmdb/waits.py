@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-from tidemill.brokers.lmdb.moves import Commit, Moves
+from tidemill.brokers.lmdb.calls import Commit
+from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.timers import come_due
 from tidemill.brokers.lmdb.wake import Sleeper

@@ -52,6 +52,8 @@ def micros(jobs: Jobs) -> int:
 def set_limit(jobs: Jobs, name: str, terms: Terms, *, queue: bool, declared: bool) -> None:
     """Have these terms hold, at once."""
     table = jobs.queue_limits if queue else jobs.limits
+    if queue:
+        jobs.queue(name)
     known = table.get(name)
     if known is None:
         known = table[name] = Limited(terms, None)

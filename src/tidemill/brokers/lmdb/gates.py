@@ -1,0 +1,235 @@
+"""Limits of queues, and the terms of all limits, inside one commit.
+
+A queue's gate is one record in the main database, read with the queue's row when that says there is
+one. How many of its jobs run is what the row counts. When it is closed while jobs are ready, and
+time alone opens it, the due table says when.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.layout import DUE_GATE, DUE_KEY, MICRO, READY_KEY, Row
+from tidemill.brokers.lmdb.record import encode
+from tidemill.gate import (
+    NEVER,
+    Claim,
+    Gate,
+    Held,
+    LimitStats,
+    Terms,
+    change,
+    ended,
+    give_back,
+    opens,
+    room,
+    take,
+)
+from tidemill.job import Outcome
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.moves import Moves
+    from tidemill.brokers.lmdb.store import Store
+
+__all__ = ["GATES", "LIMITS", "Gates", "Limited", "gate_held", "gate_shown", "read_limited"]
+
+GATES, LIMITS = "g/", "l/"
+"""What leads the names of records in the main database: of a queue's gate, and of a limit."""
+
+
+class Limited(msgspec.Struct, array_like=True):
+    """A limit as it is stored: the terms that hold, and those that code declared last.
+
+    Attributes:
+        gate: of a queue; a limit by name has one in each of its lanes.
+        due: the time of its entry in the due table, 0 for none.
+    """
+
+    terms: Terms
+    declared: Terms | None = None
+    gate: Gate = msgspec.field(default_factory=Gate)
+    due: int = 0
+
+
+_LIMITED = msgspec.msgpack.Decoder(Limited)
+
+
+def read_limited(store: Store, txn: lmdb.Transaction[bytes], name: str) -> Limited | None:
+    """A stored limit; ``name`` begins with ``GATES`` or ``LIMITS``."""
+    data = txn.get(store.key(name))
+    return _LIMITED.decode(data) if data is not None else None
+
+
+class Gates:
+    """The limits a commit has to do with."""
+
+    def __init__(self, moves: Moves) -> None:
+        self._moves = moves
+        self._queues: dict[str, tuple[Row, Limited]] = {}
+        self._closed: set[str] = set()  # queues that let nothing start before this commit
+        self._names: dict[str, Limited] = {}
+        self._dirty: set[str] = set()
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def load(self, row: Row) -> None:
+        """Read the gate of a queue, before anything changes."""
+        limited = read_limited(self._moves.store, self._moves.txn, GATES + row.name)
+        assert limited is not None
+        self._queues[row.name] = row, limited
+        if limited.due or not self.room(row, 1):
+            self._closed.add(row.name)
+
+    def room(self, row: Row, most: int) -> int:
+        """How many jobs of a queue with a gate may start now."""
+        limited = self._queues[row.name][1]
+        return room(limited.terms, limited.gate, row.running, self._moves.now, most)
+
+    def take(self, row: Row, count: int) -> None:
+        """So many jobs of the queue were leased."""
+        if count:
+            limited = self._queues[row.name][1]
+            take(limited.terms, limited.gate, self._moves.now, count)
+            self._dirty.add(GATES + row.name)
+
+    def ended(self, row: Row, outcome: int, *, ran: bool) -> None:
+        """A lease of the queue has ended."""
+        limited = self._queues[row.name][1]
+        if outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
+            well = outcome == Outcome.SUCCESS
+            ended(limited.terms, limited.gate, self._moves.now, well=well)
+        elif outcome == Outcome.RELEASE and not ran:
+            give_back(limited.terms, limited.gate)
+        self._dirty.add(GATES + row.name)
+
+    def came_due(self, row: Row) -> None:
+        """The entry of a queue in the due table came up, and is gone."""
+        self._queues[row.name][1].due = 0
+        self._dirty.add(GATES + row.name)
+
+    def sync(self) -> None:
+        """Have sleepers know what has opened, and the due table when what is closed will."""
+        for name, (row, limited) in self._queues.items():
+            when = opens(limited.terms, limited.gate, row.running, self._moves.now)
+            if not when and name in self._closed:
+                self._closed.discard(name)
+                self._ring(row)
+            self._arm(name, row, limited, when if row.ready and when < NEVER else 0)
+
+    def _ring(self, row: Row) -> None:
+        count = self.room(row, row.ready)
+        cursor = self._moves.txn.cursor(self._moves.t.ready)
+        for line in row.lines:
+            prefix = READY_KEY.pack(line, 0, 0)[:4]
+            if count and cursor.set_range(prefix) and cursor.key()[:4] == prefix:
+                self._moves.ring(row, line & 1, count)
+
+    def _arm(self, name: str, row: Row, limited: Limited, when: int) -> None:
+        if when == limited.due:
+            return
+        moves = self._moves
+        if limited.due:
+            moves.txn.delete(DUE_KEY.pack(0, limited.due, DUE_GATE, row.number), db=moves.t.due)
+        if when:
+            key = DUE_KEY.pack(0, when, DUE_GATE, row.number)
+            moves.txn.put(key, name.encode(), db=moves.t.due)
+            moves.untimed = True
+        limited.due = when
+        self._dirty.add(GATES + name)
+
+    def set_queue(self, row: Row, terms: Terms, *, declared: bool) -> None:
+        """Have these terms hold for a queue."""
+        if not row.gated:
+            row.gated = 1
+            row.dirty = True
+            self._queues[row.name] = row, Limited(terms)
+        limited = self._queues[row.name][1]
+        if self._change(limited, terms, declared=declared):
+            change(limited.terms, terms, limited.gate, self._moves.now)
+            limited.terms = terms
+            self._closed.add(row.name)
+            self._dirty.add(GATES + row.name)
+
+    @staticmethod
+    def _change(limited: Limited, terms: Terms, *, declared: bool) -> bool:
+        """False when code declares what it had declared before."""
+        if declared and limited.declared == terms:
+            return False
+        if declared:
+            limited.declared = terms
+        return True
+
+    # -- limits by name -------------------------------------------------------------------------
+
+    def terms(self, name: str) -> Terms:
+        """What holds for a limit that some job has brought along."""
+        limited = self._named(name)
+        assert limited is not None
+        return limited.terms
+
+    def _named(self, name: str) -> Limited | None:
+        limited = self._names.get(name)
+        if limited is None:
+            limited = read_limited(self._moves.store, self._moves.txn, LIMITS + name)
+            if limited is not None:
+                self._names[name] = limited
+        return limited
+
+    def declare(self, claim: Claim) -> None:
+        """A job is stored that brings a limit along."""
+        limited = self._names.get(claim.name)
+        if limited is None or limited.declared != claim.terms:
+            self.set_named(claim.name, claim.terms, declared=True)
+
+    def set_named(self, name: str, terms: Terms, *, declared: bool) -> None:
+        """Have these terms hold for a limit, in all its lanes."""
+        limited = self._named(name)
+        if limited is None:
+            limited = self._names[name] = Limited(terms)
+        if self._change(limited, terms, declared=declared):
+            old, limited.terms = limited.terms, terms
+            self._dirty.add(LIMITS + name)
+            self._moves.lanes.change(name, old, terms)
+
+    def write(self) -> None:
+        """Store what has changed."""
+        for key in self._dirty:
+            name = key[len(GATES) :]
+            limited = self._queues[name][1] if key.startswith(GATES) else self._names[name]
+            self._moves.txn.put(self._moves.store.key(key), encode(limited))
+        self._dirty.clear()
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def gate_held(limited: Limited, row: Row, now: int) -> Held | None:
+    """What keeps the jobs of a queue waiting."""
+    when = opens(limited.terms, limited.gate, row.running, now)
+    if not when:
+        return None
+    breaker = limited.terms.breaker
+    broken = breaker is not None and limited.gate.failures >= breaker[0]
+    seconds = seconds_until(when, now)
+    return Held(row.name, "", True, seconds, row.running, limited.terms, broken)
+
+
+def gate_shown(limited: Limited, row: Row, now: int) -> LimitStats:
+    """The limit of a queue in numbers."""
+    when = opens(limited.terms, limited.gate, row.running, now)
+    return LimitStats(
+        name=row.name,
+        queue=True,
+        terms=limited.terms,
+        running=row.running,
+        failures=limited.gate.failures,
+        until=seconds_until(when, now) if when else 0.0,
+    )
+
+
+def seconds_until(when: int, now: int) -> float:
+    """Seconds until a gate opens; infinity when no time alone opens it."""
+    return (when - now) / MICRO if when < NEVER else float("inf")
