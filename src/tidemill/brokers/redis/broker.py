@@ -33,6 +33,7 @@ from tidemill.brokers.links import check_links, not_waiting
 from tidemill.brokers.redis.address import Address, parse_address, prefix_of
 from tidemill.brokers.redis.durability import read_info
 from tidemill.brokers.redis.inspect import Inspection
+from tidemill.brokers.redis.limits import Ledger, change
 from tidemill.brokers.redis.lines import Lines, Server
 from tidemill.brokers.redis.members import Members, check_moved
 from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
@@ -51,6 +52,7 @@ from tidemill.errors import (
     QueueFull,
     TidemillError,
 )
+from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import Command, Envelope, Owner, Placed, Put, Record
 
 __all__ = ["RedisBroker", "check_url", "open_url"]
@@ -104,9 +106,7 @@ def open_url(url: Url) -> RedisBroker:
 class RedisBroker:
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {
-        *(Feature.TRANSACTIONS, Feature.BACKUP, Feature.LIMITS, Feature.UNIQUE),
-    }
+    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.UNIQUE}
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown
@@ -132,6 +132,7 @@ class RedisBroker:
         self._waits = Waits(self._lines)
         self._inspection = Inspection(self._lines)
         self._book = Book(self._lines)
+        self._ledger = Ledger(self._lines)
 
     def _open(self, lines: Lines) -> list[Any]:
         """Look whether the server can be used: its version, and what lies there."""
@@ -373,6 +374,21 @@ class RedisBroker:
 
     def backup(self, target: str) -> None:
         raise FeatureMissing("backup needs the feature backup, which redis:// does not have")
+
+    # -- limits ---------------------------------------------------------------------------------
+
+    def set_limit(
+        self, name: str, terms: Terms, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        self._call("limit", *change(name, terms, queue=queue, declared=declared))
+
+    def limits(self) -> list[LimitStats]:
+        self._check_open()
+        return self._ledger.all()
+
+    def held(self, job_id: str) -> Held | None:
+        self._check_open()
+        return self._ledger.held(job_id)
 
     # -- schedules ------------------------------------------------------------------------------
 

@@ -11,7 +11,10 @@ from importlib import resources
 
 __all__ = ["LIBRARY", "Library"]
 
-_PARTS = ("store", "moves", "flows", "wake", "puts", "verdicts", "timers", "schedules")
+_PARTS = (
+    *("store", "gate", "moves", "limits", "flows"),
+    *("wake", "puts", "verdicts", "timers", "schedules"),
+)
 _VERBS = {
     "put": "",
     "put_one": "",
@@ -23,6 +26,7 @@ _VERBS = {
     "exchange": "'allow-oom'",
     "owner": "'allow-oom'",
     "act": "'allow-oom'",
+    "limit": "'allow-oom'",
     "move": "'allow-oom'",
     "tick": "'allow-oom'",
     "watch": "'allow-oom'",

@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.brokers.links import was_dropped
 from tidemill.brokers.redis.servertime import MICRO
+from tidemill.gate import Claim, Terms
 from tidemill.job import (
     Attempt,
     Conflict,
@@ -27,9 +28,11 @@ from tidemill.job import (
 
 __all__ = [
     "STATES",
+    "TERMS",
     "line_and_rank",
     "pack_put",
     "pack_record",
+    "pack_terms",
     "pack_verdict",
     "read_leases",
     "read_record",
@@ -37,14 +40,16 @@ __all__ = [
 
 STATES = tuple(State)
 _READY, _RUNNING, _SUCCEEDED = 2, 3, 4
-_CANCELLING, _MESSAGE, _NOTED, _TIMED, _TAIL, _LINKED, _DROPPED = 1, 2, 4, 8, 16, 64, 128
+_CANCELLING, _MESSAGE, _NOTED, _TIMED, _TAIL, _LINKED, _LIMITED = 1, 2, 4, 8, 16, 64, 128
 
 _HEAD = struct.Struct(">BBIIIII")  # state, flags, attempt, losses, limit, policy, rank
 _SEQ = struct.Struct(">Q")
 _TIMES = struct.Struct(">QQddd")  # due, expires, ttr, timeout, result_ttl
 _WISH = struct.Struct(">Bddd")  # conflict, delay, at, expires
 _LINKS = struct.Struct(">BII")  # what it waits for, number of inputs, number of jobs behind it
-_COUNTS = struct.Struct(">IIB")  # pending, failures, what it waits for
+_COUNTS = struct.Struct(">IIBB")  # pending, failures, what it waits for, whether it ended for them
+TERMS = struct.Struct(">Bdddddddd")
+"""Which there are, rate, burst, window, concurrency, breaker."""
 _LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
 _FINISHED = struct.Struct(">QQ")  # finished, prune
 _SIZE = struct.Struct(">I")
@@ -67,29 +72,51 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
         flags = 0 if job.task else _MESSAGE
         if job.links is not None:
             flags |= _LINKED
+        if job.limit is not None:
+            flags |= _LIMITED
         timed = job.timeout or job.ttr >= 0 or job.result_ttl >= 0
         if timed:
             flags |= _TIMED
         record = _HEAD.pack(_READY, flags, 0, 0, limit, limit, job.rank)
         record += b"%c%b%c%b" % (len(queue), queue, len(key), key)
+        if job.limit is not None:
+            record += _pack_lane(job.limit)
         if timed:
             record += _TIMES.pack(0, 0, job.ttr, job.timeout, job.result_ttl)
         wish = b""
-        if key or job.delay or job.at or job.expires or job.links is not None:
+        if key or job.delay or job.at or job.expires or job.links or job.limit:
             wish = _pack_wish(job)
         args += (job.id.encode(), record, encode_envelope(job), wish)
     return args
 
 
+def _pack_lane(claim: Claim) -> bytes:
+    """Where it waits for its limit, and what it costs there."""
+    lane = f"{claim.name}\0{claim.key}".encode()
+    return _SHORT.pack(len(lane)) + lane + _DOUBLE.pack(claim.cost)
+
+
+def pack_terms(t: Terms) -> bytes:
+    """Which terms there are, and their numbers."""
+    which = (t.rate is not None) | (t.window is not None) << 1
+    which |= (t.concurrency is not None) << 2 | (t.breaker is not None) << 3
+    none = (0.0, 0.0)
+    concurrency = t.concurrency or 0
+    return TERMS.pack(
+        which, *(t.rate or none), t.burst, *(t.window or none), concurrency, *(t.breaker or none)
+    )
+
+
 def _pack_wish(job: Envelope) -> bytes:
-    """How to treat a job that has its key, its times, and its links."""
+    """How to treat a job that has its key, its times, its links, and the terms of its limit."""
+    limit = pack_terms(job.limit.terms) if job.limit is not None else b""
     wish = _WISH.pack(_CONFLICTS[Conflict(job.on_conflict)], job.delay, job.at, job.expires)
     links = job.links
     if links is None:
-        return wish
+        return wish + limit
     wish += _LINKS.pack(_WAITS[links.waits], len(links.inputs), len(links.next))
     names = [name.encode() for name in (*links.next, *links.inputs)]
-    return wish + b"".join([_SHORT.pack(len(name)) + name for name in names])
+    return wish + b"".join([_SHORT.pack(len(name)) + name for name in names]) + limit
 
 
 def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
@@ -109,15 +136,21 @@ def pack_record(r: Record) -> list[bytes]:
         lines = [_sized(_DOUBLE.pack(when) + line.encode()) for when, line in r.log]
         said = _sized(progress) + b"".join(lines)
     wish = wait = b""
-    if e.links is not None:
-        flags |= _LINKED | (_DROPPED if was_dropped(r) else 0)
+    if e.links is not None or e.limit is not None:
         wish = _pack_wish(e)
+    if e.limit is not None:
+        flags |= _LIMITED
+    if e.links is not None:
+        flags |= _LINKED
         if e.links.waits:
-            wait = _COUNTS.pack(r.pending, r.failures, _WAITS[e.links.waits])
+            waits = _WAITS[e.links.waits]
+            wait = _COUNTS.pack(r.pending, r.failures, waits, was_dropped(r))
     record = _SEQ.pack(r.seq)
     policy = e.retries.max_attempts
     record += _HEAD.pack(state, flags, r.attempt, r.losses, r.max_attempts, policy, r.rank)
     record += b"%c%b%c%b" % (len(queue), queue, len(key), key)
+    if e.limit is not None:
+        record += _pack_lane(e.limit)
     due, expires = int(r.due * MICRO), int(r.expires * MICRO)
     record += _TIMES.pack(due, expires, e.ttr, e.timeout, e.result_ttl)
     if state >= _SUCCEEDED:
@@ -189,10 +222,12 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         log=[(_DOUBLE.unpack_from(line)[0], bytes(line[8:]).decode()) for line in lines],  # type: ignore[arg-type, index]
     )
     if wait:
-        record.pending, record.failures, _ = _COUNTS.unpack(wait)
+        record.pending, record.failures, _, _ = _COUNTS.unpack(wait)
     at = _SEQ.size + _HEAD.size
     at += 1 + data[at]  # queue
     at += 1 + data[at]  # key
+    if flags & _LIMITED:
+        at += _SHORT.size + int(_SHORT.unpack_from(data, at)[0]) + _DOUBLE.size  # lane and cost
     if flags & _TIMED:
         due, expires, _, _, _ = _TIMES.unpack_from(data, at)
         record.due, record.expires = due / MICRO, expires / MICRO

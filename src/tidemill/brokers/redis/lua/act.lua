@@ -36,6 +36,11 @@ local function kick(j)
   if flagged(j.flags, LINKED) then
     if links_of(j.id).waits == W_BARRIER then return false end -- it is never run
     add_end(j.id, REVIVED)
+    local wait = wait_of(j.id)
+    if wait and wait.dropped then
+      wait.dropped = false
+      flows.counted[j.id] = true
+    end
   end
   if j.key ~= '' and call('HSETNX', K_KEY, j.key, j.id .. '\0') == 0 then
     return false -- at most one unfinished job per key
@@ -45,7 +50,6 @@ local function kick(j)
   j.losses, j.expires, j.error = 0, 0, ''
   drop_result(j)
   if flagged(j.flags, CANCELLING) then j.flags = j.flags - CANCELLING end
-  if flagged(j.flags, DROPPED) then j.flags = j.flags - DROPPED end
   place(j, 0)
   return true
 end
@@ -96,6 +100,18 @@ local function unready(queue, ids, most)
   end
 end
 
+-- Ready jobs of a line that are in lanes; some stand in the line itself and are there already.
+local function parked(line, ids, most)
+  local there = {}
+  for _, id in ipairs(ids) do there[id] = true end
+  for _, lane in ipairs(call('SMEMBERS', B .. ':parked:' .. line)) do
+    for _, member in ipairs(call('ZRANGE', Lanes.park_of(line, lane), 0, most - 1)) do
+      local id = sub(member, 9)
+      if #ids < most and not there[id] then ids[#ids + 1] = id end
+    end
+  end
+end
+
 local function purge(queue, most)
   local row = find_row(queue)
   if not row then return 0 end
@@ -108,6 +124,9 @@ local function purge(queue, most)
         ids[#ids + 1] = sub(member, 9)
       end
     end
+  end
+  for _, kind in ipairs(KINDS) do
+    if #ids < most then parked(kind .. queue, ids, most) end
   end
   local rest = call('HMGET', row.key, 'scheduled', 'waiting')
   if #ids < most and (tonumber(rest[1]) or 0) + (tonumber(rest[2]) or 0) > held then unready(queue, ids, most) end

@@ -2,8 +2,8 @@
 --
 -- ARGV  5 mark, 6 the last number drawn there, 7 cursor, 8 how many schedules, then name and record of each;
 --       then for each job seven arguments: id, record with its seq there, envelope, result, what it said
---       (progress, lines of log, each behind its size), its wish if it comes before or after others, and how
---       those before it stand if it comes after some
+--       (progress, lines of log, each behind its size), its wish if it comes before or after others or is under a
+--       limit, and how those before it stand if it comes after some
 -- Returns '0' and '1' for each job, then for each schedule, or {'moved', where}.
 
 local again = said_before() or departure()
@@ -38,7 +38,8 @@ local function adopt_one(id, record, envelope, result, said, wish, wait, first)
       call('RPUSH', B .. ':g:' .. id, line)
     end
   end
-  if wish ~= '' then flows.links[id], flows.new[id] = wish, wish end
+  if j.lane then Lanes.declare(j.lane, wish) end
+  if flagged(j.flags, LINKED) then flows.links[id], flows.new[id] = wish, wish end
   if wait ~= '' then flows.waits[id], flows.counted[id] = parse_wait(wait), true end
   save(j)
   if j.state < SUCCEEDED and j.expires > 0 then add_due(j.expires, 'x' .. id) end

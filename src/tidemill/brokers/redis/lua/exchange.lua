@@ -194,13 +194,21 @@ for i, t in ipairs(touches) do touched[i] = touch(t[1], t[2]) end
 
 -- Lease the first jobs of one line; true when it has no more.
 local function take_line(line, many)
-  local key = B .. ':r:' .. line
+  local key, row, all = B .. ':r:' .. line, find_row(sub(line, 2)), 0
+  if row and row.gate then
+    many = Gates.room(row, many)
+    if many <= 0 then return true end
+  end
+  -- Where lanes are, one after the other: the next of a lane may come before what else is there.
+  local one_by_one = call('EXISTS', B .. ':parked:' .. line) == 1
   while many > 0 do
-    local ready = call('ZPOPMIN', key, many)
+    local ready = call('ZPOPMIN', key, one_by_one and 1 or many)
     if #ready == 0 then
       call('ZREM', K_LINES, line)
+      if row and row.gate and all > 0 then Gates.take(row, all) end
       return true
     end
+    local leased = #leases
     local ids = {}
     for i = 1, #ready, 2 do ids[#ids + 1] = sub(ready[i], 9) end
     read_ahead(ids)
@@ -216,6 +224,7 @@ local function take_line(line, many)
       if type(data) == 'string' then linked = byte(data, 10) else linked = data.flags end
       local plain = type(data) == 'string' and (linked == 0 or linked == LINKED) and not consumer
       if not plain then j = load_job(id) end
+      if j and j.lane then Lanes.taken(j) end
       if plain then -- the hot path: a task with neither times nor past; its record only grows
         local number, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
         token, many = token + 1, many - 1
@@ -231,6 +240,7 @@ local function take_line(line, many)
         token, many = token + 1, many - 1
         if j.message and j.ttr == 0 then -- at most once: gone when taken
           show_lease(j, token, 0, envelopes[i])
+          if j.lane then Lanes.start(j, token, false) end
           finish(j, SUCCEEDED, '')
         else
           local ttr = consumer and (j.ttr > 0 and j.ttr or 60) or 0
@@ -243,15 +253,20 @@ local function take_line(line, many)
           lent[#lent + 1] = id
           save(j)
           show_lease(j, token, ttr, envelopes[i])
+          if j.lane then Lanes.start(j, token, true) end
         end
       end
+      if j and j.lane then Lanes.follow(j.lane) end
       if #leases > before and flagged(linked, LINKED) then show_inputs(id) end
     end
     count(sub(line, 2), 'running', #lent / 2)
     call_all('HSET', K_LEASES, lent)
+    all = all + (#leases - leased) / 2
     flow()
+    Limits.sync()
     flush_lines() -- an end may have made a successor ready
   end
+  if row and row.gate and all > 0 then Gates.take(row, all) end
   return false
 end
 
@@ -275,7 +290,11 @@ local function take_lines(lines, many)
   if #lines == 1 then return take_line(lines[1], many) end
   local full = #leases / 2 + many
   while #leases / 2 < full do
-    local line = best_line(lines)
+    local open = {}
+    for _, line in ipairs(lines) do
+      if Gates.is_open(sub(line, 2)) then open[#open + 1] = line end
+    end
+    local line = best_line(open)
     if not line then return true end
     take_line(line, 1)
   end
@@ -363,6 +382,7 @@ local function flat(groups)
 end
 
 flow()
+Limits.sync()
 flush() -- what was settled may be leased again, and what waited for it
 local kinds, groups = {}, {}
 if ARGV[8] ~= '' and not moved then
@@ -399,6 +419,7 @@ if moved and wanted > 0 then table.insert(commands, 1, pack('>I8', 0) .. 'quiet'
 settled, touched = table.concat(settled), table.concat(touched)
 call('HSET', K_OWNER, 'serial', serial, 'last', last_queue, 'answer',
   cmsgpack.pack({settled, touched, first_token, last_token, commands}))
+Limits.sync()
 local due, schedules = more and 0 or next_due(), {}
 local fires = tonumber(ARGV[9])
 if fires > 0 and not moved then

@@ -42,8 +42,8 @@ end
 -- -- ending ----------------------------------------------------------------------------------------
 
 -- It ends for how those before it ended.
-local function drop(j, state, why)
-  j.flags = j.flags + DROPPED
+local function drop(j, wait, state, why)
+  wait.dropped = true
   unplace(j)
   finish(j, state, why)
 end
@@ -52,7 +52,7 @@ end
 local function start(j, wait)
   if wait.what == W_BARRIER then
     if wait.failures > 0 then
-      drop(j, FAILED, text_of(wait.failures) .. ' of its jobs did not succeed')
+      drop(j, wait, FAILED, text_of(wait.failures) .. ' of its jobs did not succeed')
     else
       unplace(j)
       finish(j, SUCCEEDED, '')
@@ -81,7 +81,7 @@ local function count_down(id, failed, why)
   local j = load_job(id)
   if not j or j.state ~= WAITING then return end
   if wait.what == W_SUCCESS and wait.failures > 0 then
-    drop(j, CANCELLED, why)
+    drop(j, wait, CANCELLED, why)
   elseif wait.pending == 0 then
     start(j, wait)
   end
@@ -94,9 +94,9 @@ local function wait_again(id)
   if not j then return end
   wait.pending, wait.failures = wait.pending + 1, math.max(0, wait.failures - 1)
   flows.counted[id] = true
-  if not flagged(j.flags, DROPPED) or wait.failures > 0 and wait.what ~= W_BARRIER then return end
+  if not wait.dropped or wait.failures > 0 and wait.what ~= W_BARRIER then return end
   unfinish(j)
-  j.flags = j.flags - DROPPED
+  wait.dropped = false
   j.state, j.finished, j.prune, j.error = WAITING, 0, 0, ''
   count(j.queue, 'waiting', 1)
   hold(j, true)

@@ -4,9 +4,13 @@
 --       get     then ids
 --       find    6 seq to go on below, or '', 7 how many, 8 states wanted as digits, or '' for all
 --       stats
+--       limits
+--       held    6 id
 --       schedules  names        schedules_after  6 name, 7 how many
 -- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
 --       stand or ''}, or 0: get one each;
+--       limits {q or n, name, terms, running, failures, microseconds until it opens (-1 when no time opens it),
+--       keys, …}; held 0, or {name, key, 1 if it is the queue's, until, running, terms, 1 if its breaker does it};
 --       schedules their records or 0, schedules_after {name, record, …}; find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
 
 local names = {}
@@ -62,7 +66,51 @@ local function stats()
   return all
 end
 
+local function until_(when) return when == Gate.NEVER and -1 or when > 0 and when - now or 0 end
+
+local function limits_shown()
+  local all = {}
+  local function show(...)
+    for _, fact in ipairs({...}) do all[#all + 1] = fact end
+  end
+  local fields = call('HGETALL', B .. ':terms')
+  for i = 1, #fields, 2 do
+    local kind, name, packed = sub(fields[i], 1, 1), sub(fields[i], 2), sub(fields[i + 1], 1, Gate.TERMS)
+    if kind == 'q' then
+      local row = find_row(name)
+      show(kind, name, packed, row.base, row.gate.failures, until_(Gate.opens(row.terms, row.gate, row.base, 1)), 0)
+    else
+      local running, keys = 0, 0
+      for _, lane in ipairs(call('ZRANGEBYLEX', B .. ':lanes', '[' .. name .. '\0', '(' .. name .. '\1')) do
+        lane = Lanes.of(lane)
+        running = running + lane.running
+        if next(lane.lines) or lane.running > 0 or Gate.clear_at(Gate.terms(packed), lane.gate) > now then keys = keys + 1 end
+      end
+      show(kind, name, packed, running, 0, 0, keys)
+    end
+  end
+  return all
+end
+
+local function held(id)
+  local j = load_job(id)
+  if not j or j.state ~= READY then return 0 end
+  if j.lane then
+    local lane, name, key = Lanes.of(j.lane), Lanes.split(j.lane)
+    local when = Gate.opens(Terms.of('n', name), lane.gate, lane.running, j.cost)
+    if when > 0 then return {name, key, 0, until_(when), lane.running, Terms.known('n', name).packed, 0} end
+  end
+  local row = find_row(j.queue)
+  if not row.gate then return 0 end
+  local when = Gate.opens(row.terms, row.gate, row.base, 1)
+  local broken = row.terms.breaker and row.gate.failures >= row.terms.breaker
+  if when == 0 then return 0 end
+  return {j.queue, '', 1, until_(when), row.base, Terms.known('q', j.queue).packed, broken and 1 or 0}
+end
+
 local verb = ARGV[5]
+if verb == 'limits' then return limits_shown() end
+if verb == 'held' then return held(ARGV[6]) end
 if verb == 'find' then return find(ARGV[6], tonumber(ARGV[7]), ARGV[8]) end
 if verb == 'stats' then return stats() end
 if verb == 'schedules' then

@@ -8,9 +8,10 @@ local KINDS = {'T', 'M', 'L'}
 local function find_row(queue)
   local row = rows[queue]
   if row == nil then
-    local found = call('HMGET', B .. ':q:' .. queue, 'paused', 'max_size')
+    local found = call('HMGET', B .. ':q:' .. queue, 'paused', 'max_size', 'gated')
     row = found[1] and {key = B .. ':q:' .. queue, paused = found[1] == '1', max_size = tonumber(found[2]), by = {}}
     rows[queue] = row
+    if found[3] then Gates.load(queue, row) end
   end
   return row or nil
 end
@@ -31,9 +32,10 @@ local function count(queue, counter, by)
   row.by[counter] = (row.by[counter] or 0) + by
 end
 
--- What is ready is counted where it lies.
+-- What is ready is counted where it lies; what limits keep aside, by the row.
 local function ready_of(queue)
-  local ready = 0
+  local row = row_of(queue)
+  local ready = (tonumber(call('HGET', row.key, 'parked')) or 0) + (row.by.parked or 0)
   for _, kind in ipairs(KINDS) do ready = ready + call('ZCARD', B .. ':r:' .. kind .. queue) end
   return ready
 end
@@ -51,7 +53,7 @@ end
 
 local function line_of(j) return (j.message and 'M' or j.losses > 0 and 'L' or 'T') .. j.queue end
 
-local function enter_line(line, rank, member)
+local function add_to_line(line, rank, member)
   local args = entering[line]
   if not args then
     args = {}
@@ -59,6 +61,10 @@ local function enter_line(line, rank, member)
   end
   args[#args + 1] = rank_text(rank)
   args[#args + 1] = member
+end
+
+local function enter_line(line, rank, member)
+  add_to_line(line, rank, member)
   rings[line] = (rings[line] or 0) + 1
 end
 
@@ -84,14 +90,16 @@ local function place(j, due)
     add_due(due, 'j' .. j.id)
   else
     j.state = READY
-    enter_line(line_of(j), j.rank, pack('>I8', j.seq) .. j.id)
+    if j.lane then Lanes.enter(j) else enter_line(line_of(j), j.rank, pack('>I8', j.seq) .. j.id) end
   end
   save(j)
 end
 
 -- Take a job that neither runs nor has finished out of what holds it.
 local function unplace(j)
-  if j.state == READY then
+  if j.state == READY and j.lane then
+    Lanes.leave(j)
+  elseif j.state == READY then
     flush_lines()
     call('ZREM', B .. ':r:' .. line_of(j), pack('>I8', j.seq) .. j.id)
   elseif j.state == SCHEDULED then
@@ -115,6 +123,7 @@ local function end_lease(j)
   drop_token(j.owner, j.token)
   if j.deadline > 0 then call('ZREM', K_DUE, 'l' .. j.id) end
   count(j.queue, 'running', -1)
+  if j.lane then Lanes.ended(j) end
   j.state, j.token = -1, 0
 end
 
@@ -261,6 +270,7 @@ local function flush_rows()
       for counter, by in pairs(row.by) do
         if by ~= 0 then call('HINCRBY', row.key, counter, by) end
       end
+      if row.base then row.base = row.base + (row.by.running or 0) end
       row.by = {}
     end
   end

@@ -3,7 +3,7 @@
 --
 -- ARGV  1 session, 2 serial, 3 id, 4 record behind its seq, 5 envelope, 6 its LINE, 7 its rank
 -- Returns 1; {'id', id} when that is taken; 0 when it takes more than this: a queue that is new, or has
---       a bound, or a store that moves. Then nothing was stored, and `put` does it under the same serial.
+--       a bound or a limit, or a store that moves. Then nothing was stored, and `put` does it under the same serial.
 
 local K_SAID, serial, id, line = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6]
 local said = call('SET', K_SAID, serial .. cmsgpack.pack(1), 'EX', 600, 'GET')
@@ -12,8 +12,8 @@ if said and sub(said, 1, 8) >= serial then
   return cmsgpack.unpack(sub(said, 9))
 end
 local K_QUEUE = B .. ':q:' .. sub(line, 2)
-local row = call('HMGET', K_QUEUE, 'paused', 'max_size', 'moved')
-if not row[1] or row[2] ~= '0' or row[3] then
+local row = call('HMGET', K_QUEUE, 'paused', 'max_size', 'moved', 'gated')
+if not row[1] or row[2] ~= '0' or row[3] or row[4] then
   call('SET', K_SAID, said or '', 'EX', 600)
   return 0
 end

@@ -2,7 +2,8 @@
 -- A job is four arguments: id, record behind its seq, envelope, and its wish: how to treat a job that
 -- has its key, delay, at, expires, and if it comes before or after others: what it waits for (0 nothing,
 -- 1 success, 2 any end, 3 failure, 4 all, as a barrier), how many inputs it has and how many jobs behind it,
--- these, and the inputs. Empty when it has neither key nor times nor links.
+-- these, and the inputs; if it is under a limit by name, that one's terms at the end. Empty when it has
+-- neither key nor times nor links nor a limit.
 
 local CREATED, KEPT, REPLACED, MERGED, SUCCESSOR = 0, 1, 2, 3, 4
 local C_KEEP, C_REJECT, C_REPLACE, C_MERGE = 0, 1, 2, 3
@@ -28,7 +29,8 @@ local function insert(id, record, envelope, wish, state)
     flows.links[id], flows.new[id] = flows.links[id] or wish, wish
     enlist(id, links_of(id))
   end
-  if wish == '' or linked and sub(wish, 1, 26) == AT_ONCE_ALONE then -- the hot path: ready at once
+  local limited = flagged(byte(record, 2), LIMITED)
+  if wish == '' or linked and not limited and sub(wish, 1, 26) == AT_ONCE_ALONE then -- the hot path: ready at once
     local rank, queue = unpk('>I4Bc0', record, RECORD_RANK)
     jobs[id] = seq8 .. record
     local by = row_of(queue).by
@@ -38,6 +40,7 @@ local function insert(id, record, envelope, wish, state)
   end
   local j = parse_job(id, seq8 .. record)
   jobs[id] = j
+  if limited then Lanes.declare(j.lane, wish) end
   local _, delay, at, expires = unpk('>Bddd', wish)
   count(j.queue, 'accepted', 1)
   if expires > 0 then

@@ -11,13 +11,15 @@
 --   B:r:LINE   zset    seq8·id by rank       what can be leased; a line is a queue behind its kind: L, M or T
 --                                        (tasks that run alone since they were lost, messages, tasks)
 --   B:lines    zset    LINE, all 0           lines that are not paused and may have something ready
---   B:due      zset    j·id, x·id, l·id, f   by time: a scheduled job, an expiry, the end of a message's lease; that B:flow goes on
+--   B:due      zset    j·id, x·id, l·id, f, a·LANE, g·QUEUE   by time: a scheduled job, an expiry, the end of a message's
+--                                        lease; that B:flow goes on; that a limit opens
 --   B:l:OWNER  hash    token → id            leases; the fence is the token in the record
 --   B:key      hash    key → id \0 successor
 --   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with one (or cancelled, expired), 2 failed;
 --                                        3 any that hangs together with others, by when to look whether one needs it
 --   B:link     hash    id → links of a job before or after others, as its put wished them, see puts.lua
---   B:wait     hash    id → pending, failures, what it waits for: of a job that comes after others
+--   B:wait     hash    id → pending, failures, what it waits for, 1 if it ended for how those before it ended:
+--                                        of a job that comes after others
 --   B:held:QUEUE zset  id by seq             jobs that wait for others
 --   B:flow     list    ends that are still to be counted down, see flows.lua
 --   B:q:QUEUE  hash    paused, max_size, moved, and a counter for each state but ready, and each total
@@ -30,6 +32,7 @@
 --   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old
 --   B:waits    hash    id → channels of those who wait for its end, and B:space:QUEUE set, for room
 --   B:said:S   string  serial and answer of a client's last call, kept 10 minutes
+--   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear   limits, see limits.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
 --   B:firing   zset    schedule by when it is to be handed out
 --   B:fires    zset    owner that sees to schedules by when it was told that the next is due
@@ -44,7 +47,7 @@
 
 local WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = 0, 1, 2, 3, 4, 5, 6, 7
 local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'failed', 'cancelled', 'expired'}
-local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, DROPPED = 1, 2, 4, 8, 16, 32, 64, 128
+local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
@@ -67,6 +70,7 @@ local rings, finished, shrunk -- whom to wake: LINE → jobs, ids, queues
 local due_moved -- somebody may have to look earlier, or in another's place
 local seq -- the last number drawn for a new job
 local rank_texts -- rank → as text
+local limits -- terms, lanes, and those of them that changed or are stale: see limits.lua
 local flows -- what it knows, and is to do, of jobs that come before or after others: see flows.lua
 local retention -- class → microseconds, as far as it was asked for
 
@@ -88,11 +92,15 @@ local function begin(keys, args)
   now = time[1] * 1000000 + time[2] + args[1]
   jobs, envs, results, changed, change_list, fresh = {}, {}, {}, {}, {}, {}
   rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
+  limits = {terms = {}, lanes = {}, changed = {}, stale = {}}
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end
 
 local function flagged(flags, flag) return bit.band(flags, flag) ~= 0 end
+
+-- What limits.lua does, for what comes before it.
+local Gates, Lanes = {}, {}
 
 -- Numbers as text: the server would print them as doubles, which takes longer than most commands.
 local function text_of(number) return string.format('%d', number) end
@@ -160,12 +168,15 @@ local function is_sealed() return call('HGET', B .. ':departure', 'sealed') == '
 
 -- -- records ---------------------------------------------------------------------------------------
 
--- A record is: seq, state, flags, attempt, losses, limit, policy, rank, queue, key; if TIMED, due,
+-- A record is: seq, state, flags, attempt, losses, limit, policy, rank, queue, key; if LIMITED, its lane
+-- and what it costs there; if TIMED, due,
 -- expires, ttr, timeout, result_ttl; if running, token, leased, deadline, owner; if finished, when, and
 -- when to prune; if TAIL, error and attempts. The client writes all behind the seq of a new one.
 local function parse_job(id, data)
   local seq, state, flags, attempt, losses, limit, policy, rank, queue, key, at =
     unpk('>I8BBI4I4I4I4I4Bc0Bc0', data)
+  local lane, cost = nil, 0
+  if flagged(flags, LIMITED) then lane, cost, at = unpk('>I2c0d', data, at) end
   local due, expires, ttr, timeout, result_ttl = 0, 0, -1, 0, -1
   if flagged(flags, TIMED) then due, expires, ttr, timeout, result_ttl, at = unpk('>I8I8ddd', data, at) end
   local token, leased, deadline, owner, finished_at, prune = 0, 0, 0, '', 0, 0
@@ -178,7 +189,7 @@ local function parse_job(id, data)
   if flagged(flags, TAIL) then why, trail, attempts = unpk('>I4c0BI4c0', data, at) end
   return { -- all at once: a table that grows field by field is made anew six times
     id = id, seq = seq, state = state, flags = flags, attempt = attempt, losses = losses, limit = limit,
-    policy = policy, rank = rank, queue = queue, key = key, message = flagged(flags, MESSAGE),
+    policy = policy, rank = rank, queue = queue, key = key, lane = lane, cost = cost, message = flagged(flags, MESSAGE),
     due = due, expires = expires, ttr = ttr, timeout = timeout, result_ttl = result_ttl,
     token = token, leased = leased, deadline = deadline, owner = owner,
     finished = finished_at, prune = prune, error = why, trail = trail, attempts = attempts,
@@ -186,13 +197,14 @@ local function parse_job(id, data)
 end
 
 local function pack_job(j)
-  local flags = bit.band(j.flags, CANCELLING + MESSAGE + NOTED + RESULT + LINKED + DROPPED)
+  local flags = bit.band(j.flags, CANCELLING + MESSAGE + NOTED + RESULT + LINKED + LIMITED)
   local timed = j.due > 0 or j.expires > 0 or j.ttr >= 0 or j.timeout > 0 or j.result_ttl >= 0
   local tail = j.trail > 0 or j.error ~= ''
   if timed then flags = flags + TIMED end
   if tail then flags = flags + TAIL end
   local data = pack('>I8BBI4I4I4I4I4Bc0Bc0', j.seq, j.state, flags, j.attempt, j.losses, j.limit,
     j.policy, j.rank, #j.queue, j.queue, #j.key, j.key)
+  if j.lane then data = data .. pack('>I2c0d', #j.lane, j.lane, j.cost) end
   if timed then data = data .. pack('>I8I8ddd', j.due, j.expires, j.ttr, j.timeout, j.result_ttl) end
   if j.state == RUNNING then
     data = data .. pack('>I8I8I8I2c0', j.token, j.leased, j.deadline, #j.owner, j.owner)
@@ -279,8 +291,8 @@ local function links_of(id)
 end
 
 local function parse_wait(data)
-  local pending, failures, what = unpk('>I4I4B', data)
-  return {pending = pending, failures = failures, what = what}
+  local pending, failures, what, dropped = unpk('>I4I4BB', data)
+  return {pending = pending, failures = failures, what = what, dropped = dropped == 1}
 end
 
 local function read_waits_ahead(ids)
@@ -339,7 +351,7 @@ local function flush_links()
   for id in pairs(flows.counted) do
     local wait = flows.waits[id]
     counted[#counted + 1] = id
-    counted[#counted + 1] = pack('>I4I4B', wait.pending, wait.failures, wait.what)
+    counted[#counted + 1] = pack('>I4I4BB', wait.pending, wait.failures, wait.what, wait.dropped and 1 or 0)
   end
   call_all('HSET', K_LINK, new)
   call_all('HSET', K_WAIT, counted)

@@ -28,14 +28,21 @@ local function come_due()
   call_all('ZREM', K_DUE, due)
   due_moved = true
   local ids = {}
-  for i, member in ipairs(due) do ids[i] = sub(member, 2) end
+  for _, member in ipairs(due) do
+    if string.find(member, '^[jxl]') then ids[#ids + 1] = sub(member, 2) end
+  end
   read_ahead(ids)
-  for i, member in ipairs(due) do
-    if member == 'f' then
+  for _, member in ipairs(due) do
+    local kind = sub(member, 1, 1)
+    if kind == 'f' then
       flows.resumed = true
+    elseif kind == 'a' then
+      Lanes.came_due(sub(member, 2))
+    elseif kind == 'g' then
+      Gates.came_due(sub(member, 2))
     else
-      local j = load_job(ids[i])
-      if j then look_at(sub(member, 1, 1), j) end
+      local j = load_job(sub(member, 2))
+      if j then look_at(kind, j) end
       if #flows.ends > 0 then flow() end -- what ends for that does not come due any more
     end
   end
@@ -65,7 +72,7 @@ end
 local function prune(most)
   if is_sealed() then return 0 end
   local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
-  local looked = part_from_flows(most)
+  local looked = math.max(Limits.sweep(most), part_from_flows(most))
   local pruned, kept = 0, call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1')
   for class = 0, 2 do
     local key, done = B .. ':fin:' .. class, 0

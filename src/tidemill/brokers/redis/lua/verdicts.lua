@@ -46,12 +46,20 @@ local function succeed_plainly(id, data, owner, worker, v)
   local row = row_of(queue)
   row.by.running, row.by.succeeded = (row.by.running or 0) - 1, (row.by.succeeded or 0) + 1
   if row.max_size > 0 then shrunk[queue] = true end
+  if row.gate then Gates.ended(row, true, false) end
   return true
 end
 
 -- Close the lease of a running job: count the attempt, and place the job or end it.
 local function close_attempt(j, worker, v)
-  local outcome = v.outcome
+  local outcome, row = v.outcome, row_of(j.queue)
+  local back = outcome == O_RELEASE and v.started == 0
+  if row.gate then
+    local well = nil
+    if outcome == O_SUCCESS then well = true elseif outcome == O_RETRY or outcome == O_FAIL then well = false end
+    Gates.ended(row, well, back)
+  end
+  if j.lane and back then Lanes.give_back(j) end
   if outcome ~= O_RELEASE and outcome ~= O_SNOOZE then
     j.attempt = j.attempt + 1
     add_attempt(j, worker, v)

@@ -69,11 +69,15 @@ end
 -- The end of every script that may have moved a job.
 local function finish_step()
   flow()
+  Limits.sync()
   flush()
+  Limits.flush()
   flush_rows()
   if next(rings) and call('EXISTS', K_ASLEEP) == 1 then
     for line, most in pairs(rings) do
-      if not row_of(sub(line, 2)).paused then ring(line, math.min(most, call('ZCARD', B .. ':r:' .. line))) end
+      local row = row_of(sub(line, 2))
+      if row.gate then most = Gates.room(row, most) end
+      if not row.paused then ring(line, math.min(most, call('ZCARD', B .. ':r:' .. line))) end
     end
   end
   tell_waiting()

@@ -1,0 +1,73 @@
+"""Limits as they cross the line; ``lua/gate.lua`` and ``lua/limits.lua`` have the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.redis.record import TERMS, pack_terms
+from tidemill.brokers.redis.servertime import MICRO
+from tidemill.gate import Held, LimitStats, Terms
+
+__all__ = ["Ledger", "change"]
+
+
+class Ledger:
+    """Reads the limits of one store."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    def all(self) -> list[LimitStats]:
+        """Every limit in numbers, by name, queues first."""
+        facts = self._lines.call("look", b"limits")
+        rows = [_stats(*facts[i : i + 7]) for i in range(0, len(facts), 7)]
+        return sorted(rows, key=lambda row: (not row.queue, row.name))
+
+    def held(self, job_id: str) -> Held | None:
+        """What keeps a ready job waiting."""
+        facts = self._lines.call("look", b"held", job_id.encode())
+        if not facts:
+            return None
+        name, key, queue, until, running, terms, broken = facts
+        seconds = _seconds(until)
+        return Held(
+            *(name.decode(), key.decode(), bool(queue), seconds, running),
+            _read_terms(terms),
+            bool(broken),
+        )
+
+
+def change(name: str, terms: Terms, *, queue: bool, declared: bool) -> Sequence[bytes]:
+    """The arguments of a change."""
+    kind = b"q" if queue else b"n"
+    return kind, name.encode(), pack_terms(terms), b"1" if declared else b"0"
+
+
+def _stats(
+    kind: bytes, name: bytes, terms: bytes, running: int, failures: int, until: int, keys: int
+) -> LimitStats:
+    return LimitStats(
+        name=name.decode(),
+        queue=kind == b"q",
+        terms=_read_terms(terms),
+        running=running,
+        failures=failures,
+        until=_seconds(until),
+        keys=keys,
+    )
+
+
+def _seconds(until: int) -> float:
+    return until / MICRO if until >= 0 else float("inf")
+
+
+def _read_terms(packed: bytes) -> Terms:
+    which, jobs, seconds, burst, most, length, concurrency, failures, pause = TERMS.unpack(packed)
+    return Terms(
+        rate=(jobs, seconds) if which & 1 else None,
+        burst=burst,
+        window=(most, length) if which & 2 else None,
+        concurrency=int(concurrency) if which & 4 else None,
+        breaker=(int(failures), pause) if which & 8 else None,
+    )

@@ -1,0 +1,363 @@
+-- Limits of queues, and lanes: each key of each limit by name.
+--
+-- All ready jobs of a lane lie in a table of their own, for each line it has jobs in. Of each line the
+-- first also stands in the ready line, if the gate lets it start: so a lease finds what may start where it
+-- finds all else, and never walks over what may not. Whatever changes in a lane makes it *stale*; `sync`
+-- then makes what stands in the ready lines true again. There the first job of a lane with a key has the
+-- number of the lane's last lease for its sequence, when that is higher: keys take turns.
+--
+--   B:gate     hash    queue → when its gate is due to open, gate
+--   B:terms    hash    n·NAME or q·QUEUE → terms, and those that code declared last, if any
+--   B:lane     hash    LANE (name, a zero, key) → see pack_lane; B:lanes zset, all 0, has them in order
+--   B:lane:LINE\0LANE  zset seq8·id by rank     its ready jobs
+--   B:parked:LINE      set  LANE that has ready jobs there
+--   B:clear    zset    LANE that nothing is in by when it tells no more than none would
+-- B:due has a·LANE and g·QUEUE for those that time alone opens. A queue's row counts as `parked` what is
+-- ready and does not stand in a ready line.
+
+local Terms, Limits = {}, {}
+
+do
+
+-- -- terms -----------------------------------------------------------------------------------------
+
+-- What holds, and what code declared, of a limit by name (n) or a queue's (q); nil when nobody said.
+function Terms.known(kind, name)
+  local field = kind .. name
+  local known = limits.terms[field]
+  if known == nil then
+    local data = call('HGET', B .. ':terms', field)
+    known = data and {packed = sub(data, 1, Gate.TERMS), declared = sub(data, Gate.TERMS + 1)}
+    limits.terms[field] = known
+  end
+  return known or nil
+end
+
+function Terms.of(kind, name) return Gate.terms(Terms.known(kind, name).packed) end
+
+-- Note other terms; the old ones when they are to be changed for these, or false.
+local function set_terms(kind, name, packed, declared)
+  local known = Terms.known(kind, name)
+  if known and declared and known.declared == packed then return false end
+  local old = known and known.packed or packed
+  known = {packed = packed, declared = declared and packed or known and known.declared or ''}
+  limits.terms[kind .. name] = known
+  call('HSET', B .. ':terms', kind .. name, known.packed .. known.declared)
+  return Gate.terms(old)
+end
+
+-- -- gates of queues -------------------------------------------------------------------------------
+
+-- Read the gate of a queue, before anything changes.
+function Gates.load(queue, row)
+  local data = call('HGET', B .. ':gate', queue)
+  row.base = tonumber(call('HGET', row.key, 'running')) or 0
+  local due, at = unpk('>d', data)
+  row.gate, row.gate_due = Gate.parse(sub(data, at)), due
+  row.terms = Terms.of('q', queue)
+  row.closed = due > 0 or Gates.room(row, 1) == 0 -- it let nothing start before this call
+end
+
+local function running_in(row) return row.base + (row.by.running or 0) end
+
+-- How many jobs of a queue with a gate may start now.
+function Gates.room(row, most) return Gate.room(row.terms, row.gate, running_in(row), most) end
+
+function Gates.is_open(queue)
+  local row = find_row(queue)
+  return not row or not row.gate or Gates.room(row, 1) > 0
+end
+
+function Gates.take(row, many)
+  Gate.take(row.terms, row.gate, many)
+  row.gate_changed = true
+end
+
+-- A lease has ended: with an attempt that went well or not, or going back before it ran.
+function Gates.ended(row, well, back)
+  if well ~= nil then Gate.ended(row.terms, row.gate, well) end
+  if back then Gate.give_back(row.terms, row.gate, 1) end
+  row.gate_changed = true
+end
+
+function Gates.came_due(queue)
+  local row = find_row(queue)
+  if not row or not row.gate then return end
+  row.gate_due, row.gate_changed = 0, true
+end
+
+-- Have other terms hold for a queue.
+function Gates.set(queue, packed, declared)
+  local row = row_of(queue)
+  local old = set_terms('q', queue, packed, declared)
+  if not old then return end
+  row.terms = Gate.terms(packed)
+  if not row.gate then
+    row.gate, row.gate_due = Gate.new(), 0
+    row.base = tonumber(call('HGET', row.key, 'running')) or 0
+    call('HSET', row.key, 'gated', 1)
+  end
+  Gate.change(old, row.terms, row.gate)
+  row.closed, row.gate_changed = true, true
+end
+
+local function sync_gate(queue, row)
+  local when = Gate.opens(row.terms, row.gate, running_in(row), 1)
+  if when == 0 and row.closed then
+    row.closed = false
+    for _, kind in ipairs(KINDS) do
+      local line = kind .. queue
+      rings[line] = math.max(rings[line] or 0, call('ZCARD', B .. ':r:' .. line))
+    end
+  end
+  if when == Gate.NEVER or when > 0 and ready_of(queue) == 0 then when = 0 end
+  if when == row.gate_due then return end
+  if when > 0 then add_due(when, 'g' .. queue) else call('ZREM', K_DUE, 'g' .. queue) end
+  row.gate_due, row.gate_changed = when, true
+end
+
+-- -- lanes -----------------------------------------------------------------------------------------
+
+-- Fixed part, then the gate behind its size, then for each line: its name, 1 when one stands there, its
+-- rank and number, and its id.
+local function pack_lane(lane)
+  local gate = Gate.pack(lane.gate)
+  local data = {pack('>I4I8Bd', lane.running, lane.turn, lane.clears and 1 or 0, lane.due), pack('>I4c0', #gate, gate)}
+  for line, head in pairs(lane.lines) do
+    data[#data + 1] = pack('>I2c0B', #line, line, head and 1 or 0)
+    if head then data[#data + 1] = pack('>I4I8I2c0', head.rank, head.number, #head.id, head.id) end
+  end
+  return table.concat(data)
+end
+
+local function parse_lane(data)
+  local running, turn, clears, due, gate, at = unpk('>I4I8BdI4c0', data)
+  local lane = {running = running, turn = turn, clears = clears == 1, due = due, gate = Gate.parse(gate), lines = {}}
+  while at <= #data do
+    local line, stands
+    line, stands, at = unpk('>I2c0B', data, at)
+    lane.lines[line] = false
+    if stands == 1 then
+      local head = {}
+      head.rank, head.number, head.id, at = unpk('>I4I8I2c0', data, at)
+      lane.lines[line] = head
+    end
+  end
+  return lane
+end
+
+function Lanes.of(name)
+  local lane = limits.lanes[name]
+  if not lane then
+    local data = call('HGET', B .. ':lane', name)
+    lane = data and parse_lane(data) or {running = 0, turn = 0, clears = false, due = 0, gate = Gate.new(), lines = {}}
+    limits.lanes[name] = lane
+  end
+  return lane
+end
+
+function Lanes.split(name)
+  local cut = string.find(name, '\0', 1, true)
+  return sub(name, 1, cut - 1), sub(name, cut + 1)
+end
+
+function Lanes.park_of(line, name) return B .. ':lane:' .. line .. '\0' .. name end
+
+-- It is to be looked at once more; by line, how many jobs came.
+local function make_stale(name)
+  limits.changed[name] = true
+  if not limits.stale[name] then limits.stale[name] = {} end
+  return limits.stale[name]
+end
+
+-- A job of a lane is ready.
+function Lanes.enter(j)
+  local line, lane = line_of(j), Lanes.of(j.lane)
+  call('ZADD', Lanes.park_of(line, j.lane), j.rank, pack('>I8', j.seq) .. j.id)
+  if lane.lines[line] == nil then
+    lane.lines[line] = false
+    call('SADD', B .. ':parked:' .. line, j.lane)
+  end
+  count(j.queue, 'parked', 1)
+  local came = make_stale(j.lane)
+  came[line] = (came[line] or 0) + 1
+end
+
+-- A ready job of a lane is taken away.
+function Lanes.leave(j)
+  call('ZREM', Lanes.park_of(line_of(j), j.lane), pack('>I8', j.seq) .. j.id)
+  count(j.queue, 'parked', -1)
+  make_stale(j.lane)
+end
+
+-- A job that stood in the ready line has been taken from it.
+function Lanes.taken(j)
+  Lanes.of(j.lane).lines[line_of(j)] = false
+  count(j.queue, 'parked', 1)
+  Lanes.leave(j)
+end
+
+-- A job that was taken is leased; one that does not run is gone when taken.
+function Lanes.start(j, token, runs)
+  local lane = Lanes.of(j.lane)
+  Gate.take(Terms.of('n', (Lanes.split(j.lane))), lane.gate, j.cost)
+  lane.running = lane.running + (runs and 1 or 0)
+  lane.turn = token
+end
+
+-- A lease of the lane has ended.
+function Lanes.ended(j)
+  local lane = Lanes.of(j.lane)
+  lane.running = lane.running - 1
+  make_stale(j.lane)
+end
+
+-- A lease goes back, and its job never ran.
+function Lanes.give_back(j)
+  Gate.give_back(Terms.of('n', (Lanes.split(j.lane))), Lanes.of(j.lane).gate, j.cost)
+  make_stale(j.lane)
+end
+
+function Lanes.came_due(name)
+  local lane = Lanes.of(name)
+  lane.due, lane.clears = 0, false
+  make_stale(name)
+end
+
+-- Have other terms hold for a limit, in all its lanes.
+function Lanes.set(limit, packed, declared)
+  local old = set_terms('n', limit, packed, declared)
+  if not old then return end
+  local new, names = Gate.terms(packed), {}
+  for _, name in ipairs(call('ZRANGEBYLEX', B .. ':lanes', '[' .. limit .. '\0', '(' .. limit .. '\1')) do names[name] = true end
+  for name in pairs(limits.lanes) do
+    if Lanes.split(name) == limit then names[name] = true end
+  end
+  for name in pairs(names) do
+    Gate.change(old, new, Lanes.of(name).gate)
+    make_stale(name)
+  end
+end
+
+-- A job is stored that brings a limit along; its wish ends in the terms.
+function Lanes.declare(name, wish) Lanes.set((Lanes.split(name)), sub(wish, -Gate.TERMS), true) end
+
+-- Have another job stand in a ready line for its lane, or none.
+local function stand(line, old, new)
+  local queue = sub(line, 2)
+  if old then
+    flush_lines()
+    call('ZREM', B .. ':r:' .. line, pack('>I8', old.number) .. old.id)
+    count(queue, 'parked', 1)
+  end
+  if new then
+    add_to_line(line, new.rank, pack('>I8', new.number) .. new.id)
+    count(queue, 'parked', -1)
+  end
+end
+
+-- One time to look at it again: when it opens, or when nobody need know of it.
+local function arm(name, lane, terms, opening)
+  local due, clears = opening < Gate.NEVER and opening or 0, false
+  if not next(lane.lines) and lane.running == 0 then
+    local clear = Gate.clear_at(terms, lane.gate)
+    due, clears = clear > now and clear or 0, true
+  end
+  if due == lane.due and (due == 0 or clears == lane.clears) then return end
+  if lane.due > 0 then
+    if lane.clears then call('ZREM', B .. ':clear', name) else call('ZREM', K_DUE, 'a' .. name) end
+  end
+  if due > 0 and clears then
+    call('ZADD', B .. ':clear', due, name)
+  elseif due > 0 then
+    add_due(due, 'a' .. name)
+  end
+  lane.due, lane.clears = due, clears
+end
+
+local function sync_lane(name, came, rung)
+  local lane = Lanes.of(name)
+  local limit, key = Lanes.split(name)
+  local terms, opening = Terms.of('n', limit), Gate.NEVER
+  local lines = {}
+  for line in pairs(lane.lines) do lines[#lines + 1] = line end
+  for _, line in ipairs(lines) do
+    local head, want = lane.lines[line], false
+    local first = call('ZRANGE', Lanes.park_of(line, name), 0, 0, 'WITHSCORES')
+    if first[1] then
+      local id = sub(first[1], 9)
+      local when = Gate.opens(terms, lane.gate, lane.running, load_job(id).cost)
+      if when > 0 then
+        opening = math.min(opening, when)
+      else
+        local number = unpk('>I8', first[1])
+        want = {rank = tonumber(first[2]), number = key ~= '' and math.max(number, lane.turn) or number, id = id}
+      end
+      lane.lines[line] = want
+    else
+      lane.lines[line] = nil
+      call('SREM', B .. ':parked:' .. line, name)
+    end
+    local same = head and want and head.rank == want.rank and head.number == want.number and head.id == want.id
+    if (head or want) and not same then stand(line, head, want) end
+    local more = came[line] or 0
+    if want and rung and (more > 0 or not head) then
+      local many = Gate.room(terms, lane.gate, lane.running, math.max(1, more))
+      rings[line] = (rings[line] or 0) + math.max(1, many)
+    end
+  end
+  arm(name, lane, terms, opening)
+end
+
+-- The next of a lane takes the place of one that was just leased: nobody need be woken for it.
+function Lanes.follow(name)
+  limits.stale[name] = nil
+  sync_lane(name, {}, false)
+end
+
+-- Make what stands in the ready lines true for every lane that has changed, and have sleepers and the
+-- clock know of queues that opened or closed.
+function Limits.sync()
+  local name, came = next(limits.stale)
+  while name do
+    limits.stale[name] = nil
+    sync_lane(name, came, true)
+    name, came = next(limits.stale)
+  end
+  flush_lines()
+  for queue, row in pairs(rows) do
+    if row and row.gate then sync_gate(queue, row) end
+  end
+end
+
+-- Forget lanes that can be; how many were looked at.
+function Limits.sweep(most)
+  local names = call('ZRANGEBYSCORE', B .. ':clear', '-inf', now, 'LIMIT', 0, most)
+  for _, name in ipairs(names) do
+    call('ZREM', B .. ':clear', name)
+    Lanes.came_due(name)
+  end
+  return #names
+end
+
+function Limits.flush()
+  for queue, row in pairs(rows) do
+    if row and row.gate_changed then
+      call('HSET', B .. ':gate', queue, pack('>d', row.gate_due) .. Gate.pack(row.gate))
+      row.gate_changed = false
+    end
+  end
+  for name in pairs(limits.changed) do
+    local lane = limits.lanes[name]
+    if next(lane.lines) or lane.running > 0 or lane.due > 0 then
+      call('HSET', B .. ':lane', name, pack_lane(lane))
+      call('ZADD', B .. ':lanes', 0, name)
+    else
+      call('HDEL', B .. ':lane', name)
+      call('ZREM', B .. ':lanes', name)
+    end
+  end
+  limits.changed = {}
+end
+
+end
