@@ -263,6 +263,15 @@ def test_a_limit_with_keys_gives_each_key_its_turn(
     assert worker.take_ids(2) == [*urgent, "big003"]
 
 
+def test_the_first_of_a_key_that_had_its_turn_may_be_cancelled(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    ids = put(broker, 4, queue="a", limit=keyed(Terms(), "k"))
+    assert worker.take_ids(1) == ids[:1]
+    assert broker.cancel([ids[1]]) == [True]
+    assert worker.take_ids() == ids[2:]
+
+
 def test_a_limit_without_keys_keeps_the_order(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:

@@ -212,7 +212,7 @@ class Lanes:
                     want = rank, max(seq, turn)
             else:
                 del lane.lines[line]
-            if want != head:
+            if want != head or (want and self._standing(line, want) != job_id):
                 self._stand(line, head, want, job_id)
             if line in lane.lines:
                 lane.lines[line] = want
@@ -222,6 +222,10 @@ class Lanes:
                     count = room_in(terms, lane.gate, lane.running, moves.now, more or 1)
                     moves.ring(moves.row_of(line), line & 1, max(1, count))
         self._arm(name, lane, opening)
+
+    def _standing(self, line: int, place: tuple[int, int]) -> bytes | None:
+        """Who stands there: where a lane has had its turn, all of it would have the same place."""
+        return self._moves.txn.get(READY_KEY.pack(line, *place), db=self._moves.t.ready)
 
     def _stand(
         self, line: int, old: tuple[int, int] | None, new: tuple[int, int] | None, job_id: bytes
