@@ -4,6 +4,7 @@ Every call of the seam is one Lua script, which the server runs alone: see ``lua
 what lies where. As durable as the server's append-only file.
 """
 
-from tidemill.brokers.redis.broker import RedisBroker, check_url, open_url
+from tidemill.brokers.redis.broker import RedisBroker, open_url
+from tidemill.brokers.redis.settings import check_url
 
 __all__ = ["RedisBroker", "check_url", "open_url"]

@@ -18,8 +18,6 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from tidemill.brokers.base import (
     Departure,
     Feature,
@@ -30,7 +28,6 @@ from tidemill.brokers.base import (
     Step,
 )
 from tidemill.brokers.links import check_links, not_waiting
-from tidemill.brokers.redis.address import Address, parse_address, prefix_of
 from tidemill.brokers.redis.durability import read_info
 from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.limits import Ledger, change
@@ -39,8 +36,8 @@ from tidemill.brokers.redis.members import Members, check_moved
 from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
 from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, read_changed
 from tidemill.brokers.redis.servertime import MICRO
+from tidemill.brokers.redis.settings import Settings, check_url
 from tidemill.brokers.redis.waits import Waits
-from tidemill.brokers.retention import Retention, number_option
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import id_time, new_id, wall_time
 from tidemill.config import Url
@@ -48,14 +45,13 @@ from tidemill.errors import (
     BrokerUnavailable,
     DuplicateJob,
     FeatureMissing,
-    InvalidOption,
     QueueFull,
     TidemillError,
 )
 from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import Command, Envelope, Owner, Placed, Put, Record
 
-__all__ = ["RedisBroker", "check_url", "open_url"]
+__all__ = ["RedisBroker", "open_url"]
 
 log = logging.getLogger("tidemill.redis")
 
@@ -68,34 +64,6 @@ _ADOPT_MOST = 1000
 _TICK = 30.0
 _PLACED = tuple(Placed)
 _RETENTION = struct.Struct(">dddd")
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What a URL says."""
-
-    address: Address
-    prefix: str
-    retention: Retention
-    patience: float
-    owner_lease: float
-
-
-def check_url(url: Url) -> Settings:
-    """Read a ``redis://``, ``rediss://`` or ``redis+sentinel://`` URL.
-
-    Raises:
-        InvalidOption: something in it is wrong.
-    """
-    lease = number_option(url.options, "owner_lease", 30.0)
-    if not 1 <= lease <= 86400:
-        raise InvalidOption(f"owner_lease in the url must be 1 to 86400 seconds, not {lease:g}")
-    return Settings(
-        parse_address(url),
-        prefix_of(url),
-        Retention.from_options(url.options),
-        number_option(url.options, "patience", 10.0),
-        lease,
-    )
 
 
 def open_url(url: Url) -> RedisBroker:
