@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import struct
-import tempfile
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from tidemill.brokers.base import (
     Step,
 )
 from tidemill.brokers.links import check_links, not_waiting
+from tidemill.brokers.redis.deaths import folder_here
 from tidemill.brokers.redis.durability import read_info
 from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.limits import Ledger, change
@@ -139,7 +139,7 @@ class RedisBroker:
     @property
     def boards(self) -> str:
         """Where boards may lie: on this machine, for whoever outlives their owner here."""
-        folder = os.path.join(tempfile.gettempdir(), f"tidemill-{os.getuid()}", "redis", "boards")
+        folder = os.path.join(folder_here(), "boards")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
 
@@ -214,7 +214,8 @@ class RedisBroker:
         self._check_open()
         member = self._members[owner_id]
         now = time.monotonic()
-        ready = member.sleep(min(timeout, max(0.0, self._next_tick - now)), fds)
+        limit = max(0.0, self._next_tick - now)
+        ready = self._members.sleep(member, min(timeout, limit), fds)
         now = time.monotonic()
         if now >= self._next_tick:
             self._tick(self._brisk)

@@ -1,25 +1,19 @@
-"""The owners of this process: coming, going, exchanging, sleeping; and noticing who died.
-
-An owner that the server has not heard of for the length of its lease is given up by whoever looks
-next. A board on this machine tells what it was running; of another machine's there is no witness.
-"""
+"""The owners of this process: coming, going, exchanging, sleeping."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from tidemill.board import read_board, remove_board
 from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.conversation import Conversation
+from tidemill.brokers.redis.deaths import Deaths, Watch, release_args
 from tidemill.brokers.redis.lines import STEP_TIMEOUT, Lines
 from tidemill.brokers.redis.record import pack_verdict, read_leases
 from tidemill.brokers.redis.schedules import read_schedules
@@ -31,22 +25,20 @@ from tidemill.job import Command, Owner
 
 __all__ = ["Members", "check_moved"]
 
-PRECEDENCE = 3.0
-"""Seconds that a neighbour on a dead owner's machine has to be its witness."""
-
 _LONGEST = 3600.0
 _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
 _TOUCH = struct.Struct(">Qd").pack
 _NOTE = struct.Struct(">Qddd").pack
-_OWNER = msgspec.msgpack.Decoder(Owner)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Member:
     """An owner of this process: its conversation, and where it sleeps."""
 
-    def __init__(self, lines: Lines, owner: Owner, lease: float) -> None:
+    def __init__(self, lines: Lines, owner: Owner, lease: float, watch: Watch) -> None:
         self.owner = owner
+        self.watch = watch
+        self.roster = b""  # how the list of owners stood at the last step
         self.epoch = new_id().encode()
         self._lines = lines
         self._lease = lease
@@ -92,7 +84,8 @@ class Member:
         return self._read(answer, now)
 
     def _read(self, answer: Any, now: float) -> Reply:
-        settled, touched, leases, commands, due, death, inputs, schedules = answer
+        settled, touched, leases, commands, due, death, inputs, schedules, roster = answer
+        self.roster = roster or self.roster
         self.death_at = now + death / MICRO if death >= 0 else float("inf")
         return Reply(
             [flag == 49 for flag in settled],
@@ -103,15 +96,19 @@ class Member:
             read_schedules(schedules),
         )
 
-    def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Until a hint, a wake, a readable descriptor, a time to look, or the timeout."""
+    def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
+        """Until a hint, a wake, a death, a readable descriptor, a time to look, or the timeout.
+
+        The descriptors that are readable, and whether one of those it watches has died.
+        """
         limit = min(self.renew_at, self.death_at) - time.monotonic()
-        ready = self.sleeper.wait(min(timeout, limit, _LONGEST), [self._wake_read, *fds])
+        watched = self.watch.fds
+        ready = self.sleeper.wait(min(timeout, limit, _LONGEST), [self._wake_read, *fds], watched)
         if self._wake_read in ready:
             ready.remove(self._wake_read)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        return ready
+        return [fd for fd in ready if fd in fds], not set(watched).isdisjoint(ready)
 
     def wake(self) -> None:
         """End its sleep, from any thread."""
@@ -135,7 +132,7 @@ class Members:
         self._brisk = brisk
         self._lease = lease
         self._members: dict[str, Member] = {}
-        self._reaping = threading.Lock()
+        self._deaths = Deaths(lines, brisk, self.ids)
 
     def __getitem__(self, owner_id: str) -> Member:
         """A member that is attached.
@@ -156,16 +153,20 @@ class Members:
 
     def attach(self, owner: Owner) -> None:
         """Make an owner known, and alive as long as it is heard of."""
-        self._drop(owner.id)
-        member = Member(self._lines, owner, self._lease)
+        before = self._drop(owner.id)
+        if before is not None:
+            self._deaths.end(before.watch)
+        member = Member(self._lines, owner, self._lease, self._deaths.begin(owner))
         try:
             answer = self._call(
                 *("attach", owner.id, owner.name, owner.kind),
                 *(_encode(owner), b"%d" % int(self._lease * MICRO), member.epoch),
+                *(b"%d" % member.watch.number, owner.host),
             )
             check_moved(answer)
             member.sleeper.ready()
         except BaseException:
+            self._deaths.end(member.watch)
             member.close()
             raise
         member.renew_at = time.monotonic() + self._lease / 3
@@ -174,28 +175,22 @@ class Members:
 
     def detach(self, owner_id: str, *, brisk: bool = False) -> None:
         """Take an owner off the list; what it held goes back uncounted."""
-        if self._drop(owner_id):
-            self._release(self._brisk if brisk else self._lines, owner_id, {})
+        member = self._drop(owner_id)
+        if member is None:
+            return
+        lines = self._brisk if brisk else self._lines
+        lines.call("owner", *release_args(owner_id, {}), once=True)
+        self._deaths.end(member.watch)
 
-    def _drop(self, owner_id: str) -> bool:
+    def _drop(self, owner_id: str) -> Member | None:
         member = self._members.pop(owner_id, None)
         if member is not None:
             member.close()
-        return member is not None
+        return member
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         """Take an owner of any process off the list; how many leases it had."""
-        return self._release(self._lines, owner_id, causes)
-
-    def _release(
-        self, lines: Lines, owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
-    ) -> int:
-        account: list[bytes] = []
-        for token, cause in (causes or {}).items():
-            account += (b"%d" % token, cause.encode())
-        kind = b"lost" if causes is None else b""
-        args = (b"release", owner_id.encode(), kind, only, *account)
-        return int(lines.call("owner", *args, once=True))
+        return int(self._lines.call("owner", *release_args(owner_id, causes), once=True))
 
     def command(self, owner_id: str, command: Command) -> bool:
         """Leave a command for an owner; False when it is not there."""
@@ -216,62 +211,33 @@ class Members:
 
     def listed(self) -> list[Owner]:
         """The owners on the list, in any process."""
-        records = self._lines.call("owner", b"list", b"")
-        return [_OWNER.decode(record) for record in records]
+        return [row.owner for row in self._deaths.rows(self._lines)]
 
     def reap(self) -> int:
-        """Give back what owners held that were not heard of in time; how many owners that were."""
-        if not self._reaping.acquire(blocking=False):
-            return 0  # another thread is at it
-        try:
-            overdue = self._brisk.call("owner", b"overdue", b"")
-            if not overdue:
-                return 0
-            rows = [
-                (_OWNER.decode(overdue[i + 1]), overdue[i + 2] / MICRO)
-                for i in range(0, len(overdue), 3)
-                if overdue[i].decode() not in self._members  # it shall renew, or be told
-            ]
-            return sum(self._bury(owner, late, self._neighbours(rows)) for owner, late in rows)
-        finally:
-            self._reaping.release()
+        """Give back what owners held that died; how many owners that were."""
+        return self._deaths.reap()
 
-    def _neighbours(self, rows: Sequence[tuple[Owner, float]]) -> Callable[[str], bool]:
-        dead = {owner.id for owner, _ in rows}
-        records = self._brisk.call("owner", b"list", b"")
-        owners = [_OWNER.decode(record) for record in records]
-        hosts = {owner.host for owner in owners if owner.id not in dead}
-        return lambda host: host in hosts
-
-    def _bury(self, owner: Owner, late: float, lives_on: Callable[[str], bool]) -> bool:
-        """Give back what a dead owner held; False when somebody else is to do it."""
-        here = owner.host == hostname()
-        if not here and late < PRECEDENCE and lives_on(owner.host):
-            return False
-        running = read_board(owner.board, owner.id) if here and owner.board else None
-        causes = None
-        if running is not None:
-            causes = dict.fromkeys(running, f"worker {owner.name} died with its processes")
-        self._release(self._brisk, owner.id, causes, b"dead")
-        if running is not None:
-            remove_board(owner.board, owner.id)
-        return True
+    def sleep(self, member: Member, timeout: float, fds: Sequence[int]) -> list[int]:
+        """Sleep as a member, and give back what neighbours held that died meanwhile."""
+        if member.roster != member.watch.seen:
+            self._deaths.watch(member.watch, member.roster)
+        ready, died = member.sleep(timeout, fds)
+        if died:
+            self._deaths.forget(member.watch)
+            self._deaths.reap()
+        return ready
 
     def close(self) -> None:
         """Hang up all lines."""
         for member in self._members.values():
             member.close()
         self._members.clear()
+        self._deaths.close()
 
     def after_fork_child(self) -> None:
         """In a forked child: all are the parent's; close our copies."""
+        self._deaths.after_fork_child()
         self.close()
-        self._reaping = threading.Lock()
-
-
-def hostname() -> str:
-    """The name of this machine, as owners give it."""
-    return socket.gethostname()
 
 
 def check_moved(answer: Any) -> None:

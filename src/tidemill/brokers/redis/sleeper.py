@@ -54,8 +54,12 @@ class Sleeper:
         self._pinged = self._heard = time.monotonic()
         return False
 
-    def wait(self, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        """Until a hint, a readable descriptor or the timeout; the readable ones.
+    def wait(
+        self, timeout: float, fds: Sequence[int] = (), watched: Sequence[int] = ()
+    ) -> list[int]:
+        """Until a hint, a readable descriptor, the end of a watched one, or the timeout.
+
+        Returns those that are readable, or have ended.
 
         Raises:
             BrokerUnavailable: the line is broken; the next call makes it anew.
@@ -70,7 +74,7 @@ class Sleeper:
             if now - self._pinged >= PING_EVERY:
                 self._ping(sock, now)
             left = min(until, self._pinged + PING_EVERY) - now
-            ready = _poll([sock.fileno(), *fds], max(0.0, left))
+            ready = _poll([sock.fileno(), *fds], watched, max(0.0, left))
             if sock.fileno() in ready:
                 ready.remove(sock.fileno())
                 if self._drain(sock):
@@ -112,11 +116,13 @@ class Sleeper:
             connection.disconnect()
 
 
-def _poll(fds: Sequence[int], seconds: float) -> list[int]:
+def _poll(fds: Sequence[int], watched: Sequence[int], seconds: float) -> list[int]:
     """The readable ones, or broken ones; unlike ``select`` with descriptors of any number."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
+    for fd in watched:
+        poll.register(fd, 0)  # it hangs up
     return [fd for fd, _ in poll.poll(seconds * 1000)]
 
 

@@ -10,7 +10,7 @@
 -- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; else settled and touched ('0' and '1'), leases (fixed
 --       part, envelope, …), commands, microseconds until something is due (-1 never), and until the
 --       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
---       error, …); schedules (name, record, …).
+--       error, …); schedules (name, record, …); how often the list of owners has changed.
 
 local owner, serial, epoch = ARGV[5], unpk('>I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
@@ -63,7 +63,7 @@ local function replay(answer)
       if flagged(j.flags, LINKED) then show_inputs(j.id) end
     end
   end
-  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}}
+  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}, ''}
 end
 
 if tonumber(me[3]) >= serial then return replay(cmsgpack.unpack(me[4])) end
@@ -440,4 +440,4 @@ if ARGV[8] ~= '' then
   end
 end
 finish_step()
-return {settled, touched, leases, commands, due, next_death(), inputs, schedules}
+return {settled, touched, leases, commands, due, next_death(), inputs, schedules, call('GET', B .. ':roster') or ''}

@@ -1,13 +1,15 @@
 -- Coming and going of owners.
 --
 -- ARGV  5 verb, 6 owner
---       attach   7 name, 8 kind, 9 record, 10 microseconds of its lease, 11 epoch
+--       number   draw a number for an owner that is to attach
+--       attach   7 name, 8 kind, 9 record, 10 microseconds of its lease, 11 epoch, 12 number, 13 host
 --       release  7 '' by the account that follows, 'lost' without a witness; 8 '' or 'dead' when it is
---                to be done only if its time is over; then token, cause, …
+--                to be done only if its time is over, or the number it is to have; then token, cause, …
+--       tokens   {token, …} of its leases
 --       overdue  7 '' : of the owners whose time is over, {id, record, microseconds since, …}
 --       command  7 verb and token, packed
---       list     {record, …} of all
--- Returns how many leases it had (attach, release), 1 or 0 (command); {'moved', where} (attach).
+--       list     {record, number, …} of all
+-- Returns number and a name of the store (number), how many leases it had (attach, release), 1 or 0 (command); {'moved', where} (attach).
 
 local verb, owner = ARGV[5], ARGV[6]
 local K_OWNER, K_BEAT = B .. ':o:' .. owner, B .. ':beat'
@@ -38,12 +40,16 @@ local function overdue()
   return found
 end
 
+if verb == 'number' then return {text_of(call('INCR', B .. ':seq')), call('GET', B .. ':born') or '0'} end
+if verb == 'tokens' then return call('HKEYS', B .. ':l:' .. owner) end
 if verb == 'list' then
-  local records = {}
+  local listed = {}
   for _, id in ipairs(call('ZRANGE', K_BEAT, 0, -1)) do
-    records[#records + 1] = call('HGET', B .. ':o:' .. id, 'record')
+    local facts = call('HMGET', B .. ':o:' .. id, 'record', 'number')
+    listed[#listed + 1] = facts[1]
+    listed[#listed + 1] = facts[2] or '0'
   end
-  return records
+  return listed
 end
 if verb == 'overdue' then return overdue() end
 
@@ -70,6 +76,8 @@ if name then
   if verb == 'release' and ARGV[8] == 'dead' then
     local beat = call('ZSCORE', K_BEAT, owner)
     if beat and tonumber(beat) > now then return say(0) end -- it lives after all
+  elseif verb == 'release' and ARGV[8] ~= '' and call('HGET', K_OWNER, 'number') ~= ARGV[8] then
+    return say(0) -- it has come back since
   end
   come_due() -- a lease whose time was over is not given back, it was lost
   many = release_leases(owner, name, verb == 'release' and ARGV[7] == 'lost', function(token)
@@ -81,7 +89,12 @@ if name then
   due_moved = true
 end
 if verb == 'attach' then
-  call('HSET', K_OWNER, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'serial', '0', 'epoch', ARGV[11])
+  call('HSET', K_OWNER, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'serial', '0', 'epoch', ARGV[11],
+    'number', ARGV[12], 'host', ARGV[13])
+  call('INCR', B .. ':roster')
+  for _, id in ipairs(ARGV[13] ~= '' and call('ZRANGE', K_BEAT, 0, -1) or {}) do -- somebody more to watch
+    if call('HGET', B .. ':o:' .. id, 'host') == ARGV[13] then hint_owner(id) end
+  end
   call('ZADD', K_BEAT, now + ARGV[10], owner)
 end
 finish_step()

@@ -25,8 +25,10 @@
 --   B:q:QUEUE  hash    paused, max_size, moved, and a counter for each state but ready, and each total
 --   B:queues   zset    queue, all 0
 --   B:p:ID     string  progress of a job     B:g:ID  list  its log
---   B:o:OWNER  hash    record, name, kind, epoch (of its attach); serial and answer of its last step; last queue
+--   B:o:OWNER  hash    record, name, kind, number, host, epoch (of its attach); serial and answer of its last step;
+--                                        last queue
 --   B:beat     zset    owner by the time at which it is given up
+--   B:roster   string  how often that list has changed
 --   B:c:OWNER  list    commands left for it
 --   B:asleep   zset    owner by the time it sleeps to: whoever is here is not looking
 --   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old

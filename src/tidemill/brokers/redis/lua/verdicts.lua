@@ -133,5 +133,6 @@ local function strike(owner)
   call('DEL', B .. ':o:' .. owner, B .. ':c:' .. owner, B .. ':l:' .. owner)
   call('ZREM', B .. ':beat', owner)
   call('ZREM', B .. ':fires', owner)
+  call('INCR', B .. ':roster')
   call('ZREM', K_ASLEEP, owner)
 end

@@ -1,0 +1,237 @@
+"""Noticing who died, and giving back what they held.
+
+When is an owner dead? It has two signs of life: on its own machine a FIFO that the kernel hangs up,
+and for all a lease that each of its steps renews.
+
+    FIFO here, nobody holds it    dead, at once: its process is gone, and its board is its witness
+    lease over                    given up: it cannot be heard, whatever it does
+    else                          alive
+
+An owner draws its number and holds its FIFO before it goes on the list, and the script that puts it
+there hints those on its machine: so whoever reads the list afterwards can watch it. Who died in
+between, or while nobody watched, is found by the next who reads the list.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from tidemill.board import read_board, remove_board
+from tidemill.brokers.liveness import Liveness, neighbours
+from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.redis.servertime import MICRO
+from tidemill.job import Owner
+
+__all__ = ["Deaths", "Watch", "folder_here", "release_args"]
+
+PRECEDENCE = 3.0
+"""Seconds that a neighbour on a dead owner's machine has to be its witness."""
+
+_OWNER = msgspec.msgpack.Decoder(Owner)
+
+
+class Watch:
+    """The neighbours that one member watches while it sleeps."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # the member's own, 0 for one that is not of this machine
+        self.fds: list[int] = []
+        self.numbers: list[int] = []
+        self.seen = b""  # the state of the list when they were chosen
+
+
+class Row(msgspec.Struct, frozen=True):
+    """An owner on the list."""
+
+    owner: Owner
+    number: int
+
+
+class Deaths:
+    """Who lives and who died, as far as one process of one store can tell.
+
+    ``ours`` are the ids of the owners of this process. ``brisk`` lines have no patience: whoever
+    reaps has deadlines to look after.
+    """
+
+    def __init__(self, lines: Lines, brisk: Lines, ours: Callable[[], Collection[str]]) -> None:
+        self._lines = lines
+        self._brisk = brisk
+        self._ours = ours
+        self._store = ""  # the one whose FIFOs are here: it may come back as another
+        self._liveness: Liveness | None = None
+        self._watches: list[Watch] = []
+        self._watching = threading.Lock()
+        self._reaping = threading.Lock()
+
+    # -- being alive ----------------------------------------------------------------------------
+
+    def begin(self, owner: Owner) -> Watch:
+        """Be alive as this owner, before it goes on the list."""
+        number, store = (part.decode() for part in self._lines.call("owner", b"number", b""))
+        watch = Watch(int(number) if owner.host == hostname() else 0)
+        with self._watching:
+            if store != self._store:
+                self._move_to(store)
+            if watch.number and self._liveness is not None:
+                self._liveness.hold(watch.number)
+                self._watches.append(watch)
+        return watch
+
+    def _move_to(self, store: str) -> None:
+        if self._liveness is not None:
+            for watch in self._watches:
+                self._liveness.let_go(watch.number)
+        self._liveness = Liveness(os.path.join(folder_here(), store))
+        self._store, self._watches = store, []
+
+    def end(self, watch: Watch) -> None:
+        """No longer be alive as its owner, which is off the list."""
+        with self._watching:
+            if watch in self._watches and self._liveness is not None:
+                self._watches.remove(watch)
+                self._liveness.let_go(watch.number)
+                self._unwatch()
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def watch(self, watch: Watch, seen: bytes) -> None:
+        """Choose anew whom a member watches, the list being in another state than last time."""
+        if not watch.number or self._liveness is None:
+            watch.seen = seen
+            return
+        rows = [row for row in self.rows(self._brisk) if row.owner.host == hostname()]
+        ring = neighbours(watch.number, [(r.number, r.owner.kind == "worker") for r in rows])
+        with self._watching:
+            here = [number for number in ring if self._liveness.is_here(number)]
+            watch.fds, gone = self._liveness.watch(here)
+            watch.numbers, watch.seen = here, seen
+            self._unwatch()
+        if gone:  # it died before it could be watched
+            self.reap()
+
+    def forget(self, watch: Watch) -> None:
+        """One of them has died: choose anew before the next sleep."""
+        watch.fds, watch.numbers, watch.seen = [], [], b""
+
+    def _unwatch(self) -> None:
+        assert self._liveness is not None
+        self._liveness.unwatch({number for watch in self._watches for number in watch.numbers})
+
+    # -- reaping --------------------------------------------------------------------------------
+
+    def rows(self, lines: Lines) -> list[Row]:
+        """The owners on the list, in any process."""
+        told = lines.call("owner", b"list", b"")
+        return [Row(_OWNER.decode(told[i]), int(told[i + 1])) for i in range(0, len(told), 2)]
+
+    def reap(self) -> int:
+        """Give back what owners that died held; how many owners that were."""
+        if not self._reaping.acquire(blocking=False):
+            return 0  # another thread is at it
+        try:
+            return self._reap_dead() + self._reap_overdue()
+        finally:
+            self._reaping.release()
+
+    def _reap_dead(self) -> int:
+        """Owners of this machine whose process is gone."""
+        if self._liveness is None:
+            return 0
+        rows = self.rows(self._brisk)
+        live, ours = self._liveness, self._ours()
+        dead = [
+            row
+            for row in rows
+            if row.owner.id not in ours
+            and row.owner.host == hostname()
+            and live.is_here(row.number)
+            and not live.alive(row.number)
+        ]
+        for row in dead:
+            self._bury(row.owner, b"%d" % row.number)
+        self._sweep(live, {row.number for row in rows} - {row.number for row in dead})
+        return len(dead)
+
+    @staticmethod
+    def _sweep(live: Liveness, listed: Collection[int]) -> None:
+        """Remove the FIFOs of those that are not on the list, and are not about to be."""
+        for name in os.listdir(os.path.dirname(live.path(0))):
+            number, _, kind = name.partition(".")
+            if kind == "fifo" and int(number) not in listed and not live.alive(int(number)):
+                live.remove(int(number))
+
+    def _reap_overdue(self) -> int:
+        """Owners, of whatever machine, that were not heard of in time."""
+        overdue = self._brisk.call("owner", b"overdue", b"")
+        late = [
+            (_OWNER.decode(overdue[i + 1]), overdue[i + 2] / MICRO)
+            for i in range(0, len(overdue), 3)
+            if overdue[i].decode() not in self._ours()  # it shall renew, or be told
+        ]
+        if not late:
+            return 0
+        dead = {owner.id for owner, _ in late}
+        hosts = {row.owner.host for row in self.rows(self._brisk) if row.owner.id not in dead}
+        mine = [
+            owner
+            for owner, seconds in late
+            if owner.host == hostname() or seconds >= PRECEDENCE or owner.host not in hosts
+        ]
+        for owner in mine:
+            self._bury(owner, b"dead")
+        return len(mine)
+
+    def _bury(self, owner: Owner, only: bytes) -> None:
+        """Give back what a dead owner held, by the account of its board if that is here."""
+        here = owner.host == hostname()
+        running = read_board(owner.board, owner.id) if here and owner.board else None
+        if here and owner.kind == "consumer" and only != b"dead":
+            running = self._brisk.call("owner", b"tokens", owner.id.encode())  # it ran them all
+        causes = None
+        if running is not None:
+            died = "died" if owner.kind == "consumer" else "died with its processes"
+            causes = dict.fromkeys(map(int, running), f"{owner.kind} {owner.name} {died}")
+        self._brisk.call("owner", *release_args(owner.id, causes, only), once=True)
+        if here and owner.board:
+            remove_board(owner.board, owner.id)
+
+    def close(self) -> None:
+        """No longer be alive, nor watch."""
+        for watch in list(self._watches):
+            self.end(watch)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: close our copies, or the parent would outlive itself."""
+        if self._liveness is not None:
+            self._liveness.after_fork_child()
+        self._liveness, self._watches = None, []
+
+
+def release_args(
+    owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
+) -> Sequence[bytes]:
+    """The arguments of a release; ``only`` is the condition under which it is done."""
+    account: list[bytes] = []
+    for token, cause in (causes or {}).items():
+        account += (b"%d" % token, cause.encode())
+    kind = b"lost" if causes is None else b""
+    return b"release", owner_id.encode(), kind, only, *account
+
+
+def folder_here() -> str:
+    """The folder of this user's owners on this machine, for all Redis stores."""
+    folder = os.path.join(tempfile.gettempdir(), f"tidemill-{os.getuid()}", "redis")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
+def hostname() -> str:
+    """The name of this machine, as owners give it."""
+    return socket.gethostname()
