@@ -18,10 +18,9 @@ from typing import Protocol
 
 import msgspec
 
-from tidemill.errors import FeatureMissing
 from tidemill.job import Envelope
 
-__all__ = ["CLAIM", "Change", "Changed", "LeftOut", "NoSchedules", "Schedule", "Schedules"]
+__all__ = ["CLAIM", "Change", "Changed", "LeftOut", "Schedule", "Schedules"]
 
 CLAIM = 1.0
 """Seconds after which a due schedule that was handed out, and not changed, is handed out again."""
@@ -107,24 +106,3 @@ class Schedules(Protocol):
             StoreFull, StoreMoved: nothing was changed.
         """
         ...
-
-
-class NoSchedules:
-    """The same part of a broker that keeps none."""
-
-    url: str
-
-    def _none(self) -> FeatureMissing:
-        scheme = self.url.split("://", 1)[0]
-        return FeatureMissing(
-            f"a schedule needs the feature schedules, which {scheme}:// does not have"
-        )
-
-    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
-        raise self._none()
-
-    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
-        raise self._none()
-
-    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
-        raise self._none()

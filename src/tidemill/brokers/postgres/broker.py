@@ -26,6 +26,7 @@ from tidemill.brokers.base import (
     need,
 )
 from tidemill.brokers.postgres import inspect, moving
+from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.address import Address, check_url
 from tidemill.brokers.postgres.lines import connect
 from tidemill.brokers.postgres.members import Members
@@ -35,7 +36,7 @@ from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.waits import Waits
 from tidemill.brokers.postgres.wire import texts
-from tidemill.brokers.schedules import NoSchedules, Schedule
+from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import id_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import FeatureMissing, TidemillError
@@ -66,11 +67,11 @@ def migrate_url(url: Url) -> tuple[int, int]:
         conn.close()
 
 
-class PostgresBroker(NoSchedules):
+class PostgresBroker:
     """A broker in a PostgreSQL database."""
 
     features = frozenset(Feature) - {
-        *(Feature.BACKUP, Feature.FLOWS, Feature.SCHEDULES),
+        *(Feature.BACKUP, Feature.FLOWS),
         Feature.LIMITS,
         Feature.UNIQUE,
     }
@@ -272,6 +273,20 @@ class PostgresBroker(NoSchedules):
             "backup needs the feature backup, which postgresql:// does not have; use pg_dump"
         )
 
+    # -- schedules ------------------------------------------------------------------------------
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        self._check_open()
+        return stored.get(self._session, names)
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        self._check_open()
+        return stored.page(self._session, after, limit)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        self._check_open()
+        return stored.change(self._session, changes)
+
     # -- moving to another store ----------------------------------------------------------------
 
     def depart(self, where: str, *, seal: bool = False) -> Departure:
@@ -289,10 +304,8 @@ class PostgresBroker(NoSchedules):
         cursor: str,
         schedules: Sequence[Schedule] = (),
     ) -> list[bool]:
-        if schedules:
-            raise self._none()
         self._check_open()
-        return moving.adopt(self._session, departure, records, cursor)
+        return moving.adopt(self._session, departure, records, cursor, schedules)
 
     def adopted(self, mark: str) -> str:
         self._check_open()

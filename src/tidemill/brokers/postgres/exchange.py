@@ -11,6 +11,7 @@ import msgspec
 from tidemill.brokers.base import Reply, Step, Want
 from tidemill.brokers.postgres.lines import Connection, Line
 from tidemill.brokers.postgres.puts import pack_jobs
+from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of
 from tidemill.errors import StoreMoved
 from tidemill.job import Command, Verdict
@@ -33,6 +34,7 @@ class _Answer(msgspec.Struct):
     late: Sequence[int] = ()  # touches
     commands: Sequence[tuple[str, int]] = ()
     due: float | None = None
+    firing: float | None = None  # the next schedule
     leaves: str | None = None  # the store goes there
     turn: int = 0
 
@@ -80,6 +82,8 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
     answer, leases, more = session.lines.run(work)
     said = msgspec.convert(answer, _Answer)
     reply = _reply(step, plain, said, leases + (more or b""))
+    if step.fires and said.firing is not None:
+        hand_out(session, step, reply, said.firing)
     handed.answered(said.turn, step.want, told, reply.next_due)
     if said.leaves is not None:
         if member.owner.kind == "consumer":

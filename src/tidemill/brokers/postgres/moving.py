@@ -9,7 +9,8 @@ import msgspec
 
 from tidemill.brokers.base import Departure
 from tidemill.brokers.postgres.session import Session
-from tidemill.brokers.postgres.wire import blobs, clean, json
+from tidemill.brokers.postgres.wire import blobs, clean, floats, json, texts
+from tidemill.brokers.schedules import Schedule
 from tidemill.clock import new_id
 from tidemill.job import Record, State, encode_envelope
 
@@ -31,19 +32,26 @@ def stay(session: Session) -> None:
 
 
 def adopt(
-    session: Session, departure: Departure, records: Sequence[Record], cursor: str
+    session: Session,
+    departure: Departure,
+    records: Sequence[Record],
+    cursor: str,
+    schedules: Sequence[Schedule] = (),
 ) -> list[bool]:
-    """Take in jobs of a departed store."""
+    """Take in jobs of a departed store, and schedules."""
     session.known({record.envelope.queue for record in records})
     taken: list[bool] = session.call(
-        "adopt",
+        "adopt_all",
         [
             *(departure.mark, departure.last, cursor),
             json([_row(session, record) for record in records]),
             blobs([encode_envelope(record.envelope) for record in records]),
             blobs([record.result for record in records]),
+            texts([schedule.name for schedule in schedules]),
+            floats([schedule.due for schedule in schedules]),
+            blobs([schedule.body for schedule in schedules]),
         ],
-        "text, bigint, text, jsonb, bytea[], bytea[]",
+        "text, bigint, text, jsonb, bytea[], bytea[], text[], float8[], bytea[]",
     )
     return taken
 

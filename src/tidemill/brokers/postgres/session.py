@@ -33,6 +33,11 @@ class Statements:
         put = f'CALL "{schema}".put(%s::text, %s::bigint, {jobs}, {prefs}, %s::int, NULL)'
         self.put = put.encode()
         self.put_inside = f'SELECT "{schema}".put_inside({jobs}, {prefs})'.encode()
+        changes = "%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[]"
+        self.change_schedules = (
+            f'CALL "{schema}".change_schedules(%s::text, %s::bigint, {changes}, {jobs}, '
+            f"%b::bigint[]::int[], {prefs}, NULL)"
+        ).encode()
         followers = "%s::text[], %s::bytea[], %s::bigint[]::int[], %s::jsonb"
         want = (
             "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool, %s::bool)"

@@ -327,7 +327,7 @@ BEGIN
                          alone = w.alone, queues = w.queues
         WHERE owner = me;
     END IF;
-    answer := answer || jsonb_build_object('due', d - t, 'turn', turn);
+    answer := answer || jsonb_build_object('due', d - t, 'turn', turn, 'firing', next_firing() - t);
 END $$;
 
 -- Look once more, now that all can see that we are about to sleep. Whoever puts a job looks for

@@ -1,0 +1,76 @@
+"""Schedules as they cross the line; ``sql/55_schedules.sql`` has the other side of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tidemill.brokers.base import Reply, Step
+from tidemill.brokers.postgres.lines import Connection, Line
+from tidemill.brokers.postgres.puts import pack_jobs
+from tidemill.brokers.postgres.session import Session
+from tidemill.brokers.postgres.wire import blobs, floats, ints, texts
+from tidemill.brokers.schedules import CLAIM, Change, Changed, Schedule
+from tidemill.errors import BrokerUnavailable
+
+__all__ = ["change", "get", "hand_out", "page"]
+
+_FIELDS = "name, version, due, body"
+
+
+def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
+    """The records of these names, of one moment."""
+    table = f'"{session.address.schema}".schedule'
+    text = f"SELECT {_FIELDS} FROM {table} WHERE name = ANY (%b::text[])"
+    rows = session.query(text, [texts(names)])
+    found = {row[0]: Schedule(*row) for row in rows}
+    return [found.get(name) for name in names]
+
+
+def page(session: Session, after: str, limit: int) -> list[Schedule]:
+    """Records by name, from the first one behind ``after`` on."""
+    table = f'"{session.address.schema}".schedule'
+    text = f"SELECT {_FIELDS} FROM {table} WHERE name > %s ORDER BY name LIMIT %s"
+    return [Schedule(*row) for row in session.query(text, [after, limit])]
+
+
+def hand_out(session: Session, step: Step, reply: Reply, firing: float) -> None:
+    """Take what is due; ``firing`` is in how many seconds that is."""
+    if firing <= 0:
+        try:
+            [(*columns, wait)] = session.rows("hand_out", [step.fires], "int")
+        except BrokerUnavailable:  # what the step did counts; these are handed out again
+            columns, wait = [()] * 4, CLAIM
+        reply.schedules = [Schedule(*row) for row in zip(*(c or () for c in columns), strict=True)]
+        firing = float("inf") if wait is None else wait
+    reply.next_due = min(reply.next_due, max(0.0, firing))
+
+
+def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
+    """Change what still is as expected, and put the jobs that come with it."""
+    if not changes:
+        return []
+    jobs = [job for change in changes for job in change.jobs]
+    arguments = [
+        texts([change.name for change in changes]),
+        ints([change.expect for change in changes]),
+        floats([change.due for change in changes]),
+        blobs([change.body for change in changes]),
+        ints([change.gone for change in changes]),
+        *pack_jobs(session, jobs),
+        ints([n for n, change in enumerate(changes, 1) for _ in change.jobs]),
+        session.prefs(),
+    ]
+    serials: dict[str, int] = {}
+
+    def work(line: Line, conn: Connection) -> Any:
+        if line.id not in serials:  # else it is done again, its reply was lost
+            line.serial += 1
+            serials[line.id] = line.serial
+        values = [line.id, serials[line.id], *arguments]
+        row = conn.execute(session.statements.change_schedules, values, binary=True).fetchone()
+        assert row is not None
+        return row[0]
+
+    answer = session.lines.run(work, patience=session.address.patience)
+    return [Changed(done, version, tuple(left_out)) for done, version, left_out in answer]

@@ -1,0 +1,240 @@
+-- Schedules: records that come due, are handed out, and change by compare-and-set. Whoever is handed one
+-- has it for a second: then another gets it, should it not have changed. Nothing but work hangs on that.
+
+-- When the next is to be handed out; NULL when none will be.
+CREATE OR REPLACE FUNCTION tidemill.next_firing() RETURNS float8
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT next FROM schedule WHERE next IS NOT NULL ORDER BY next LIMIT 1);
+END $$;
+
+-- Those that are due, at most so many, and in how many seconds the next is.
+CREATE OR REPLACE FUNCTION tidemill.hand_out(
+    most int, p tidemill.prefs,
+    OUT names text[], OUT versions bigint[], OUT dues float8[], OUT bodies bytea[], OUT wait float8)
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    t float8 := clock(p);
+BEGIN
+    IF EXISTS (SELECT FROM departure) THEN
+        RETURN;
+    END IF;
+    WITH mine AS MATERIALIZED (
+        SELECT name FROM schedule WHERE next <= t ORDER BY next LIMIT most FOR UPDATE SKIP LOCKED
+    ), claimed AS (
+        UPDATE schedule SET next = t + 1 FROM mine WHERE schedule.name = mine.name
+        RETURNING schedule.name, version, due, body
+    )
+    SELECT array_agg(name ORDER BY due, version), array_agg(version ORDER BY due, version),
+           array_agg(due ORDER BY due, version), array_agg(body ORDER BY due, version)
+    INTO names, versions, dues, bodies FROM claimed;
+    wait := next_firing() - t;
+END $$;
+
+-- Change one record, if it still has the version expected. "sooner": it comes due earlier than it did.
+CREATE OR REPLACE FUNCTION tidemill.change_one(
+    which text, expect bigint, new_due float8, new_body bytea, gone boolean,
+    OUT done boolean, OUT new_version bigint, OUT sooner boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    was float8 := 0;
+BEGIN
+    new_version := 0;
+    sooner := false;
+    IF expect = 0 AND NOT gone THEN
+        INSERT INTO schedule (name, version, due, next, body)
+        VALUES (which, nextval('acceptance'), new_due, nullif(new_due, 0), new_body)
+        ON CONFLICT DO NOTHING RETURNING version INTO new_version;
+        done := FOUND;
+    ELSE
+        SELECT due INTO was FROM schedule WHERE name = which AND version = expect FOR UPDATE;
+        done := FOUND OR (expect = 0 AND NOT EXISTS (SELECT FROM schedule WHERE name = which));
+        IF done AND gone THEN
+            DELETE FROM schedule WHERE name = which;
+        ELSIF done THEN
+            UPDATE schedule SET version = nextval('acceptance'), due = new_due,
+                                next = nullif(new_due, 0), body = new_body
+            WHERE name = which RETURNING version INTO new_version;
+        END IF;
+    END IF;
+    new_version := coalesce(new_version, 0);
+    sooner := done AND NOT gone AND new_due > 0 AND (was = 0 OR new_due < was);
+END $$;
+
+-- Put a schedule's job, or say why it is left out.
+CREATE OR REPLACE FUNCTION tidemill.put_if_it_fits(
+    g tidemill.given, t float8, p tidemill.prefs) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    held boolean := false;
+    most bigint;
+BEGIN
+    IF EXISTS (SELECT FROM job WHERE id = g.id) THEN
+        RETURN 'id';
+    END IF;
+    IF g.key IS NOT NULL THEN
+        PERFORM lock_key(g.key);
+        held := EXISTS (SELECT FROM key WHERE key.key = g.key);
+    END IF;
+    IF held AND g.conflict = 'reject' THEN
+        RETURN 'key';
+    END IF;
+    SELECT max_size INTO most FROM queue WHERE number = g.line / 4;
+    IF NOT held AND most > 0 AND size_of(g.line / 4) >= most THEN
+        RETURN 'full';
+    END IF;
+    PERFORM put_one(g, false, t, p);
+    RETURN NULL;
+END $$;
+
+-- Put the jobs of the changes that were made: "owners" says to which of them each belongs. The answer
+-- tells for each change why jobs were left out.
+CREATE OR REPLACE FUNCTION tidemill.put_fired(
+    ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[], made boolean[],
+    p tidemill.prefs) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    t        float8 := clock(p);
+    chosen   int[];
+    left_out jsonb := '{}';
+    plain    boolean := true;
+    one      record;
+    g        given;
+    why      text;
+    which    text;
+BEGIN
+    chosen := ARRAY (SELECT n FROM generate_series(1, cardinality(ids)) AS n WHERE made[owners[n]] ORDER BY n);
+    IF cardinality(chosen) = 0 THEN
+        RETURN left_out;
+    END IF;
+    -- As in put_jobs: whoever fills a bounded queue does so alone.
+    FOR one IN
+        SELECT number FROM queue
+        WHERE number IN (SELECT (s ->> 'line')::int / 4 FROM jsonb_array_elements(shapes) AS s)
+          AND max_size > 0
+        ORDER BY number
+    LOOP
+        PERFORM pg_advisory_xact_lock('queue'::regclass::oid::int, one.number);
+        plain := false;
+    END LOOP;
+    plain := plain AND NOT jsonb_path_exists(shapes, '$[*].key')
+             AND NOT EXISTS (SELECT FROM job WHERE id = ANY (ids));
+    IF plain THEN
+        PERFORM put_plain(
+            ARRAY (SELECT ids[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
+            ARRAY (SELECT envelopes[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
+            ARRAY (SELECT shape[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
+            shapes, t);
+        RETURN left_out;
+    END IF;
+    PERFORM come_due(t, p);  -- a job whose time has passed must not keep another out
+    FOR g IN SELECT * FROM unpack(ids, envelopes, shape, shapes) ORDER BY ord LOOP
+        CONTINUE WHEN NOT g.ord = ANY (chosen);
+        why := put_if_it_fits(g, t, p);
+        IF why IS NOT NULL THEN
+            which := owners[g.ord]::text;
+            left_out := jsonb_set(left_out, ARRAY[which], coalesce(left_out -> which, '[]') || to_jsonb(why));
+        END IF;
+    END LOOP;
+    RETURN left_out;
+END $$;
+
+-- Change records and put their jobs, each of the changes by itself. The answer has for each: done, its
+-- new version, why jobs were left out; and whether somebody must sleep shorter.
+CREATE OR REPLACE FUNCTION tidemill.change_all(
+    names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[],
+    ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[], p tidemill.prefs,
+    OUT answer jsonb, OUT sooner boolean)
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    c        record;
+    made     boolean[] := '{}';
+    versions bigint[] := '{}';
+    left_out jsonb := '{}';
+BEGIN
+    sooner := false;
+    PERFORM check_here();
+    -- One at a time: two that change the same names in different orders would wait for each other.
+    PERFORM pg_advisory_xact_lock('schedule'::regclass::oid::int, 0);
+    FOR n IN 1..cardinality(names) LOOP
+        c := change_one(names[n], expects[n], dues[n], bodies[n], gone[n] = 1);
+        made := made || c.done;
+        versions := versions || c.new_version;
+        sooner := sooner OR c.sooner;
+    END LOOP;
+    IF cardinality(ids) > 0 THEN
+        left_out := put_fired(ids, envelopes, shape, shapes, owners, made, p);
+    END IF;
+    answer := (
+        SELECT jsonb_agg(jsonb_build_array(made[n], versions[n], coalesce(left_out -> n::text, '[]'))
+                         ORDER BY n)
+        FROM generate_series(1, cardinality(names)) AS n);
+END $$;
+
+-- Owners that see to schedules look again.
+CREATE OR REPLACE FUNCTION tidemill.fire_sooner() RETURNS void
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    PERFORM pg_notify(channel, number::text) FROM owner WHERE kind <> 'consumer' AND channel <> '';
+END $$;
+
+-- One call, committed; then those who sleep are told, as after a put.
+CREATE OR REPLACE PROCEDURE tidemill.change_schedules(
+    client text, this bigint, names text[], expects bigint[], dues float8[], bodies bytea[],
+    gone bigint[], ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[],
+    p tidemill.prefs, INOUT answer jsonb)
+LANGUAGE plpgsql AS $$
+DECLARE
+    did record;
+BEGIN
+    UPDATE tidemill.call AS c SET serial = this, seen = tidemill.clock(p), answer = NULL
+    WHERE c.line = client AND c.serial < this;
+    IF NOT FOUND THEN
+        INSERT INTO tidemill.call (line, serial, seen) VALUES (client, this, tidemill.clock(p))
+        ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN  -- it was done before
+            SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
+            COMMIT;
+            PERFORM tidemill.ring_again(p);
+            PERFORM tidemill.fire_sooner();
+            RETURN;
+        END IF;
+    END IF;
+    did := tidemill.change_all(names, expects, dues, bodies, gone, ids, envelopes, shape, shapes, owners, p);
+    answer := did.answer;
+    UPDATE tidemill.call AS c SET answer = change_schedules.answer WHERE c.line = client;
+    COMMIT;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    IF did.sooner THEN
+        PERFORM tidemill.fire_sooner();
+    END IF;
+    IF cardinality(ids) > 0 THEN
+        PERFORM tidemill.ring(0, true, '{}', p);
+    END IF;
+END $$;
+
+-- Take in jobs and schedules of a departed store: see 75_moving.sql.
+CREATE OR REPLACE FUNCTION tidemill.adopt_all(
+    which text, last bigint, reached text, records jsonb, envelopes bytea[], results bytea[],
+    names text[], dues float8[], bodies bytea[], p tidemill.prefs) RETURNS boolean[]
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    RETURN adopt(which, last, reached, records, envelopes, results, p)
+        || adopt_schedules(names, dues, bodies);
+END $$;
+
+CREATE OR REPLACE FUNCTION tidemill.adopt_schedules(names text[], dues float8[], bodies bytea[])
+RETURNS boolean[]
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+DECLARE
+    taken boolean[] := '{}';
+BEGIN
+    PERFORM pg_advisory_xact_lock('schedule'::regclass::oid::int, 0);
+    FOR n IN 1..cardinality(names) LOOP
+        taken := taken || (SELECT done FROM change_one(names[n], 0, dues[n], bodies[n], false));
+    END LOOP;
+    RETURN taken;
+END $$;
