@@ -30,6 +30,7 @@ from tidemill.groups import JobChain, JobGroup, as_completed
 from tidemill.handle import Job
 from tidemill.hooks import Ended
 from tidemill.job import State
+from tidemill.limits import Breaker, Limit
 from tidemill.middleware import Middleware
 from tidemill.queue import Message, Queue
 from tidemill.retry import Fail, JobTerminated, JobTimeout, Retries, Retry, Snooze
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSignature",
+    "Breaker",
     "BrokerUnavailable",
     "Call",
     "Chain",
@@ -66,6 +68,7 @@ __all__ = [
     "JobTerminated",
     "JobTimeout",
     "LeaseLost",
+    "Limit",
     "Message",
     "Middleware",
     "Queue",

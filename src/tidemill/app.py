@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from tidemill.arguments import TEXT_OF_BODY, summary
 from tidemill.batch import Batch
@@ -35,6 +35,7 @@ from tidemill.config import (
     default_url,
     url_from_environment,
 )
+from tidemill.consumers import Consumers
 from tidemill.enqueuing import enqueue_composed, enqueue_many, given, is_composed, txn_of
 from tidemill.errors import InvalidOption
 from tidemill.gathered import GatheredPuts
@@ -42,9 +43,10 @@ from tidemill.groups import JobGroup
 from tidemill.handle import Job
 from tidemill.inline import run_inline
 from tidemill.job import Envelope, Links
+from tidemill.limits import Limits, QueueSettings
 from tidemill.middleware import Middleware
 from tidemill.options import TASK_OPTIONS, Options
-from tidemill.queue import Consumers, Message, Queue
+from tidemill.queue import Message, Queue
 from tidemill.schedules.book import Schedules
 from tidemill.task import (
     AsyncTask,
@@ -125,9 +127,10 @@ class Tidemill:
         self._env = env, prefix
         self._broker: Broker | None = None
         self._lock = threading.Lock()
-        self._consumers = Consumers(self)
+        self.consumers = Consumers(self)  # the owners this process takes messages by
         self._gathered = GatheredPuts(self)
         self.schedules = Schedules(self)
+        self.limits = Limits(self)
         self._batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
             "tidemill_batch", default=None
         )
@@ -173,7 +176,7 @@ class Tidemill:
         """Give up the broker; it is opened again when next needed. Idempotent."""
         for end in list(self.before_close):
             end()
-        self._consumers.close()
+        self.consumers.close()
         with self._lock:
             broker, self._broker = self._broker, None
             pools = self.threads, self.waiters
@@ -361,6 +364,8 @@ class Tidemill:
         envelope.body = encode(args, kwargs)
         if not isinstance(options.key, str):
             envelope.key = check_name("key", options.key(*args, **kwargs))
+        if options.limit is not None:
+            envelope.limit = self.limits.claim(options.limit, call.task, args, kwargs)
         if len(envelope.body) <= TEXT_OF_BODY:
             envelope.text = summary(args, kwargs)
         if job_id:
@@ -400,28 +405,20 @@ class Tidemill:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def queue(self, name: str, *, max_size: int | None = None) -> Queue:
-        """A queue of raw messages.
-
-        ``max_size`` bounds its unfinished jobs from now on; 0 means no bound.
-        """
-        return Queue(self, name, max_size=max_size)
+    def queue(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
+        """A queue of raw messages, and the settings that hold for it from now on: see ``Queue``."""
+        return Queue(self, name, **settings)
 
     def get(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
         """The next message of several queues: all of the first before any of the second.
 
         Returns None when nothing came within ``timeout`` seconds; without one, waits for ever.
         """
-        return self._consumers.get(queues, timeout)
+        return self.consumers.get(queues, timeout)
 
     async def aget(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
         """As ``get``, without blocking the event loop."""
-        return await self._consumers.aget(queues, timeout)
-
-    @property
-    def consumers(self) -> Consumers:
-        """The owners this process consumes messages by."""
-        return self._consumers
+        return await self.consumers.aget(queues, timeout)
 
     # -- asyncio --------------------------------------------------------------------------------
 

@@ -45,6 +45,10 @@ _OPTIONS = {
     **dict.fromkeys(("unique_ttl", "dedup_ttl", "unique_period", "throttle"), "unique_for="),
     **dict.fromkeys(("debounce", "deduplication"), "key=…, on_conflict='replace', delay="),
     **dict.fromkeys(("actor_name", "task_name"), "name="),
+    **dict.fromkeys(
+        ("rate_limit", "rate_limits", "concurrency_limit", "max_concurrency", "limits"),
+        'limit="10/s", or limit=Limit(concurrency=5)',
+    ),
     **dict.fromkeys(("args", "kwargs"), "task.enqueue(…), which takes the task's own arguments"),
     **dict.fromkeys(("bind", "context", "pass_context"), "current_job() inside the task"),
 }

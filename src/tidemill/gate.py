@@ -48,7 +48,8 @@ class Terms(msgspec.Struct, array_like=True, frozen=True, gc=False):
         window: (jobs, seconds): never more than that start within any such time.
         concurrency: jobs that run at a time.
         breaker: (failures, seconds): after so many failed attempts in a row nothing starts for that
-            time; then one job at a time, until one succeeds.
+            time; then one job at a time, until one succeeds. After a first failure no more run at a
+            time than may fail yet.
     """
 
     rate: tuple[float, float] | None = None
@@ -117,12 +118,13 @@ class LimitStats(msgspec.Struct, kw_only=True, frozen=True):
     """A limit in numbers: of a queue, or of a name, then over all its keys.
 
     ``until`` is seconds until a job can start again, 0 when one could now, infinity when no time
-    opens it; of a queue. ``keys`` are those in use; of a name.
+    opens it; of a queue. ``keys`` are those in use; of a name. ``declared`` is what code said last.
     """
 
     name: str
     queue: bool = False
     terms: Terms = Terms()
+    declared: Terms | None = None
     running: int = 0
     failures: int = 0
     until: float = 0.0
@@ -139,9 +141,7 @@ def opens(terms: Terms, gate: Gate, running: int, now: int, cost: float = 1.0) -
     when = 0
     if terms.breaker is not None and gate.failures >= terms.breaker[0]:
         when = gate.until
-        if when <= now and running:
-            return NEVER  # one tries already
-    if terms.concurrency is not None and running >= terms.concurrency:
+    if when <= now and running >= _most_running(terms, gate):
         return NEVER
     if terms.rate is not None:
         if not terms.every:
@@ -151,6 +151,14 @@ def opens(terms: Terms, gate: Gate, running: int, now: int, cost: float = 1.0) -
     if terms.window is not None:
         when = max(when, _window_opens(terms.window, gate, now, cost))
     return when if when > now else 0
+
+
+def _most_running(terms: Terms, gate: Gate) -> int:
+    """How many jobs may run at a time: after a failure no more than may fail yet, but one."""
+    most = NEVER if terms.concurrency is None else terms.concurrency
+    if terms.breaker is not None and gate.failures:
+        most = min(most, max(1, terms.breaker[0] - gate.failures))
+    return most
 
 
 def _window_opens(window: tuple[float, float], gate: Gate, now: int, cost: float) -> int:
@@ -170,10 +178,7 @@ def room(terms: Terms, gate: Gate, running: int, now: int, most: int) -> int:
     """How many jobs that cost 1 may start now, ``most`` at most."""
     if opens(terms, gate, running, now):
         return 0
-    if terms.breaker is not None and gate.failures >= terms.breaker[0]:
-        most = min(most, 1)
-    if terms.concurrency is not None:
-        most = min(most, terms.concurrency - running)
+    most = min(most, _most_running(terms, gate) - running)
     if terms.every:
         most = min(most, max(1, int(tokens(terms, gate, now) + _SLACK / terms.every)))
     if terms.window is not None:

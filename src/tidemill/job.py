@@ -253,9 +253,10 @@ class Input(msgspec.Struct, array_like=True, gc=False):
 class Lease(msgspec.Struct, array_like=True, gc=False):
     """A job handed to an owner. ``token`` is fresh on every reserve: it is the fence.
 
-    ``attempt`` counts this run, from 1. A task with ``losses`` is to run alone. ``timeout`` is
-    seconds, 0 for none; ``deadline`` is the ttr of a message in seconds, 0 for none. ``envelope``
-    stays encoded: who only carries it on need not open it.
+    ``attempt`` counts this run, from 1. ``rank`` and ``seq`` say where it stood among the ready:
+    what is held in advance is run in that order. A task with ``losses`` is to run alone.
+    ``timeout`` is seconds, 0 for none; ``deadline`` is the ttr of a message in seconds, 0 for none.
+    ``envelope`` stays encoded: who only carries it on need not open it.
     """
 
     token: int
@@ -393,6 +394,7 @@ class Record(msgspec.Struct, kw_only=True):
             "expires": self.expires or None,
             "finished": self.finished or None,
             "key": e.key or None,
+            "limit": {"name": e.limit.name, "key": e.limit.key} if e.limit else None,
             "tags": list(e.tags),
             "headers": e.headers,
             "summary": e.text,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tidemill.brokers.base import Broker, Departure, Feature, Filter, need
+from tidemill.brokers.limiting import limiting
 from tidemill.crash import point
 from tidemill.errors import InvalidOption
 from tidemill.job import Record, State
@@ -111,6 +112,13 @@ def _take_settings(source: Broker, target: Broker) -> None:
     for row in source.stats():
         if row.paused or row.max_size:
             target.set_queue(row.name, paused=row.paused or None, max_size=row.max_size or None)
+    if Feature.LIMITS not in source.features:
+        return
+    for limit in limiting(source, "limits").limits():
+        there = limiting(target, f"the limit {limit.name!r}")
+        if limit.declared is not None:
+            there.set_limit(limit.name, limit.declared, queue=limit.queue, declared=True)
+        there.set_limit(limit.name, limit.terms, queue=limit.queue)
 
 
 def _has_schedules(source: Broker) -> bool:

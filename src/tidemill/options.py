@@ -20,6 +20,7 @@ from tidemill.config import (
 )
 from tidemill.errors import InvalidOption
 from tidemill.job import Conflict, Envelope, Unique, rank_of
+from tidemill.limits import Limit, check_limit
 from tidemill.retry import Retries
 
 __all__ = ["CALL_OPTIONS", "PUT_OPTIONS", "TASK_OPTIONS", "Key", "Options"]
@@ -28,12 +29,12 @@ Key = str | Callable[..., str]
 
 TASK_OPTIONS = (
     *("queue", "priority", "retries", "timeout", "expires"),
-    *("key", "on_conflict", "unique_for", "max_wait", "result_ttl", "tags"),
+    *("key", "on_conflict", "unique_for", "max_wait", "result_ttl", "limit", "tags"),
 )
 CALL_OPTIONS = (*TASK_OPTIONS, "delay", "at", "id", "headers", "txn")
 PUT_OPTIONS = (
     *("id", "delay", "at", "ttr", "priority", "key", "on_conflict", "unique_for", "max_wait"),
-    *("expires", "retries", "tags", "headers", "txn"),
+    *("expires", "retries", "limit", "tags", "headers", "txn"),
 )
 
 
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unique_for: float = 0.0
     max_wait: float = 0.0
     result_ttl: float = -1.0
+    limit: Limit | None = None
     tags: tuple[str, ...] = ()
     delay: float = 0.0
     at: float = 0.0
@@ -159,6 +161,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "unique_for": ("unique_for", lambda v: check_seconds("unique_for", v)),
     "max_wait": ("max_wait", lambda v: check_seconds("max_wait", v)),
     "result_ttl": ("result_ttl", lambda v: check_seconds("result_ttl", v)),
+    "limit": ("limit", check_limit),
     "tags": ("tags", _check_tags),
     "delay": ("delay", lambda v: check_seconds("delay", v)),
     "at": ("at", lambda v: check_moment("at", v)),

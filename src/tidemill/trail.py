@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.brokers.base import Broker
+from tidemill.brokers.base import Broker, Feature
+from tidemill.brokers.limiting import limiting
 from tidemill.brokers.links import was_dropped
+from tidemill.gate import Held
 from tidemill.job import Attempt, Outcome, Owner, Record, State, Waits, priority_of
+from tidemill.limits import terms_text
 
 __all__ = ["Event", "explain", "explain_in", "serving", "trail_of"]
 
@@ -126,6 +129,9 @@ def explain_in(broker: Broker, record: Record) -> str:
     queue = record.envelope.queue
     paused = any(row.paused for row in broker.stats() if row.name == queue)
     told = explain(record, paused=paused, workers=len(serving(broker, queue)))
+    if record.state is State.READY and not paused and Feature.LIMITS in broker.features:
+        held = limiting(broker, "explain").held(record.envelope.id)
+        told = _held_back(held) if held is not None else told
     if record.state is State.WAITING:
         named = [f"{r.envelope.id} ({r.state})" for r in _before(broker, record) if not _ok(r)]
         return f"{told}: {', '.join(named)}" if named else told
@@ -133,6 +139,24 @@ def explain_in(broker: Broker, record: Record) -> str:
     if cause is None:
         return told
     return f"{told}; it began with job {cause.envelope.id}, which {cause.state}: {cause.error}"
+
+
+def _held_back(held: Held) -> str:
+    """Which limit a ready job waits for, and until when."""
+    who = f"queue {held.name!r}" if held.queue else f"{held.name!r}"
+    who += f" for key {held.key!r}" if held.key else ""
+    terms = held.terms
+    when = "" if held.until == float("inf") else f"; the next may start in {held.until:.3g} s"
+    if held.broken:
+        breaker = terms.breaker
+        assert breaker is not None
+        tried = when or "; one is being tried now"
+        return f"It waits for the breaker of {who}: {breaker[0]} attempts failed in a row{tried}"
+    if terms.concurrency is not None and held.running >= terms.concurrency:
+        return f"It waits for the limit of {who}: {held.running} of {terms.concurrency} are running"
+    if terms.rate is not None and not terms.rate[0]:
+        return f"It waits for the limit of {who}, whose rate of 0 lets nothing start"
+    return f"It waits for the limit of {who}, {terms_text(terms)}{when}"
 
 
 SHOWN = 5

@@ -17,6 +17,7 @@ from tidemill import Tidemill
 from tidemill.brokers.base import Filter
 from tidemill.errors import StoreMoved
 from tidemill.job import State
+from tidemill.move import move
 
 APP = """
 @mill.task(retries=2)
@@ -175,3 +176,20 @@ def test_a_move_can_be_called_off_while_nothing_has_arrived(place: Place, tmp_pa
     assert same.returncode == 2
     with Tidemill(target) as there:
         assert there.broker.get(other.id).state is State.READY
+
+
+def test_limits_move_along(tmp_path: Path) -> None:
+    source = Tidemill(f"lmdb://{tmp_path}/one")
+    target = Tidemill(f"lmdb://{tmp_path}/two")
+
+    @source.task(name="work", limit="1/h")
+    def work() -> None: ...
+
+    with source, target:
+        work.enqueue()
+        source.queue("q", rate="10/s")
+        source.limits.set("work", rate="2/h")
+        source.queue("q").limit(concurrency=3)
+        terms = [(row.name, row.terms, row.declared) for row in source.limits.list()]
+        move(source.broker, target.broker)
+        assert [(row.name, row.terms, row.declared) for row in target.limits.list()] == terms

@@ -22,9 +22,10 @@ LAYERS: list[tuple[str, ...]] = [
     ("codec", "config"),
     ("brokers",),
     (
-        *("app", "arguments", "bar", "batch", "completed", "compose", "context", "enqueuing"),
-        *("gathered", "groups", "handle", "hooks", "inline", "inputs", "loader", "middleware"),
-        *("move", "options", "plan", "queue", "schedules", "task", "threads", "trail", "wholes"),
+        *("app", "arguments", "bar", "batch", "completed", "compose", "consumers", "context"),
+        *("enqueuing", "gathered", "groups", "handle", "hooks", "inline", "inputs", "limits"),
+        *("loader", "middleware", "move", "options", "plan", "queue", "schedules", "task"),
+        *("threads", "trail", "wholes"),
     ),
     ("worker",),
     ("cli", "demo", "testing", "__main__"),

@@ -34,6 +34,7 @@ _VERBS = {  # verb: the file here that has it, in the order the help lists them
     "cancel": "act",
     "schedule": "schedule",
     "queues": "queues",
+    "limit": "limits",
     "pause": "queues",
     "resume": "queues",
     "purge": "queues",

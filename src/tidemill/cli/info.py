@@ -46,7 +46,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
     out.print(f"totals    {counts or 'nothing yet'}")
     if rows:
         out.print()
-        out.print(queues_table(out, rows))
+        out.print(queues_table(mill, out, rows))
     out.print()
     if not owners:
         out.print("no workers: start one with tidemill worker MODULE:VAR")

@@ -11,8 +11,11 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Feature, QueueStats, need
 from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.limits import state_of
 from tidemill.config import check_name
 from tidemill.errors import TidemillError
+from tidemill.gate import LimitStats
+from tidemill.limits import terms_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +30,10 @@ def public(stats: QueueStats) -> dict[str, Any]:
     return values | {"size": stats.size, "oldest": stats.oldest or None}
 
 
-def queues_table(out: Console, rows: list[QueueStats]) -> Table:
+def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
     """Queues in numbers, for people. ``oldest`` is the age of the oldest ready job."""
+    has = Feature.LIMITS in mill.broker.features
+    limits = {row.name: row for row in mill.limits.list() if row.queue} if has else {}
     from tidemill.cli import show
 
     columns = (
@@ -39,11 +44,20 @@ def queues_table(out: Console, rows: list[QueueStats]) -> Table:
         (
             *(q.name, f"{q.ready:,}", f"{q.running:,}", f"{q.scheduled:,}", f"{q.waiting:,}"),
             *(show.ago(q.oldest), f"{q.succeeded:,}", f"{q.failed:,}", f"{q.retried:,}"),
-            show.styled("paused") if q.paused else f"at most {q.max_size:,}" if q.max_size else "",
+            show.styled("paused") if q.paused else _note(q, limits),
         )
         for q in rows
     ]
     return show.table(out, columns, cells)
+
+
+def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
+    """What bounds a queue, in a few words."""
+    limit = limits.get(row.name)
+    parts = [f"at most {row.max_size:,}"] if row.max_size else []
+    if limit is not None:
+        parts += [terms_text(limit.terms), state_of(limit)]
+    return "; ".join(part for part in parts if part)
 
 
 @click.command()
@@ -59,7 +73,7 @@ def queues(mill: Tidemill, as_json: bool) -> None:
     elif not rows:
         out.print(f"no queues in {mill.broker.url}")
     else:
-        out.print(queues_table(out, rows))
+        out.print(queues_table(mill, out, rows))
 
 
 @click.command()

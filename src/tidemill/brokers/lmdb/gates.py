@@ -224,6 +224,7 @@ def gate_shown(limited: Limited, row: Row, now: int) -> LimitStats:
         name=row.name,
         queue=True,
         terms=limited.terms,
+        declared=limited.declared,
         running=row.running,
         failures=limited.gate.failures,
         until=seconds_until(when, now) if when else 0.0,

@@ -139,10 +139,12 @@ class Inspection:
                 assert limited is not None
                 lanes = [lane for _, lane in lanes_of(txn, store.tables, name)]
                 running = sum(lane.running for lane in lanes)
-                stats = LimitStats(
-                    name=name, terms=limited.terms, running=running, keys=len(lanes)
+                terms, declared = limited.terms, limited.declared
+                shown.append(
+                    LimitStats(
+                        name=name, terms=terms, declared=declared, running=running, keys=len(lanes)
+                    )
                 )
-                shown.append(stats)
         return shown
 
     def held(self, job_id: str) -> Held | None:

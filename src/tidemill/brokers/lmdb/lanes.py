@@ -111,11 +111,8 @@ class Lanes:
         txn, tables = self._moves.txn, self._moves.t
         return is_parked(txn, tables, stored, lane)
 
-    def taken(self, envelope: bytes, found: bytes, seq: int) -> tuple[bytes, Claim]:
-        """The job behind an entry of the ready table, which is gone, leaves its lane.
-
-        Returns its own ready key, and its claim.
-        """
+    def taken(self, envelope: bytes, found: bytes, seq: int) -> Claim:
+        """The job behind an entry of the ready table, which is gone, leaves its lane: its claim."""
         claim = claim_of(envelope)
         name = _name_of(claim)
         lane = self._lane(name)
@@ -124,7 +121,7 @@ class Lanes:
         lane.lines[line] = None
         self._moves.txn.delete(NUMBER.pack(lane.number) + key, db=self._moves.t.park)
         self._changed(name)
-        return key, claim
+        return claim
 
     def start(self, claim: Claim, token: int, *, runs: bool) -> None:
         """A job that was taken is leased; without ``runs`` it is gone when taken."""

@@ -173,7 +173,8 @@ class Leasing:
         )
         lane = None
         if flags & Flag.LIMITED:
-            key, lane = moves.lanes.taken(data[_HEAD : _HEAD + size], key, seq)
+            lane = moves.lanes.taken(data[_HEAD : _HEAD + size], key, seq)
+            seq = READY_KEY.unpack(key)[2]  # where it stood
         if expires and expires <= moves.now:
             stored = Stored(job_id, data)
             moves.end(stored, EXPIRED, stored.tail, TOO_LATE)

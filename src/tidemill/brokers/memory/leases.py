@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
 from tidemill.brokers.memory.flows import inputs_of
 from tidemill.brokers.memory.jobs import LOST, MESSAGES, TASKS, Item, Jobs, Ready
-from tidemill.brokers.memory.limits import first_of, is_open, start
+from tidemill.brokers.memory.limits import first_of, is_open, start, turn_of
 from tidemill.job import Envelope, Lease, Owner, State, encode_envelope
 
 __all__ = ["lease", "ttr_of"]
@@ -21,11 +21,12 @@ def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
         if item is None:
             return
         record, envelope = item.record, item.record.envelope
+        turn = turn_of(jobs, item)
         if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
             record.leased = jobs.wall
             number = jobs.next_number()
             start(jobs, item, number)
-            yield _lend(jobs, item, number, 0.0)
+            yield _lend(jobs, item, number, turn, 0.0)
             jobs.finish(item, State.SUCCEEDED)
             continue
         jobs.run(item, owner)
@@ -35,7 +36,7 @@ def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
             ttr = ttr_of(envelope)
             item.deadline = jobs.now + ttr
             jobs.look_at(item, item.deadline)
-        yield _lend(jobs, item, item.token, ttr)
+        yield _lend(jobs, item, item.token, turn, ttr)
 
 
 def ttr_of(envelope: Envelope) -> float:
@@ -43,10 +44,10 @@ def ttr_of(envelope: Envelope) -> float:
     return envelope.ttr if envelope.ttr > 0 else DEFAULT_TTR
 
 
-def _lend(jobs: Jobs, item: Item, token: int, ttr: float) -> Lease:
+def _lend(jobs: Jobs, item: Item, token: int, turn: int, ttr: float) -> Lease:
     r, e = item.record, item.record.envelope
     envelope, inputs = encode_envelope(e), inputs_of(jobs, item)
-    counts = r.attempt + 1, r.losses, r.rank, r.seq
+    counts = r.attempt + 1, r.losses, r.rank, turn
     return Lease(token, *counts, e.timeout, r.leased, ttr, envelope, inputs)
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "show",
     "start",
     "sweep",
+    "turn_of",
     "unstart",
 ]
 
@@ -87,14 +88,16 @@ def first_of(jobs: Jobs, line: Line) -> Ready | None:
     return min(_may_start(jobs, entries), default=None)
 
 
+def turn_of(jobs: Jobs, item: Item) -> int:
+    """Where a job stands among those of its priority: its sequence, or the turn of its lane."""
+    claim = item.record.envelope.limit
+    return max(item.record.seq, jobs.lane(claim).turn if claim and claim.key else 0)
+
+
 def _may_start(jobs: Jobs, entries: list[Ready]) -> Iterator[Ready]:
     for item, claim in _fronts(jobs, entries):
-        rank, seq, job_id = item.record.rank, item.record.seq, item.record.envelope.id
-        if claim is None:
-            yield rank, seq, job_id
-        elif not _lane_opens(jobs, claim):
-            turn = jobs.lane(claim).turn if claim.key else 0
-            yield rank, max(seq, turn), job_id
+        if claim is None or not _lane_opens(jobs, claim):
+            yield item.record.rank, turn_of(jobs, item), item.record.envelope.id
 
 
 def _fronts(jobs: Jobs, entries: list[Ready]) -> Iterator[tuple[Item, Claim | None]]:
@@ -194,6 +197,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
             name=name,
             queue=True,
             terms=limited.terms,
+            declared=limited.declared,
             running=jobs.queue(name).running,
             failures=limited.gate.failures,
             until=_seconds(jobs, _queue_opens(jobs, name)),
@@ -205,6 +209,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
         LimitStats(
             name=name,
             terms=limited.terms,
+            declared=limited.declared,
             running=sum(lane.running for (whose, _), lane in jobs.lanes.items() if whose == name),
             keys=sum(whose == name for whose, _ in jobs.lanes),
         )

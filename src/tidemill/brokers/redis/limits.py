@@ -21,7 +21,7 @@ class Ledger:
     def all(self) -> list[LimitStats]:
         """Every limit in numbers, by name, queues first."""
         facts = self._lines.call("look", b"limits")
-        rows = [_stats(*facts[i : i + 7]) for i in range(0, len(facts), 7)]
+        rows = [_stats(*facts[i : i + 8]) for i in range(0, len(facts), 8)]
         return sorted(rows, key=lambda row: (not row.queue, row.name))
 
     def held(self, job_id: str) -> Held | None:
@@ -45,12 +45,20 @@ def change(name: str, terms: Terms, *, queue: bool, declared: bool) -> Sequence[
 
 
 def _stats(
-    kind: bytes, name: bytes, terms: bytes, running: int, failures: int, until: int, keys: int
+    kind: bytes,
+    name: bytes,
+    terms: bytes,
+    declared: bytes,
+    running: int,
+    failures: int,
+    until: int,
+    keys: int,
 ) -> LimitStats:
     return LimitStats(
         name=name.decode(),
         queue=kind == b"q",
         terms=_read_terms(terms),
+        declared=_read_terms(declared) if declared else None,
         running=running,
         failures=failures,
         until=_seconds(until),

@@ -23,7 +23,7 @@ local leases, inputs, IS_RUNNING = {}, {}, string.char(RUNNING)
 local first_token, last_token = 0, -1
 
 local function show_lease(j, token, ttr, envelope)
-  leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, j.attempt + 1, j.losses, j.rank, j.seq,
+  leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, j.attempt + 1, j.losses, j.rank, j.turn or j.seq,
     j.timeout, now, ttr)
   leases[#leases + 1] = envelope
 end
@@ -224,7 +224,10 @@ local function take_line(line, many)
       if type(data) == 'string' then linked = byte(data, 10) else linked = data.flags end
       local plain = type(data) == 'string' and (linked == 0 or linked == LINKED) and not consumer
       if not plain then j = load_job(id) end
-      if j and j.lane then Lanes.taken(j) end
+      if j and j.lane then
+        j.turn = unpk('>I8', ready[2 * i - 1]) -- where it stood
+        Lanes.taken(j)
+      end
       if plain then -- the hot path: a task with neither times nor past; its record only grows
         local number, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
         token, many = token + 1, many - 1

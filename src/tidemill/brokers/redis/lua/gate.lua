@@ -52,14 +52,18 @@ local function window_opens(terms, gate, cost)
   return when
 end
 
+-- How many jobs may run at a time: after a failure no more than may fail yet, but one.
+local function most_running(terms, gate)
+  local most = terms.concurrency or Gate.NEVER
+  if terms.breaker and gate.failures > 0 then most = math.min(most, math.max(1, terms.breaker - gate.failures)) end
+  return most
+end
+
 -- When a job of that cost may start: 0 now, NEVER when no time alone opens the gate.
 function Gate.opens(terms, gate, running, cost)
   local when = 0
-  if terms.breaker and gate.failures >= terms.breaker then
-    when = gate.wait
-    if when <= now and running > 0 then return Gate.NEVER end -- one tries already
-  end
-  if terms.concurrency and running >= terms.concurrency then return Gate.NEVER end
+  if terms.breaker and gate.failures >= terms.breaker then when = gate.wait end
+  if when <= now and running >= most_running(terms, gate) then return Gate.NEVER end
   if terms.rate then
     if terms.every == 0 then return Gate.NEVER end
     local spare = terms.burst - math.min(cost, terms.burst)
@@ -72,8 +76,7 @@ end
 -- How many jobs that cost 1 may start now, `most` at most.
 function Gate.room(terms, gate, running, most)
   if Gate.opens(terms, gate, running, 1) > 0 then return 0 end
-  if terms.breaker and gate.failures >= terms.breaker then most = math.min(most, 1) end
-  if terms.concurrency then most = math.min(most, terms.concurrency - running) end
+  most = math.min(most, most_running(terms, gate) - running)
   if terms.every > 0 then
     most = math.min(most, math.max(1, math.floor(tokens(terms, gate) + SLACK / terms.every)))
   end

@@ -1,0 +1,121 @@
+"""``tidemill limit``: what limits there are, and changing one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.cli.connect import json_option, store_options
+from tidemill.errors import InvalidOption, TidemillError
+from tidemill.gate import LimitStats
+from tidemill.limits import Breaker, rate_text, terms_text
+
+__all__ = ["limit", "state_of"]
+
+_NONE = "none"
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--queue", "of_queue", is_flag=True, help="NAME is a queue.")
+@click.option("--rate", help="As 10/s, 100/m, 5000/h, 1/d or 10/30s; 0/s starts nothing.")
+@click.option("--burst", type=float, help="Tokens the bucket of the rate holds at most.")
+@click.option("--window", help="As 100/m: never more than that start within any such time.")
+@click.option("--concurrency", help="Jobs that run at a time.")
+@click.option("--breaker", help="Failures in a row after which a queue pauses.")
+@click.option("--pause", type=float, default=30.0, show_default=True, help="Seconds it does.")
+@json_option
+@store_options
+def limit(
+    mill: Tidemill, name: str | None, of_queue: bool, pause: float, as_json: bool, **options: Any
+) -> None:
+    """List limits, or change that of a task (by its NAME, or the limit's own) or of a queue.
+
+    A change holds at once, for all workers, until somebody changes it again or code declares
+    something else than before. What is not given stays; none lifts that part.
+    """
+    changes = {
+        option: _value(option, text, pause)
+        for option, text in options.items()
+        if text is not None
+    }
+    if name is None:
+        if changes:
+            raise InvalidOption("name the limit that is to change: tidemill limit NAME --rate 10/s")
+        _list(mill, as_json)
+        return
+    rows = {(row.name, row.queue) for row in mill.limits.list()}
+    if not of_queue and (name, False) not in rows:
+        hint = "; for the queue of that name add --queue" if (name, True) in rows else ""
+        raise TidemillError(f"no job has brought along a limit of the name {name!r}{hint}")
+    if changes:
+        (mill.limits.set_queue if of_queue else mill.limits.set)(name, **changes)
+    _list(mill, as_json, (name, of_queue))
+
+
+def _value(option: str, text: Any, pause: float) -> Any:
+    if text == _NONE:
+        return None
+    if option not in ("concurrency", "breaker"):
+        return text
+    try:
+        number = int(text)
+    except ValueError:
+        raise InvalidOption(f"{option} must be a whole number or none, not {text!r}") from None
+    return Breaker(number, pause) if option == "breaker" else number
+
+
+def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -> None:
+    from tidemill.cli import show
+
+    rows = [row for row in mill.limits.list() if only in (None, (row.name, row.queue))]
+    if as_json:
+        show.print_json({"limits": [_public(row) for row in rows]})
+        return
+    out = show.console()
+    if not rows:
+        out.print(f"no limits in {mill.broker.url}")
+        return
+    cells = [
+        (
+            f"queue {row.name}" if row.queue else row.name,
+            terms_text(row.terms) or _NONE,
+            f"{row.running:,}",
+            "-" if row.queue else f"{row.keys:,}",
+            state_of(row),
+        )
+        for row in rows
+    ]
+    out.print(show.table(out, ("limit", "terms", "running#", "keys#?", "state"), cells))
+
+
+def state_of(row: LimitStats) -> str:
+    """Why a queue's limit lets no job start now, in a few words; empty when it does."""
+    from tidemill.cli import show
+
+    breaker = row.terms.breaker
+    when = f"opens in {show.span(row.until)}" if 0 < row.until < float("inf") else ""
+    if breaker is not None and row.failures >= breaker[0]:
+        return f"broken after {row.failures} failures, {when or 'tries one job'}"
+    return when or ("closed" if row.until else "")
+
+
+def _public(row: LimitStats) -> dict[str, Any]:
+    """A limit for programs."""
+    terms = row.terms
+    return {
+        "name": row.name,
+        "queue": row.queue,
+        "rate": rate_text(terms.rate) if terms.rate else None,
+        "burst": terms.burst if terms.rate else None,
+        "window": rate_text(terms.window) if terms.window else None,
+        "concurrency": terms.concurrency,
+        "breaker": msgspec.to_builtins(terms.breaker),
+        "running": row.running,
+        "failures": row.failures,
+        "keys": row.keys,
+        "opens_in": row.until if row.until < float("inf") else None,
+    }
