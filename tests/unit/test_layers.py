@@ -16,7 +16,7 @@ ROOT = Path(tidemill.__file__).parent
 
 # From the bottom up. A module may import from its own layer and from those before it.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "clock", "shield", "board", "crash", "elsewhere"),
+    ("errors", "clock", "shield", "deferral", "board", "crash", "elsewhere"),
     ("retry", "gate"),
     ("job",),
     ("codec", "config"),

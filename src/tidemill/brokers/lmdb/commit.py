@@ -10,7 +10,9 @@ their next requests (:mod:`.gathering`): woken later they would miss its commit,
 works they would take the interpreter lock from it at each of its calls.
 
 A caller that is interrupted while it waits takes its request back, or passes on the lead if that
-was just handed to it; a request is never left with a thread that has gone.
+was just handed to it; a request is never left with a thread that has gone. Nowhere else can it be
+interrupted: by the end of a task it is not (:mod:`tidemill.shield`), and Ctrl-C is put off
+(:mod:`tidemill.deferral`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import lmdb
 from tidemill.brokers.lmdb.gathering import Gathering
 from tidemill.brokers.lmdb.pace import pace
 from tidemill.crash import point
+from tidemill.deferral import begin_waiting, call_off, end_waiting, put_off
 from tidemill.errors import TidemillError
 from tidemill.shield import lower_shield, raise_shield
 
@@ -53,13 +56,14 @@ T = TypeVar("T")
 class Request:
     """One caller's part of a commit."""
 
-    __slots__ = ("apply", "done", "error", "result", "turn")
+    __slots__ = ("apply", "done", "error", "leads", "result", "turn")
 
     def __init__(self, apply: Callable[[Any], Any]) -> None:
         self.apply = apply
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
+        self.leads = False  # the lead was handed over to its caller
         self.turn = threading.Lock()
         self.turn.acquire()
 
@@ -92,6 +96,19 @@ class GroupCommit:
         if self.leader == threading.get_ident():
             raise TidemillError("this call would wait for itself: it was made inside a store step")
         request = Request(apply)
+        deferred = put_off()
+        try:
+            self._take_part(make, request)
+        finally:
+            if deferred:
+                call_off()
+        if request.error is not None:
+            raise request.error
+        return request.result  # type: ignore[no-any-return]
+
+    def _take_part(
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
+    ) -> None:
         raise_shield()
         try:
             self.pending.append(request)
@@ -104,24 +121,24 @@ class GroupCommit:
                     self.pass_on()
         finally:
             lower_shield()
-        if request.error is not None:
-            raise request.error
-        return request.result  # type: ignore[no-any-return]
 
     def _follow(self, request: Request) -> bool:
         """Wait for a leader to do the request; True when the lead is handed over instead."""
         try:
             # In the caller's own environment the leader may be waiting for a transaction that this
             # very thread has open; that must not last for ever.
+            begin_waiting()
             if not request.turn.acquire(timeout=PATIENCE if self._shared else -1):
+                end_waiting()
                 raise TidemillError(
                     f"the store was not free for {PATIENCE:g} s; inside a transaction of your own "
                     "pass it as txn="
                 )
+            end_waiting()
         except BaseException:
             self._leave(request)
             raise
-        if request.done:
+        if not request.leads:
             return False
         self.pending.appendleft(request)
         return True
@@ -131,8 +148,9 @@ class GroupCommit:
         try:
             self.pending.remove(request)
         except ValueError:  # a leader is at it, or has just made us the leader
-            request.turn.acquire()
-            if not request.done:
+            if not request.done and not request.leads:  # else we may have had our turn already
+                request.turn.acquire()
+            if request.leads:
                 self.pass_on()
 
     def _lead(self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request) -> None:
@@ -216,7 +234,9 @@ class GroupCommit:
                 self._gathering.expect(len(self._answered), len(self.pending))
                 self._wake()
             if self.pending:
-                self.pending.popleft().turn.release()  # it wakes as the leader, not done
+                next_one = self.pending.popleft()
+                next_one.leads = True
+                next_one.turn.release()
                 return
             self.lead.release()
             if not self.pending or not self.lead.acquire(blocking=False):
