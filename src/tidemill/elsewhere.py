@@ -5,7 +5,7 @@ Nothing here works under its foreign name. It only makes the error say what to w
 
 from __future__ import annotations
 
-__all__ = ["attribute_elsewhere", "option_elsewhere"]
+__all__ = ["attribute_elsewhere", "handle_elsewhere", "option_elsewhere"]
 
 _ATTRIBUTES = {
     **dict.fromkeys(("delay", "send", "kiq", "defer"), "task.enqueue(…)"),
@@ -23,6 +23,26 @@ _ATTRIBUTES = {
     **dict.fromkeys(("fn", "run", "call_local", "original_func"), "task(…), an ordinary call"),
     **dict.fromkeys(("retry",), "raise Retry(delay=5) inside the task"),
     **dict.fromkeys(("request",), "current_job() inside the task"),
+}
+
+_HANDLES = {
+    **dict.fromkeys(
+        ("get", "return_value", "get_result", "wait_result", "join", "fetch", "res"),
+        "job.result(timeout=5), or await job",
+    ),
+    **dict.fromkeys(
+        ("status", "get_status", "ready", "is_ready", "successful", "is_finished", "is_failed"),
+        "job.state",
+    ),
+    **dict.fromkeys(("revoke", "abort"), "job.cancel(), or job.cancel(terminate=True)"),
+    **dict.fromkeys(("forget", "remove"), "job.delete()"),
+    **dict.fromkeys(("requeue", "restore"), "job.retry()"),
+    **dict.fromkeys(("traceback", "exc_info", "get_error"), "job.attempts[-1].traceback"),
+    **dict.fromkeys(("task_id", "message_id", "get_id", "uuid"), "job.id"),
+    **dict.fromkeys(("info", "meta"), "job.progress, or job.record"),
+    **dict.fromkeys(("then", "link"), "chain(task.call(…), other), or call.on_success(other)"),
+    **dict.fromkeys(("completed_count",), "group.count()"),
+    **dict.fromkeys(("date_done", "ended_at", "enqueued_at", "created_at"), "job.trail"),
 }
 
 _OPTIONS = {
@@ -57,6 +77,11 @@ _OPTIONS = {
 def attribute_elsewhere(name: str) -> str:
     """What is written here instead of an attribute of other queues' tasks; empty if unknown."""
     return _ATTRIBUTES.get(name, "")
+
+
+def handle_elsewhere(name: str) -> str:
+    """What is written here instead of an attribute of other queues' results; empty if unknown."""
+    return _HANDLES.get(name, "")
 
 
 def option_elsewhere(name: str) -> str:

@@ -12,7 +12,7 @@ from tidemill.bar import Bar, open_bar
 from tidemill.completed import Completed, Waited
 from tidemill.config import Seconds, check_seconds
 from tidemill.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
-from tidemill.handle import FOREVER, Job
+from tidemill.handle import FOREVER, Job, no_such_attribute
 from tidemill.inputs import member_id, member_ids, members_of, size_of
 from tidemill.job import GROUP, Record, State
 from tidemill.wholes import cancel_whole, delete_whole
@@ -370,6 +370,11 @@ class JobGroup(Generic[R]):
     async def adelete(self) -> bool:
         """As ``delete``."""
         return await self._mill.threaded(self.delete)
+
+    if not TYPE_CHECKING:  # a checker would take it for leave to use any name
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_attribute(self, name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobGroup) and other.id == self.id

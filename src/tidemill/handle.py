@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tidemill.codec import unpack
 from tidemill.config import Seconds, check_seconds
 from tidemill.context import waiting_for
+from tidemill.elsewhere import handle_elsewhere
 from tidemill.errors import (
     JobCancelled,
     JobExpired,
@@ -29,7 +30,7 @@ from tidemill.trail import Event, trail_of
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
 
-__all__ = ["Job"]
+__all__ = ["FIRST_LOOK", "FOREVER", "LONGEST_LOOK", "Job", "no_such_attribute"]
 
 R = TypeVar("R")
 FOREVER = 1e9
@@ -249,6 +250,11 @@ class Job(Generic[R]):
         record: Record = await self._mill.threaded(lambda: self.record)
         return record.state
 
+    if not TYPE_CHECKING:  # a checker would take it for leave to use any name
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_attribute(self, name)
+
     # -- plumbing -------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
@@ -260,6 +266,17 @@ class Job(Generic[R]):
     def __repr__(self) -> str:
         known: Any = self._record.state if self._record else self.placed or "?"
         return f"<job {self.id} {known}>"
+
+
+def no_such_attribute(handle: object, name: str) -> AttributeError:
+    """The error for a name that a handle does not have; one of another queue's is translated."""
+    here = handle_elsewhere(name)
+    text = (
+        f"a tidemill handle has no .{name}; write {here}"
+        if here
+        else f"{type(handle).__name__!r} object has no attribute {name!r}"
+    )
+    return AttributeError(text, name=name, obj=handle)
 
 
 def _warn_in_loop() -> None:

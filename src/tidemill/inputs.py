@@ -132,9 +132,10 @@ class Filler:
     def _end(self, ref: Ref) -> Ended:
         ends = [self._ends.get(job_id, Input(job_id)) for job_id in ref.ids]
         last = ends[-1]
-        bad = next((end for end in ends if end.state != State.SUCCEEDED), None)
-        if bad is not None and last.state == State.SUCCEEDED:
-            bad = None  # a step that was pruned, or run again by itself
+        bad = None  # a step that is no longer kept had succeeded: it is needed no more
+        if last.state != State.SUCCEEDED:  # else one may have been run again by itself
+            known = (end for end in ends if end.state not in ("", State.SUCCEEDED))
+            bad = next(known, last)
         shown = bad or last
         state = State(shown.state) if shown.state else None
         error = shown.error or ("" if state else "the job was deleted")

@@ -138,7 +138,8 @@ class Links(msgspec.Struct, array_like=True, frozen=True, gc=False):
         next: ids of the jobs that wait for this one. They are in the store before it, or come in
             the same put before it.
         waits: what this one waits for; empty for a job that is first.
-        inputs: ids of the jobs before it whose ends are handed out with its lease, in order.
+        inputs: ids of the jobs before it whose ends are handed out with its lease, in order. Those
+            that name this one as ``next`` are kept until then; another may be gone, and is empty.
     """
 
     next: tuple[str, ...] = ()

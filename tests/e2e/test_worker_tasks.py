@@ -161,6 +161,34 @@ def test_retry_and_fail(place: Place) -> None:  # case T4
     assert slept.attempt == 1  # a snooze counts no attempt
 
 
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_snooze_is_no_attempt_however_the_job_runs(place: Place, slots: int) -> None:
+    """In the main thread (one slot), in threads, in the event loop; ``expires`` bounds it."""
+    place.write(
+        """
+        def come_back():
+            begin()
+            runs = sum(current_job().id in line for line in open(HERE + "/ledger"))
+            if runs < 6:
+                raise Snooze(0.02)
+            return runs
+        @mill.task(retries=0)
+        def in_thread(): return come_back()
+        @mill.task(retries=0)
+        async def in_loop(): return come_back()
+        @mill.task(retries=0, expires=0.5)
+        def never(): raise Snooze(0.02)
+        """
+    )
+    place.worker(slots=slots).wait_ready()
+    one, two, three = (place.enqueue(name) for name in ("in_thread", "in_loop", "never"))
+    for record in place.finish([one, two]):
+        assert record.state is S.SUCCEEDED, record.error
+        assert (record.attempt, len(record.attempts)) == (1, 1)
+    (late,) = place.finish([three])
+    assert (late.state, late.attempt) == (S.EXPIRED, 0)
+
+
 def test_signatures(place: Place) -> None:  # case T15
     place.write(
         """

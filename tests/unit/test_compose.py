@@ -627,6 +627,16 @@ def test_members_are_kept_until_what_takes_their_results_has_run() -> None:
         assert not is_needed(broker._jobs, member)
 
 
+def test_a_hook_is_told_of_the_step_that_failed_when_an_earlier_one_is_gone(tasks: Tasks) -> None:
+    steps = chain(tasks.inc.call(1), tasks.inc, tasks.boom.using(queue="later"))
+    handle = tasks.mill.enqueue(steps.on_failure(tasks.hook))
+    run_all(tasks.mill, queues=["default"])
+    assert handle.steps[0].delete()  # as if it were pruned: what needed its result, has it
+    run_all(tasks.mill)
+    [(_, end)] = tasks.told
+    assert (end.state, end.failed) == (FAILED, handle.id)
+
+
 # -- looking -------------------------------------------------------------------------------------
 
 

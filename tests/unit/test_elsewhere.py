@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, Tidemill
+from tidemill import InvalidOption, Tidemill, chain, map_many
 
 
 @pytest.fixture
@@ -34,6 +35,32 @@ def test_a_foreign_verb_names_ours(mill: Tidemill, name: str, here: str) -> None
         with pytest.raises(AttributeError, match=rf"no \.{name}; write .*{here}"):
             getattr(target, name)
         assert not hasattr(target, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("get", r"job\.result\(timeout=5\), or await job"),
+        ("ready", r"job\.state"),
+        ("revoke", r"job\.cancel\(\)"),
+        ("forget", r"job\.delete\(\)"),
+        ("then", r"chain\("),
+    ],
+)
+def test_a_foreign_verb_of_a_result_names_ours(mill: Tidemill, name: str, here: str) -> None:
+    task = mill.task(send)
+    handles: list[Any] = [
+        task.enqueue("a"),
+        mill.enqueue(chain(task.call("a"), task)),
+        mill.enqueue(map_many(task, "ab")),
+    ]
+    for handle in handles:
+        with pytest.raises(AttributeError, match=rf"no \.{name}; write {here}"):
+            getattr(handle, name)
+        assert not hasattr(handle, name)
+        with pytest.raises(AttributeError, match="object has no attribute 'resutl'"):
+            handle.resutl  # noqa: B018
+        assert copy.copy(handle) == handle
 
 
 def test_any_other_name_is_an_ordinary_attribute_error(mill: Tidemill) -> None:
