@@ -64,16 +64,22 @@ def test_with_all_slots_taken_the_reader_goes_on_reading() -> None:
     assert backlog.next()[0][3] == 2
 
 
-def test_the_reader_keeps_the_best_and_gives_out_the_rest() -> None:
+def test_of_several_the_reader_keeps_none() -> None:
     backlog, hired = backlog_of(3)
     backlog.begin()
     reader = hired.desks[0]
     backlog.add([item(1, rank=5), item(2, rank=1), item(3, rank=9)])
     backlog.deal(reader)
-    assert reader.item[3] == 2
-    _, successor, second, third = hired.desks
-    assert successor.reads
-    assert (second.item[3], third.item[3]) == (1, 3)
+    assert reader.reads
+    assert [desk.item[3] for desk in hired.desks[1:]] == [2, 1, 3]
+
+
+def test_the_last_free_slot_is_the_readers() -> None:
+    backlog, hired = backlog_of(1)
+    backlog.begin()
+    backlog.add([item(1, rank=5), item(2, rank=1)])
+    backlog.deal(hired.desks[0])
+    assert hired.desks[0].item[3] == 2
 
 
 def test_a_parked_thread_is_woken_to_read_or_to_run() -> None:

@@ -5,8 +5,9 @@ verdict is in the outbox. Sync or async, at most ``concurrency`` run at a time.
 
 Threads take turns at reading the line. The one that has just read a job keeps it, has another read
 on, and runs it: to hand it to a thread that sleeps would put one more wake-up between the arrival
-of a job and its start. So there is one thread more than slots, and always exactly one that reads,
-unless jobs run in the main thread, which never reads.
+of a job and its start. Of several that can start it keeps none: one that holds the interpreter lock
+would keep the others, which are woken for theirs, from starting. So there is one thread more than
+slots, and always exactly one that reads, unless jobs run in the main thread, which never reads.
 """
 
 from __future__ import annotations
@@ -70,10 +71,11 @@ class Backlog:
             return True
 
     def deal(self, reader: Desk | None = None) -> list[Item]:
-        """Give free slots to what waits. A reader that gets a job itself reads no more."""
+        """Give free slots to what waits. A reader that keeps a job reads no more."""
         with self._lock:
-            mine = reader is not None and self._startable() and not self._items[0][6].is_async
-            if reader is not None and mine and self._seat(reads=True):
+            single = min(self.free, len(self._items), self.budget) == 1
+            keeps = single and not self._items[0][6].is_async
+            if reader is not None and keeps and self._seat(reads=True):
                 reader.reads = False
                 reader.item = self._take()
             return self._deal()
