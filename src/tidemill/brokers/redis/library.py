@@ -12,7 +12,7 @@ from importlib import resources
 __all__ = ["LIBRARY", "Library"]
 
 _PARTS = (
-    *("store", "gate", "moves", "limits", "flows"),
+    *("store", "gate", "moves", "keys", "limits", "flows"),
     *("wake", "puts", "verdicts", "timers", "schedules"),
 )
 _VERBS = {

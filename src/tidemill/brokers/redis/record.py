@@ -20,6 +20,7 @@ from tidemill.job import (
     Lease,
     Record,
     State,
+    Unique,
     Verdict,
     Waits,
     decode_envelope,
@@ -107,13 +108,19 @@ def pack_terms(t: Terms) -> bytes:
     )
 
 
-def _pack_wish(job: Envelope) -> bytes:
+def _pack_unique(job: Envelope, until: float) -> bytes:
+    """What its key means beyond the time that it is unfinished, or up to what moment."""
+    unique = job.unique or Unique()
+    return _PAIR.pack(until if until else unique.period, unique.max_wait)
+
+
+def _pack_wish(job: Envelope, until: float = 0.0) -> bytes:
     """How to treat a job that has its key, its times, its links, and the terms of its limit."""
     limit = pack_terms(job.limit.terms) if job.limit is not None else b""
     wish = _WISH.pack(_CONFLICTS[Conflict(job.on_conflict)], job.delay, job.at, job.expires)
     links = job.links
     if links is None:
-        return wish + limit
+        return wish + (_pack_unique(job, until) if job.key else b"") + limit
     wish += _LINKS.pack(_WAITS[links.waits], len(links.inputs), len(links.next))
     names = [name.encode() for name in (*links.next, *links.inputs)]
     return wish + b"".join([_SHORT.pack(len(name)) + name for name in names]) + limit
@@ -136,8 +143,9 @@ def pack_record(r: Record) -> list[bytes]:
         lines = [_sized(_DOUBLE.pack(when) + line.encode()) for when, line in r.log]
         said = _sized(progress) + b"".join(lines)
     wish = wait = b""
-    if e.links is not None or e.limit is not None:
-        wish = _pack_wish(e)
+    if e.links is not None or e.limit is not None or (e.key and e.unique is not None):
+        period = e.unique.period if e.unique is not None else 0.0
+        wish = _pack_wish(e, e.created + period)
     if e.limit is not None:
         flags |= _LIMITED
     if e.links is not None:

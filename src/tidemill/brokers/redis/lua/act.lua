@@ -42,8 +42,9 @@ local function kick(j)
       flows.counted[j.id] = true
     end
   end
-  if j.key ~= '' and call('HSETNX', K_KEY, j.key, j.id .. '\0') == 0 then
-    return false -- at most one unfinished job per key
+  if j.key ~= '' then
+    if Keys.find(j.key) then return false end -- at most one unfinished job per key
+    Keys.put(j.key, j.id, nil, 0, 0)
   end
   unfinish(j)
   j.limit = j.policy > 0 and j.attempt + j.policy or 0
@@ -56,6 +57,7 @@ end
 
 local function delete(j)
   if j.state >= SUCCEEDED then
+    if j.key ~= '' then Keys.forget(j) end
     unfinish(j)
   else
     if j.state == RUNNING then end_lease(j) else unplace(j) end
@@ -93,10 +95,9 @@ local function unready(queue, ids, most)
   for _, member in ipairs(call('ZRANGE', K_DUE, 0, -1)) do
     if sub(member, 1, 1) == 'j' then add(sub(member, 2)) end
   end
-  local holders = call('HVALS', K_KEY)
-  for _, pair in ipairs(holders) do
-    local successor = sub(pair, string.find(pair, '\0', 1, true) + 1)
-    if successor ~= '' then add(successor) end
+  for _, data in ipairs(call('HVALS', K_KEY)) do
+    local successor = Keys.parse(data).successor
+    if successor then add(successor) end
   end
 end
 

@@ -10,12 +10,12 @@ local again = said_before() or departure()
 if again then return again end
 
 -- Have the key, or wait for it, as the job did where it comes from; false when it is taken.
-local function take_key(j)
-  local holders = call('HGET', K_KEY, j.key)
-  if not holders then
-    call('HSET', K_KEY, j.key, j.id .. '\0')
-  elseif j.state == WAITING and sub(holders, -1) == '\0' then
-    call('HSET', K_KEY, j.key, holders .. j.id)
+local function take_key(j, ends)
+  local key = Keys.find(j.key)
+  if not key then
+    Keys.put(j.key, j.id, nil, ends, 0)
+  elseif j.state == WAITING and key.holder and not key.successor then
+    Keys.put(j.key, key.holder, j.id, 0, 0)
   else
     return false
   end
@@ -25,7 +25,10 @@ end
 local function adopt_one(id, record, envelope, result, said, wish, wait, first)
   if load_job(id) then return '0' end
   local j = parse_job(id, record)
-  if j.key ~= '' and j.state < SUCCEEDED and not take_key(j) then return '0' end
+  local ends = 0 -- up to when it has its key also when it has succeeded
+  if j.key ~= '' and wish ~= '' and not flagged(j.flags, LINKED) then ends = math.floor(unpk('>d', wish, 26) * 1000000) end
+  if ends <= now then ends = 0 end
+  if j.key ~= '' and j.state < SUCCEEDED and not take_key(j, ends) then return '0' end
   j.seq = j.seq + first
   jobs[id], envs[id], fresh[id] = j, envelope, j.seq
   if result ~= '' then set_result(j, result) end
@@ -46,6 +49,7 @@ local function adopt_one(id, record, envelope, result, said, wish, wait, first)
   if j.state >= SUCCEEDED then
     count(j.queue, COUNTER[j.state], 1)
     keep(j)
+    if j.state == SUCCEEDED and ends > 0 and not Keys.find(j.key) then Keys.hold(j.key, id, ends) end
   elseif j.state == WAITING then
     count(j.queue, 'waiting', 1)
     if wait ~= '' then hold(j, true) end

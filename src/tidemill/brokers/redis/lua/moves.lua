@@ -153,29 +153,11 @@ local function class_of(j)
   return j.state == SUCCEEDED and not flagged(j.flags, RESULT) and 0 or 1
 end
 
--- Give up the key; who waited for it takes it over.
-local function promote_successor(j)
-  local holders = call('HGET', K_KEY, j.key)
-  if not holders then return end
-  local cut = string.find(holders, '\0', 1, true)
-  local holder, successor = sub(holders, 1, cut - 1), sub(holders, cut + 1)
-  if j.id == successor then
-    call('HSET', K_KEY, j.key, holder .. '\0')
-  elseif j.id == holder and successor == '' then
-    call('HDEL', K_KEY, j.key)
-  elseif j.id == holder then
-    call('HSET', K_KEY, j.key, successor .. '\0')
-    local waiting = load_job(successor)
-    unplace(waiting)
-    place(waiting, waiting.due)
-  end
-end
-
 -- It is no longer among the unfinished: give up expiry and key, and tell who waits, or comes after it.
 local function leave(j, state, keeps_key)
   if flagged(j.flags, LINKED) then add_end(j.id, state) end
   if j.expires > 0 then call('ZREM', K_DUE, 'x' .. j.id) end
-  if j.key ~= '' and not keeps_key then promote_successor(j) end
+  if j.key ~= '' and not keeps_key then Keys.give_up(j, state) end
   finished[#finished + 1] = j.id
   if row_of(j.queue).max_size > 0 then shrunk[j.queue] = true end
 end

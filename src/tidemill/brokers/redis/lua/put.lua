@@ -30,17 +30,18 @@ local function refused()
     if key ~= '' then
       conflict = byte(ARGV[i + 3], 1)
       if not held[key] then
-        held[key] = {}
-        for _, holder in ipairs({holders_of(key)}) do
+        local found = Keys.find(key) or {}
+        held[key] = {over = found.over}
+        for _, holder in ipairs({found.holder, found.successor}) do
           local j = load_job(holder)
           table.insert(held[key], {j.queue, j.state == RUNNING})
         end
       end
       holders = held[key]
-      if #holders > 0 and conflict == C_REJECT then return {'key', id, key} end
+      if (#holders > 0 or holders.over) and conflict == C_REJECT then return {'key', id, key} end
     end
     if ids[id] or jobs[id] then return {'id', id} end
-    if not holders or #holders == 0 or conflict == C_REPLACE then
+    if not holders or not holders.over and (#holders == 0 or conflict == C_REPLACE) then
       local stays = holders and holders[1] and holders[1][2] and holders[1] or nil
       for n, holder in ipairs(holders or {}) do
         if holder ~= stays then added[holder[1]] = (added[holder[1]] or 0) - 1 end

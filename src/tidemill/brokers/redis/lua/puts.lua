@@ -2,24 +2,17 @@
 -- A job is four arguments: id, record behind its seq, envelope, and its wish: how to treat a job that
 -- has its key, delay, at, expires, and if it comes before or after others: what it waits for (0 nothing,
 -- 1 success, 2 any end, 3 failure, 4 all, as a barrier), how many inputs it has and how many jobs behind it,
--- these, and the inputs; if it is under a limit by name, that one's terms at the end. Empty when it has
+-- these, and the inputs; if it has a key, for how long and what it may wait at most; if it is under a limit by name, that one's terms at the end. Empty when it has
 -- neither key nor times nor links nor a limit.
 
 local CREATED, KEPT, REPLACED, MERGED, SUCCESSOR = 0, 1, 2, 3, 4
 local C_KEEP, C_REJECT, C_REPLACE, C_MERGE = 0, 1, 2, 3
 local RECORD_RANK = 19 -- where the rank is in what the client wrote
 
-local function holders_of(key)
-  local holders = call('HGET', K_KEY, key)
-  if not holders then return nil, nil end
-  local cut = string.find(holders, '\0', 1, true)
-  local successor = sub(holders, cut + 1)
-  return sub(holders, 1, cut - 1), successor ~= '' and successor or nil
-end
-
 local AT_ONCE_ALONE = ('\0'):rep(26) -- a wish of links only, for a job that waits for nothing
 
-local function insert(id, record, envelope, wish, state)
+-- Store a new job. Whatever delay it has, it is due at `latest`, if that is given.
+local function insert(id, record, envelope, wish, state, latest)
   seq = seq + 1
   local seq8 = pack('>I8', seq)
   envs[id], fresh[id] = envelope, seq
@@ -48,6 +41,7 @@ local function insert(id, record, envelope, wish, state)
     add_due(j.expires, 'x' .. id)
   end
   local due = due_of(delay, at)
+  if latest and due > math.max(now, latest) then due = latest > now and latest or 0 end
   if linked and byte(wish, LINKS_WAITS) > 0 then
     state = WAITING
     hold(j, true)
@@ -78,36 +72,44 @@ local function merge(j, record, wish)
   place(j, due)
 end
 
+-- Store a job that is the last in line for its key.
+local function put_last(id, record, envelope, wish, name, key, running)
+  local period, max_wait, ends, since, latest = 0, 0, 0, 0, nil
+  if not flagged(byte(record, 2), LINKED) then period, max_wait = unpk('>dd', wish, 26) end
+  if period > 0 then ends = now + math.floor(period * 1000000) end
+  if max_wait > 0 then
+    if key and (key.successor or not running) then since = key.since end
+    if since == 0 then since = now end
+    latest = since + math.floor(max_wait * 1000000)
+  end
+  insert(id, record, envelope, wish, running and WAITING or READY, latest)
+  Keys.put(name, running and key.holder or id, running and id or nil, ends, since)
+end
+
 -- Accept one job that was not refused; what was done, and the id of the job that stands for it.
 local function put_one(id, record, envelope, wish)
-  local _, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
-  if key == '' then
+  local _, name = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
+  if name == '' then
     insert(id, record, envelope, wish, READY)
     return CREATED, id
   end
-  local holder, successor = holders_of(key)
-  if not holder then
-    insert(id, record, envelope, wish, READY)
-    call('HSET', K_KEY, key, id .. '\0')
+  local key = Keys.find(name)
+  if not key then
+    put_last(id, record, envelope, wish, name, nil, false)
     return CREATED, id
   end
-  local current, conflict = load_job(holder), byte(wish, 1)
+  if key.over then return KEPT, key.over end
+  local current, conflict = load_job(key.holder), byte(wish, 1)
   local running = current.state == RUNNING
   if conflict == C_MERGE and not running then
     merge(current, record, wish)
-    return MERGED, holder
+    return MERGED, key.holder
   end
-  if conflict ~= C_REPLACE then return KEPT, holder end
-  if successor then displace(successor, id) end
-  if running then
-    insert(id, record, envelope, wish, WAITING)
-    call('HSET', K_KEY, key, holder .. '\0' .. id)
-    return SUCCESSOR, id
-  end
-  displace(holder, id)
-  insert(id, record, envelope, wish, READY)
-  call('HSET', K_KEY, key, id .. '\0')
-  return REPLACED, id
+  if conflict ~= C_REPLACE then return KEPT, key.holder end
+  if key.successor then displace(key.successor, id) end
+  if not running then displace(key.holder, id) end
+  put_last(id, record, envelope, wish, name, key, running)
+  return running and SUCCESSOR or REPLACED, id
 end
 
 -- Nothing more comes before the jobs of some arguments that wait, but for those in `hold`.
@@ -129,7 +131,7 @@ local function follow(from, many)
   for i = from, from + many * 4 - 1, 4 do
     local id, record = ARGV[i], ARGV[i + 1]
     local _, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
-    local rejected = key ~= '' and byte(ARGV[i + 3], 1) == C_REJECT and holders_of(key)
+    local rejected = key ~= '' and byte(ARGV[i + 3], 1) == C_REJECT and Keys.find(key)
     if not rejected and not load_job(id) then
       put_one(id, record, ARGV[i + 2], ARGV[i + 3])
     else

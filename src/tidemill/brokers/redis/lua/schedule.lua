@@ -35,7 +35,7 @@ for i, record in ipairs(fetch_all(K_SCHEDULE, names)) do records[names[i]] = rec
 local function put_if_it_fits(id, record, envelope, wish)
   if load_job(id) then return 'id' end
   local queue, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
-  local held = key ~= '' and holders_of(key)
+  local held = key ~= '' and Keys.find(key)
   if held and byte(wish, 1) == C_REJECT then return 'key' end
   local row = find_row(queue)
   if not held and row and row.max_size > 0 then

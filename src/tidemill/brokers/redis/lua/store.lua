@@ -14,7 +14,7 @@
 --   B:due      zset    j·id, x·id, l·id, f, a·LANE, g·QUEUE   by time: a scheduled job, an expiry, the end of a message's
 --                                        lease; that B:flow goes on; that a limit opens
 --   B:l:OWNER  hash    token → id            leases; the fence is the token in the record
---   B:key      hash    key → id \0 successor
+--   B:key      hash    key → who has it      see keys.lua; B:held zset, key by when it is held no longer
 --   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with one (or cancelled, expired), 2 failed;
 --                                        3 any that hangs together with others, by when to look whether one needs it
 --   B:link     hash    id → links of a job before or after others, as its put wished them, see puts.lua
@@ -52,6 +52,7 @@ local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'fai
 local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
+local Keys = {} -- see keys.lua
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and that are one entry of what it leaves
 
