@@ -10,11 +10,11 @@
 -- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; else settled and touched ('0' and '1'), leases (fixed
 --       part, envelope, …), commands, microseconds until something is due (-1 never), and until the
 --       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
---       error, …); schedules (name, record, …); how often the list of owners has changed.
+--       error, …); schedules (name, record, …); how the list of owners stands.
 
 local owner, serial, epoch = ARGV[5], unpk('>I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
-local me = call('HMGET', K_OWNER, 'name', 'kind', 'serial', 'answer', 'last', 'epoch')
+local me = call('HMGET', K_OWNER, 'name', 'kind', 'serial', 'answer', 'last', 'epoch', 'roster')
 if not me[1] or me[6] ~= epoch then return 0 end
 local worker, consumer, last_queue = me[1], me[2] == 'consumer', me[5] or ''
 call('ZADD', B .. ':beat', now + ARGV[7], owner)
@@ -126,7 +126,9 @@ local function linked_of(ids)
   local linked = {}
   for _, id in ipairs(ids) do
     local data = jobs[id]
-    if type(data) == 'string' and flagged(byte(data, 10), LINKED) then linked[#linked + 1] = id end
+    if type(data) == 'string' and byte(data, 10) >= LINKED and flagged(byte(data, 10), LINKED) then
+      linked[#linked + 1] = id
+    end
   end
   return linked
 end
@@ -200,7 +202,7 @@ local function take_line(line, many)
     if many <= 0 then return true end
   end
   -- Where lanes are, one after the other: the next of a lane may come before what else is there.
-  local one_by_one = call('EXISTS', B .. ':parked:' .. line) == 1
+  local one_by_one = row and row.laned and call('EXISTS', B .. ':parked:' .. line) == 1
   while many > 0 do
     local ready = call('ZPOPMIN', key, one_by_one and 1 or many)
     if #ready == 0 then
@@ -413,7 +415,7 @@ if ARGV[8] ~= '' and not moved then
     ring_rest(#queues > 0 and rest or nil)
   end
 end
-if #verdicts > 0 then prune(2 * #verdicts + 2) end
+if #verdicts > 0 then prune(2 * #verdicts + 2, next(flows.links), next(limits.lanes)) end
 
 -- -- the answer ------------------------------------------------------------------------------------
 
@@ -443,4 +445,4 @@ if ARGV[8] ~= '' then
   end
 end
 finish_step()
-return {settled, touched, leases, commands, due, next_death(), inputs, schedules, call('GET', B .. ':roster') or ''}
+return {settled, touched, leases, commands, due, next_death(), inputs, schedules, me[7] or ''}

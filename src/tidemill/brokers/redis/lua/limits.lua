@@ -177,6 +177,9 @@ function Lanes.enter(j)
   if lane.lines[line] == nil then
     lane.lines[line] = false
     call('SADD', B .. ':parked:' .. line, j.lane)
+    local row = row_of(j.queue)
+    if not row.laned then call('HSET', row.key, 'laned', 1) end
+    row.laned = true
   end
   count(j.queue, 'parked', 1)
   local came = make_stale(j.lane)

@@ -8,9 +8,10 @@ local KINDS = {'T', 'M', 'L'}
 local function find_row(queue)
   local row = rows[queue]
   if row == nil then
-    local found = call('HMGET', B .. ':q:' .. queue, 'paused', 'max_size', 'gated')
+    local found = call('HMGET', B .. ':q:' .. queue, 'paused', 'max_size', 'gated', 'laned')
     row = found[1] and {key = B .. ':q:' .. queue, paused = found[1] == '1', max_size = tonumber(found[2]), by = {}}
     rows[queue] = row
+    if found[4] then row.laned = true end
     if found[3] then Gates.load(queue, row) end
   end
   return row or nil

@@ -91,11 +91,11 @@ end
 if verb == 'attach' then
   call('HSET', K_OWNER, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'serial', '0', 'epoch', ARGV[11],
     'number', ARGV[12], 'host', ARGV[13])
-  call('INCR', B .. ':roster')
   for _, id in ipairs(ARGV[13] ~= '' and call('ZRANGE', K_BEAT, 0, -1) or {}) do -- somebody more to watch
     if call('HGET', B .. ':o:' .. id, 'host') == ARGV[13] then hint_owner(id) end
   end
   call('ZADD', K_BEAT, now + ARGV[10], owner)
+  change_roster()
 end
 finish_step()
 return say(many)

@@ -46,9 +46,8 @@ local function refused()
       for n, holder in ipairs(holders or {}) do
         if holder ~= stays then added[holder[1]] = (added[holder[1]] or 0) - 1 end
       end
-      local row, wish = find_row(queue), ARGV[i + 3]
-      local waits = flagged(byte(record, 2), LINKED) and byte(wish, LINKS_WAITS) > 0
-      if row and row.max_size > 0 and not waits then
+      local row = find_row(queue)
+      if row and row.max_size > 0 and not (flagged(byte(record, 2), LINKED) and byte(ARGV[i + 3], LINKS_WAITS) > 0) then
         row.size = row.size or size_of(queue)
         if row.size + (added[queue] or 0) >= row.max_size then return {'full', queue, tostring(row.max_size)} end
       end

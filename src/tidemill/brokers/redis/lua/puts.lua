@@ -17,12 +17,12 @@ local function insert(id, record, envelope, wish, state, latest)
   local seq8 = pack('>I8', seq)
   envs[id], fresh[id] = envelope, seq
   touch_id(id)
-  local linked = flagged(byte(record, 2), LINKED)
+  local linked, limited = false, false
+  if wish ~= '' then linked, limited = flagged(byte(record, 2), LINKED), flagged(byte(record, 2), LIMITED) end
   if linked then
     flows.links[id], flows.new[id] = flows.links[id] or wish, wish
     enlist(id, links_of(id))
   end
-  local limited = flagged(byte(record, 2), LIMITED)
   if wish == '' or linked and not limited and sub(wish, 1, 26) == AT_ONCE_ALONE then -- the hot path: ready at once
     local rank, queue = unpk('>I4Bc0', record, RECORD_RANK)
     jobs[id] = seq8 .. record

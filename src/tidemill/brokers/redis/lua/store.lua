@@ -26,9 +26,8 @@
 --   B:queues   zset    queue, all 0
 --   B:p:ID     string  progress of a job     B:g:ID  list  its log
 --   B:o:OWNER  hash    record, name, kind, number, host, epoch (of its attach); serial and answer of its last step;
---                                        last queue
+--                                        last queue; roster, a number fresh when the list of owners changed
 --   B:beat     zset    owner by the time at which it is given up
---   B:roster   string  how often that list has changed
 --   B:c:OWNER  list    commands left for it
 --   B:asleep   zset    owner by the time it sleeps to: whoever is here is not looking
 --   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old
@@ -344,6 +343,7 @@ local function unlink(id)
 end
 
 local function flush_links()
+  if #flows.unlinked == 0 and not next(flows.new) and not next(flows.counted) and not next(flows.held) then return end
   call_all('HDEL', K_LINK, flows.unlinked)
   call_all('HDEL', K_WAIT, flows.unlinked)
   local new, counted = {}, {}

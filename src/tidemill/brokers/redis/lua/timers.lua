@@ -68,11 +68,12 @@ local function forget_finished(id)
 end
 
 -- Forget finished jobs that are too old or too many, the oldest first; at most `most`, which says that
--- there may be more.
-local function prune(most)
+-- there may be more. Before that, unless there was nothing of the kind in this step, those of flows and
+-- lanes that are not needed any more.
+local function prune(most, flows_too, lanes_too)
   if is_sealed() then return 0 end
   local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
-  local looked = math.max(Limits.sweep(most), part_from_flows(most))
+  local looked = math.max(lanes_too and Limits.sweep(most) or 0, flows_too and part_from_flows(most) or 0)
   local pruned, kept = 0, call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1')
   for class = 0, 2 do
     local key, done = B .. ':fin:' .. class, 0

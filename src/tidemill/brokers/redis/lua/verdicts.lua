@@ -128,11 +128,17 @@ local function release_leases(owner, worker, lost, cause)
   return #leases
 end
 
+-- The list of owners has changed: all of them hear of it with their next step.
+local function change_roster()
+  local number = call('INCR', B .. ':seq')
+  for _, id in ipairs(call('ZRANGE', B .. ':beat', 0, -1)) do call('HSET', B .. ':o:' .. id, 'roster', number) end
+end
+
 -- Take an owner off the list, with all that was its.
 local function strike(owner)
   call('DEL', B .. ':o:' .. owner, B .. ':c:' .. owner, B .. ':l:' .. owner)
   call('ZREM', B .. ':beat', owner)
   call('ZREM', B .. ':fires', owner)
-  call('INCR', B .. ':roster')
+  change_roster()
   call('ZREM', K_ASLEEP, owner)
 end
