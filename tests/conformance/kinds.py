@@ -50,6 +50,7 @@ KINDS = [
         "postgresql",
         "{postgres}?schema={name}&migrate=1",
         ("tidemill.brokers.postgres.servertime",),
+        volatile=True,
     ),
 ]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from harness import Place, check_counters, check_no_overlap, open_place
-from servers import NETWORK, Redis
+from servers import NETWORK, Postgres, Redis
 
 from tidemill import Flow, JobFailed, State, Tidemill, chain, group, map_many
 from tidemill.clock import new_id
@@ -42,7 +42,7 @@ def hook(ended, why):
 """
 
 
-STORES = ["lmdb", "redis"]
+STORES = ["lmdb", "redis", "postgresql"]
 
 
 @pytest.fixture(params=STORES)
@@ -186,23 +186,35 @@ def test_whatever_is_killed_each_step_waits_and_each_hook_fires_once(
     check_mix(place, mix)
 
 
-def test_a_redis_server_killed_and_started_again_loses_no_step(tmp_path: Path) -> None:
+@pytest.fixture(params=["redis", "postgresql"])
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[Redis | Postgres, str]]:
+    """A server that may be killed, and the url of a store on it."""
+    if request.param == "redis":
+        server: Redis | Postgres = Redis(durable=True)
+        url = f"{server.url}?patience=20"
+    else:
+        server = Postgres()
+        url = f"{server.url()}?migrate=1&patience=20"
+    yield server, url
+    server.close()
+
+
+def test_a_server_killed_and_started_again_loses_no_step(
+    server: tuple[Redis | Postgres, str], tmp_path: Path
+) -> None:
     # laws 1, 3; case C4
-    server = Redis(durable=True)
+    killed, url = server
     (tmp_path / "p").mkdir()
-    try:
-        with open_place(tmp_path / "p", f"{server.url}?patience=20") as place:
-            app = load(place)
-            for _ in range(2):
-                place.worker(processes=2, slots=2).wait_ready()
-            mix = enqueue_mix(app, 20)
-            # when
-            for pause in (0.1, 0.4, 0.2):
-                time.sleep(pause)
-                server.kill()
-                server.start()
-            place.drain()
-            # then
-            check_mix(place, mix)
-    finally:
-        server.close()
+    with open_place(tmp_path / "p", url) as place:
+        app = load(place)
+        for _ in range(2):
+            place.worker(processes=2, slots=2).wait_ready()
+        mix = enqueue_mix(app, 20)
+        # when
+        for pause in (0.1, 0.4, 0.2):
+            time.sleep(pause)
+            killed.kill()
+            killed.start()
+        place.drain()
+        # then
+        check_mix(place, mix)

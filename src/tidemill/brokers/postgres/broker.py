@@ -23,7 +23,6 @@ from tidemill.brokers.base import (
     QueueStats,
     Reply,
     Step,
-    need,
 )
 from tidemill.brokers.postgres import inspect, moving
 from tidemill.brokers.postgres import schedules as stored
@@ -71,9 +70,7 @@ class PostgresBroker:
     """A broker in a PostgreSQL database."""
 
     features = frozenset(Feature) - {
-        *(Feature.BACKUP, Feature.FLOWS),
-        Feature.LIMITS,
-        Feature.UNIQUE,
+        *(Feature.BACKUP, Feature.LIMITS, Feature.UNIQUE),
     }
 
     def __init__(self, address: Address) -> None:
@@ -128,12 +125,10 @@ class PostgresBroker:
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
     ) -> list[Put]:
-        if hold or let_go or any(job.links for job in jobs):
-            need(self, Feature.FLOWS, "a job that waits for others")
         self._check_open()
         if txn is not None:
-            return put_inside(self._session, jobs, txn)
-        return put(self._session, jobs)
+            return put_inside(self._session, jobs, txn, hold, let_go)
+        return put(self._session, jobs, hold, let_go)
 
     # -- owning ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ _COLUMNS = (
     *("seq", "rank", "tries", "losses", "due", "expires", "cancelling", "trail", "envelope"),
     *("state", "attempt", "error", "finished", "result", "last", "last_leased", "started", "ended"),
     *("last_worker", "leased", "worker", "progress", "total", "log"),
+    *("pending", "failures"),
 )
 _COUNTS = (
     *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried"),
@@ -56,6 +57,8 @@ class _Row(msgspec.Struct):
     progress: float | None
     total: float | None
     log: list[list[Any]] | None
+    pending: int
+    failures: int
 
     def record(self) -> Record:
         """As it is shown."""
@@ -71,6 +74,8 @@ class _Row(msgspec.Struct):
             max_attempts=self.tries,
             attempt=self.attempt,
             losses=self.losses,
+            pending=self.pending,
+            failures=self.failures,
             due=self.due,
             expires=self.expires,
             finished=self.finished or 0.0,

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.base import Departure
+from tidemill.brokers.links import was_dropped
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import blobs, clean, floats, json, texts
 from tidemill.brokers.schedules import Schedule
 from tidemill.clock import new_id
-from tidemill.job import Record, State, encode_envelope
+from tidemill.job import Links, Record, State, encode_envelope
 
 __all__ = ["adopt", "adopted", "depart", "stay"]
 
@@ -64,6 +65,7 @@ def adopted(session: Session, mark: str) -> str:
 
 def _row(session: Session, record: Record) -> dict[str, Any]:
     e = record.envelope
+    links = e.links
     kind = 1 if e.is_message else 2 if record.losses else 0
     done, total = record.progress or (None, None)
     trail = msgspec.to_builtins(record.attempts)
@@ -92,4 +94,20 @@ def _row(session: Session, record: Record) -> dict[str, Any]:
         "done": done,
         "total": total,
         "log": [[when, clean(line)] for when, line in record.log],
+        "linked": links is not None,
+        **(_row_of_links(record, links) if links is not None else {}),
+    }
+
+
+def _row_of_links(record: Record, links: Links) -> dict[str, Any]:
+    e = record.envelope
+    return {
+        "inputs": links.inputs or None,
+        "next": links.next,
+        "waits": links.waits or None,
+        "pending": record.pending,
+        "failures": record.failures,
+        "dropped": was_dropped(record),
+        "delay": e.delay,
+        "at": e.at,
     }

@@ -6,18 +6,19 @@ of a call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
+from tidemill.brokers.links import check_links
 from tidemill.brokers.postgres.lines import Connection, Line
 from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.wire import blobs, ints, json, prepare, texts
 from tidemill.errors import InvalidOption
-from tidemill.job import Envelope, Placed, Put, encode_envelope
+from tidemill.job import Envelope, Links, Placed, Put, encode_envelope
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.session import Session
@@ -26,7 +27,7 @@ __all__ = ["pack_jobs", "put", "put_inside"]
 
 _FIELDS = (
     *("line", "rank", "delay", "at", "expires", "timeout", "ttr", "result_ttl", "tries", "key"),
-    *("conflict", "verdict"),
+    *("conflict", "verdict", "linked", "next", "waits", "inputs"),
 )
 
 
@@ -44,6 +45,7 @@ def pack_jobs(
             *(job.rank, job.delay, job.at, job.expires, job.timeout, job.ttr, job.result_ttl),
             *(job.retries.max_attempts, job.key or None, job.on_conflict),
             verdicts[place] if verdicts else 0,
+            *_links(job.links),
         )
         shape.append(known.setdefault(row, len(known)))
     shapes = [
@@ -58,11 +60,19 @@ def pack_jobs(
     )
 
 
-def put(session: Session, jobs: Sequence[Envelope]) -> list[Put]:
+def _links(links: Links | None) -> tuple[Any, ...]:
+    if links is None:
+        return None, None, None, None
+    return True, links.next or None, links.waits or None, links.inputs or None
+
+
+def put(
+    session: Session, jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
+) -> list[Put]:
     """Accept jobs, all or none, in a transaction of our own."""
-    if not jobs:
+    if not jobs and not let_go:
         return []
-    packed = pack_jobs(session, jobs)
+    packed = _pack(session, jobs, hold, let_go)
     chores = session.chores(0)
     serials: dict[str, int] = {}
 
@@ -78,7 +88,21 @@ def put(session: Session, jobs: Sequence[Envelope]) -> list[Put]:
     return _puts(jobs, session.lines.run(work, patience=session.address.patience))
 
 
-def put_inside(session: Session, jobs: Sequence[Envelope], txn: Any) -> list[Put]:
+def _pack(
+    session: Session, jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
+) -> tuple[Any, ...]:
+    for job in jobs:
+        check_links(job)
+    return *pack_jobs(session, jobs), texts(list(hold)), texts(list(let_go))
+
+
+def put_inside(
+    session: Session,
+    jobs: Sequence[Envelope],
+    txn: Any,
+    hold: Collection[str],
+    let_go: Collection[str],
+) -> list[Put]:
     """Accept jobs in the caller's transaction. When they are refused it goes on without them.
 
     Raises:
@@ -96,7 +120,7 @@ def put_inside(session: Session, jobs: Sequence[Envelope], txn: Any) -> list[Put
                 "put inside: with conn.transaction():"
             )
         txn.execute("SELECT")  # begins one, that the savepoint is not taken for it
-    packed = pack_jobs(session, jobs)
+    packed = _pack(session, jobs, hold, let_go)
     try:
         with txn.transaction(), txn.cursor(row_factory=tuple_row) as cursor:
             prepare(cursor)

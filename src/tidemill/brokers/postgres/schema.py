@@ -1,8 +1,9 @@
 """The tables and functions in a database: making them, changing them, and knowing which are there.
 
 ``sql/migrations/NNNN_name.sql`` change the tables, once each and in order; ``sql/NN_name.sql`` are
-the functions, put in anew by every migration. All of it is one transaction under a lock, so that
-any number may migrate at once. The files say ``tidemill`` where the name of the schema goes.
+the functions, put in anew when any of them has changed. All of it is one transaction under a lock,
+so that any number may migrate at once. The files say ``tidemill`` where the name of the schema
+goes.
 """
 
 from __future__ import annotations
@@ -118,19 +119,23 @@ def migrate(
         path = sql.SQL("SET LOCAL search_path = {}, pg_temp").format(sql.Identifier(schema))
         conn.execute(path)
         conn.execute("SET LOCAL client_min_messages = warning")
-        before = version_of(conn, schema)
+        found = installed(conn, schema)
+        before = found.version if found else 0
         if before > len(steps):
             raise Refused(
                 f"schema {schema!r} has version {before}, this tidemill knows {len(steps)}; "
                 "upgrade tidemill here"
             )
+        if found and (found.version, found.functions) == (len(steps), digest):
+            return before, before  # others may be at work
         for step in steps[before:]:
             _run(conn, step, schema)
         if not before:
             conn.execute(
                 "INSERT INTO meta VALUES (0, '', %s, extract(epoch FROM now()))", [new_id()]
             )
-        _run(conn, functions, schema)
+        if len(steps) >= VERSION:  # a test may ask for less, which they do not fit
+            _run(conn, functions, schema)
         conn.execute("UPDATE meta SET version = %s, functions = %s", [len(steps), digest])
     return before, len(steps)
 

@@ -30,9 +30,10 @@ class Statements:
 
     def __init__(self, schema: str) -> None:
         jobs, prefs = "%b::text[], %b::bytea[], %b::bigint[]::int[], %s::jsonb", self.prefs(schema)
-        put = f'CALL "{schema}".put(%s::text, %s::bigint, {jobs}, {prefs}, %s::int, NULL)'
+        held = f"{jobs}, %b::text[], %b::text[]"
+        put = f'CALL "{schema}".put(%s::text, %s::bigint, {held}, {prefs}, %s::int, NULL)'
         self.put = put.encode()
-        self.put_inside = f'SELECT "{schema}".put_inside({jobs}, {prefs})'.encode()
+        self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
         changes = "%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[]"
         self.change_schedules = (
             f'CALL "{schema}".change_schedules(%s::text, %s::bigint, {changes}, {jobs}, '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
+from tidemill.brokers.links import not_waiting
 from tidemill.errors import (
     BrokerUnavailable,
     DuplicateJob,
@@ -46,7 +47,12 @@ def is_lost(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
 
 
 def is_worth_repeating(error: psycopg.Error) -> bool:
-    """True when the server gave up a step for another's sake: it did not happen."""
+    """True when the server gave up a step for another's sake: it did not happen.
+
+    Or when the functions were put in anew in the middle of it.
+    """
+    if error.sqlstate == "XX000":
+        return "cache lookup failed for function" in str(error)
     return error.sqlstate in ("40001", "40P01")
 
 
@@ -58,6 +64,8 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
     if state == "TM002":
         name, most = diag.message_detail, diag.message_primary
         return QueueFull(f"queue {name!r} holds max_size={most} jobs already")
+    if state == "TM004":
+        return not_waiting(diag.message_detail or "")
     if state == "TM003":
         return StoreMoved(f"this store moves to {diag.message_detail}; use that url")
     if state in _FULL:

@@ -16,13 +16,14 @@ from psycopg import pq
 from psycopg.adapt import Buffer, Dumper
 from psycopg.types.json import set_json_loads
 
-from tidemill.job import Lease
+from tidemill.job import Input, Lease, State
 
 __all__ = ["blobs", "clean", "floats", "ints", "json", "leases_of", "prepare", "texts"]
 
 _HEAD = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
 _LEASE = struct.Struct("!qiiqqdddi")
+_STATES = tuple(State)
 _json = msgspec.json.Encoder()
 
 
@@ -129,6 +130,29 @@ def leases_of(packed: bytes) -> list[Lease]:
         )
         at += _LEASE.size
         envelope = packed[at : at + size]
-        at += size
-        leases.append(Lease(token, attempt, losses, rank, seq, timeout, leased, ttr, envelope))
+        inputs, at = _inputs_of(packed, at + size)
+        leases.append(
+            Lease(token, attempt, losses, rank, seq, timeout, leased, ttr, envelope, inputs)
+        )
     return leases
+
+
+def _inputs_of(packed: bytes, at: int) -> tuple[tuple[Input, ...], int]:
+    (count,) = _LENGTH.unpack_from(packed, at)
+    at += 4
+    if not count:
+        return (), at
+    inputs = []
+    for _ in range(count):
+        name, at = _blob(packed, at)
+        (state,) = _LENGTH.unpack_from(packed, at)
+        result, at = _blob(packed, at + 4)
+        error, at = _blob(packed, at)
+        known = _STATES[state].value if state >= 0 else ""
+        inputs.append(Input(name.decode(), known, result, error.decode()))
+    return tuple(inputs), at
+
+
+def _blob(packed: bytes, at: int) -> tuple[bytes, int]:
+    (size,) = _LENGTH.unpack_from(packed, at)
+    return packed[at + 4 : at + 4 + size], at + 4 + size

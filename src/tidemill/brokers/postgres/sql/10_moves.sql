@@ -97,6 +97,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM expiry WHERE seq = job_seq;
     DELETE FROM note WHERE seq = job_seq;
+    DELETE FROM behind WHERE seq = job_seq;
     DELETE FROM job WHERE seq = job_seq;
 END $$;
 
@@ -120,7 +121,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     j record;
 BEGIN
-    SELECT line, key, result_ttl INTO STRICT j FROM job WHERE seq = job_seq;
+    SELECT line, key, result_ttl, linked INTO STRICT j FROM job WHERE seq = job_seq;
     PERFORM count(j.line, ending);
     IF j.key IS NOT NULL THEN
         PERFORM give_up_key(j.key, job_seq, t);
@@ -131,11 +132,13 @@ BEGIN
     END IF;
     DELETE FROM expiry WHERE seq = job_seq;
     INSERT INTO done (seq, prune, finished, class, state, error, result)
-    VALUES (job_seq, t + keep_for(ending, j.result_ttl, answer IS NOT NULL, p), t,
-            CASE WHEN ending = 'failed' THEN 2
+    VALUES (job_seq, t + CASE WHEN j.linked THEN p.protect
+                              ELSE keep_for(ending, j.result_ttl, answer IS NOT NULL, p) END, t,
+            CASE WHEN j.linked THEN 3
+                 WHEN ending = 'failed' THEN 2
                  WHEN ending = 'succeeded' AND answer IS NULL THEN 0 ELSE 1 END,
             array_position('{succeeded,failed,cancelled,expired}', ending) + 3, why, answer);
-    IF ending <> 'failed' THEN
+    IF ending <> 'failed' AND NOT j.linked THEN
         PERFORM count(j.line, 'kept');
     END IF;
 END $$;

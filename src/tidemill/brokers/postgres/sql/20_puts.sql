@@ -6,17 +6,20 @@ CREATE OR REPLACE FUNCTION tidemill.unpack(
 RETURNS SETOF tidemill.given
 LANGUAGE sql STABLE ROWS 1000 AS $$
     SELECT g.ord, g.id, g.envelope, s.line, s.rank, s.delay, s.at, s.expires, s.timeout, s.ttr,
-           s.result_ttl, s.tries, s.key, s.conflict, s.verdict
+           s.result_ttl, s.tries, s.key, s.conflict, s.verdict,
+           s.linked, s.next, s.waits, s.inputs
     FROM unnest(ids, envelopes, shape) WITH ORDINALITY AS g (id, envelope, shape, ord)
     JOIN jsonb_to_recordset(shapes) AS s (
         n int, line int, rank bigint, delay float8, at float8, expires float8, timeout float8,
-        ttr float8, result_ttl float8, tries int, key text, conflict text, verdict int)
+        ttr float8, result_ttl float8, tries int, key text, conflict text, verdict int,
+        linked boolean, next text[], waits text, inputs text[])
     ON s.n = g.shape
 $$;
 
 -- Accept jobs, all or none, in order. The answer is NULL when all were created, else [how, id] each.
 CREATE OR REPLACE FUNCTION tidemill.put_jobs(
-    ids text[], envelopes bytea[], shape int[], shapes jsonb, p tidemill.prefs) RETURNS jsonb
+    ids text[], envelopes bytea[], shape int[], shapes jsonb, hold text[], let_go text[],
+    p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -26,6 +29,7 @@ DECLARE
     one    record;
     g      given;
     bound  int[];
+    linked boolean := jsonb_path_exists(shapes, '$[*].linked') OR cardinality(let_go) > 0;
 BEGIN
     PERFORM check_here();
     IF jsonb_path_exists(shapes, '$[*].key') THEN
@@ -41,8 +45,16 @@ BEGIN
         PERFORM pg_advisory_xact_lock('queue'::regclass::oid::int, one.number);
         bound := bound || one.number;
     END LOOP;
+    IF linked THEN
+        PERFORM lock_flows('{}', '{}', let_go || ARRAY (
+            SELECT DISTINCT n FROM jsonb_array_elements(shapes) AS s
+            CROSS JOIN LATERAL jsonb_array_elements_text(s -> 'next') AS n));
+    END IF;
     IF bound IS NULL THEN
         PERFORM put_plain(ids, envelopes, shape, shapes, t);
+        IF linked THEN
+            PERFORM link(NULL, ids, shape, shapes, hold, let_go, true, t, p);
+        END IF;
         RETURN NULL;
     END IF;
     -- A job whose time has passed must not refuse another.
@@ -51,6 +63,9 @@ BEGIN
     FOR g IN SELECT * FROM unpack(ids, envelopes, shape, shapes) ORDER BY ord LOOP
         answer := answer || jsonb_build_array(put_one(g, true, t, p));
     END LOOP;
+    IF linked THEN
+        PERFORM link(NULL, ids, shape, shapes, hold, let_go, true, t, p);
+    END IF;
     RETURN answer;
 END $$;
 
@@ -69,21 +84,27 @@ BEGIN
         FROM (SELECT * FROM unpack(ids, envelopes, shape, shapes) ORDER BY ord) AS g
     ), new AS (
         INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
-                         envelope)
-        SELECT seq, rank, due, until, timeout, ttr, result_ttl, line, tries, tries, id, envelope
+                         envelope, linked, inputs)
+        SELECT seq, rank, due, until, timeout, ttr, result_ttl, line, tries, tries, id, envelope,
+               coalesce(linked, false), inputs
         FROM given
         ON CONFLICT (id) DO NOTHING
-        RETURNING seq, line, rank, due, expires
+        RETURNING seq
+    ), placed AS MATERIALIZED (
+        SELECT seq, line, rank, due, until AS expires,
+               CASE WHEN waits IS NOT NULL THEN 0 WHEN due > t THEN 1 ELSE 2 END AS state
+        FROM new JOIN given USING (seq)
     ), prompt AS (
-        INSERT INTO ready (line, rank, seq) SELECT line, rank, seq FROM new WHERE due <= t
+        INSERT INTO ready (line, rank, seq) SELECT line, rank, seq FROM placed WHERE state = 2
     ), delayed AS (
-        INSERT INTO later (seq, due, waiting) SELECT seq, due, false FROM new WHERE due > t
+        INSERT INTO later (seq, due, waiting) SELECT seq, due, state = 0 FROM placed WHERE state < 2
     ), mortal AS (
-        INSERT INTO expiry (seq, due) SELECT seq, expires FROM new WHERE expires > 0
+        INSERT INTO expiry (seq, due) SELECT seq, expires FROM placed WHERE expires > 0
     ), counted AS (
-        INSERT INTO tally (queue, accepted, ready, scheduled)
-        SELECT line / 4, count(*), count(*) FILTER (WHERE due <= t), count(*) FILTER (WHERE due > t)
-        FROM new GROUP BY 1
+        INSERT INTO tally (queue, accepted, ready, scheduled, waiting)
+        SELECT line / 4, count(*), count(*) FILTER (WHERE state = 2),
+               count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 0)
+        FROM placed GROUP BY 1
     )
     SELECT (SELECT count(*) FROM new), (SELECT min(seq) FROM given) INTO stored, first;
     IF stored < cardinality(ids) THEN
@@ -147,7 +168,7 @@ BEGIN
         END IF;
         how := CASE WHEN stood = 'running' THEN 'successor' ELSE 'replaced' END;
     END IF;
-    IF limited THEN
+    IF limited AND g.waits IS NULL THEN
         SELECT max_size INTO most FROM queue WHERE number = g.line / 4;
         IF most > 0 AND size_of(g.line / 4) >= most THEN
             RAISE EXCEPTION USING ERRCODE = 'TM002', MESSAGE = most::text,
@@ -155,10 +176,10 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id, key,
-                     envelope)
+                     envelope, linked, inputs)
     VALUES (nextval('acceptance'), g.rank, start,
             CASE WHEN g.expires > 0 THEN t + g.expires ELSE 0 END, g.timeout, g.ttr, g.result_ttl,
-            g.line, g.tries, g.tries, g.id, g.key, g.envelope)
+            g.line, g.tries, g.tries, g.id, g.key, g.envelope, coalesce(g.linked, false), g.inputs)
     ON CONFLICT (id) DO NOTHING
     RETURNING seq INTO new_seq;
     IF NOT FOUND THEN
@@ -170,6 +191,9 @@ BEGIN
     END IF;
     IF how = 'successor' THEN
         UPDATE key SET successor = new_seq WHERE key.key = g.key;
+        INSERT INTO later (seq, due, waiting) VALUES (new_seq, start, true);
+        PERFORM count(g.line, 'waiting');
+    ELSIF g.waits IS NOT NULL THEN
         INSERT INTO later (seq, due, waiting) VALUES (new_seq, start, true);
         PERFORM count(g.line, 'waiting');
     ELSE
@@ -206,7 +230,8 @@ CREATE OR REPLACE FUNCTION tidemill.follow(
     p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    g given;
+    g      given;
+    linked text[];
 BEGIN
     FOR g IN
         SELECT * FROM unpack(ids, envelopes, shape, shapes) WHERE verdict = after ORDER BY ord
@@ -217,7 +242,13 @@ BEGIN
         END IF;
         CONTINUE WHEN EXISTS (SELECT FROM job WHERE id = g.id);
         PERFORM put_one(g, false, t, p);
+        IF g.linked THEN
+            linked := linked || g.id;
+        END IF;
     END LOOP;
+    IF linked IS NOT NULL THEN
+        PERFORM link(linked, ids, shape, shapes, '{}', '{}', false, t, p);
+    END IF;
 END $$;
 
 -- The numbers of queues, made if they are new.
@@ -236,7 +267,7 @@ END $$;
 -- NOTIFY, under whose lock no two transactions commit, holds nobody up.
 CREATE OR REPLACE PROCEDURE tidemill.put(
     client text, this bigint, ids text[], envelopes bytea[], shape int[], shapes jsonb,
-    p tidemill.prefs, chores int, INOUT answer jsonb)
+    hold text[], let_go text[], p tidemill.prefs, chores int, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
     stored boolean;
@@ -259,7 +290,7 @@ BEGIN
         SELECT * INTO stored, place, word FROM tidemill.put_single(ids, envelopes, shapes, p);
     END IF;
     IF stored IS NULL THEN
-        answer := tidemill.put_jobs(ids, envelopes, shape, shapes, p);
+        answer := tidemill.put_jobs(ids, envelopes, shape, shapes, hold, let_go, p);
         IF answer IS NOT NULL THEN
             UPDATE tidemill.call AS c SET answer = put.answer WHERE c.line = client;
         END IF;
@@ -269,7 +300,8 @@ BEGIN
     IF place IS NOT NULL THEN
         PERFORM pg_notify(place, word);
     ELSE
-        PERFORM tidemill.ring(0, answer IS NOT NULL, '{}', p);
+        PERFORM tidemill.ring(0, answer IS NOT NULL OR jsonb_path_exists(shapes, '$[*].linked'),
+                              '{}', p);
     END IF;
     IF chores > 0 THEN
         COMMIT;
@@ -281,9 +313,10 @@ END $$;
 -- The same inside a transaction of the caller's own. When that commits we cannot say, so everybody
 -- hears of it then and looks.
 CREATE OR REPLACE FUNCTION tidemill.put_inside(
-    ids text[], envelopes bytea[], shape int[], shapes jsonb, p tidemill.prefs) RETURNS jsonb
+    ids text[], envelopes bytea[], shape int[], shapes jsonb, hold text[], let_go text[],
+    p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     PERFORM tell_all('all');
-    RETURN put_jobs(ids, envelopes, shape, shapes, p);
+    RETURN put_jobs(ids, envelopes, shape, shapes, hold, let_go, p);
 END $$;

@@ -25,9 +25,9 @@ BEGIN
     PERFORM check_here();
     SELECT * INTO g FROM jsonb_to_record(shapes -> 0) AS s (
         line int, rank bigint, delay float8, at float8, expires float8, timeout float8, ttr float8,
-        result_ttl float8, tries int, key text);
+        result_ttl float8, tries int, key text, linked boolean);
     SELECT max_size, paused INTO q FROM queue WHERE number = g.line / 4;
-    IF q.max_size > 0 OR g.key IS NOT NULL THEN
+    IF q.max_size > 0 OR g.key IS NOT NULL OR g.linked THEN
         RETURN;
     END IF;
     IF g.line & 3 <> 0 OR g.delay > 0 OR g.at > t OR g.expires > 0 OR q.paused THEN
@@ -63,7 +63,7 @@ BEGIN
     END IF;
     place := o.channel;
     word := format('%s:%s:%s', o.number, o.turn, translate(encode(
-        pack(n << 16, 1, 0, g.rank, n, g.timeout, t, 0, envelopes[1]), 'base64'), E'\n', ''));
+        pack(n << 16, 1, 0, g.rank, n, g.timeout, t, 0, envelopes[1], NULL), 'base64'), E'\n', ''));
     IF length(word) > 7900 THEN  -- a notification has 8000 bytes
         word := o.number::text;
     END IF;
@@ -108,7 +108,7 @@ BEGIN
         IF got < room AND NOT (SELECT cancelling FROM job WHERE job.seq = l.seq) THEN
             UPDATE lease SET serial = this WHERE seq = l.seq;
             leases := leases || (
-                SELECT pack(l.token, l.attempt, losses, rank, seq, timeout, l.leased, 0, envelope)
+                SELECT pack(l.token, l.attempt, losses, rank, seq, timeout, l.leased, 0, envelope, NULL)
                 FROM job WHERE seq = l.seq);
             got := got + 1;
         ELSE

@@ -9,12 +9,13 @@ LANGUAGE plpgsql AS $$
 DECLARE
     one record;
 BEGIN
-    -- Each lease is looked up by itself, in the index: a join the planner may turn around, and walk
+    -- Leases are locked in the order of their numbers, by whoever locks several. Each is looked up
+    -- by itself, in the index: a join the planner may turn around, and walk
     -- through a table that has grown since.
     WITH v AS MATERIALIZED (
         SELECT DISTINCT ON (v.token) v.*, l.row
-        FROM unnest(tokens, starts, ends, results) WITH ORDINALITY
-            AS v (token, started, ended, result, ord)
+        FROM (SELECT * FROM unnest(tokens, starts, ends, results) WITH ORDINALITY
+                  AS v (token, started, ended, result, ord) ORDER BY token) AS v
         CROSS JOIN LATERAL (
             SELECT lease.ctid AS row FROM lease
             WHERE lease.seq = v.token >> 16 AND lease.token = v.token AND lease.owner = me
@@ -32,16 +33,21 @@ BEGIN
         DELETE FROM job WHERE seq = ANY (ARRAY (SELECT seq FROM gone WHERE line & 3 = 1))
     ), said AS (
         DELETE FROM note WHERE seq = ANY (ARRAY (SELECT seq FROM gone WHERE line & 3 = 1))
+    ), needless AS (
+        DELETE FROM behind
+        WHERE seq = ANY (ARRAY (SELECT seq FROM gone WHERE line & 3 = 1 AND linked))
     ), kept AS (
         INSERT INTO done (seq, prune, finished, class, state, attempt, leased, started, ended,
                           worker, result)
-        SELECT seq, t + keep_for('succeeded', result_ttl, result IS NOT NULL, p), t,
-               CASE WHEN result IS NULL THEN 0 ELSE 1 END, 4, attempt, leased, gone.started,
+        SELECT seq, t + CASE WHEN linked THEN p.protect
+                             ELSE keep_for('succeeded', result_ttl, result IS NOT NULL, p) END, t,
+               CASE WHEN linked THEN 3 WHEN result IS NULL THEN 0 ELSE 1 END, 4, attempt, leased, gone.started,
                gone.ended, my_name, result
         FROM gone WHERE line & 3 <> 1
     ), counted AS (
         INSERT INTO tally (queue, running, succeeded, kept)
-        SELECT line / 4, -count(*), count(*), count(*) FILTER (WHERE line & 3 <> 1)
+        SELECT line / 4, -count(*), count(*),
+               count(*) FILTER (WHERE line & 3 <> 1 AND NOT linked)
         FROM gone GROUP BY 1
     )
     SELECT coalesce(array_agg(ord), '{}'), coalesce(array_agg(seq), '{}')
@@ -191,7 +197,9 @@ DECLARE
     at   int;
     held int := 0;
     j    record;
+    mine bigint[] := ARRAY (SELECT seq FROM lease WHERE owner = who);
 BEGIN
+    mine := lock_flows(mine, array_fill(true, ARRAY[cardinality(mine)]), '{}');
     FOR l IN SELECT * FROM lease WHERE owner = who ORDER BY seq FOR UPDATE LOOP
         held := held + 1;
         at := array_position(ran, l.token);
@@ -215,5 +223,6 @@ BEGIN
                                   ELSE '' END, '', 0, 0, NULL, false, t, p);
         END IF;
     END LOOP;
+    PERFORM flow(mine, t, p);
     RETURN held;
 END $$;

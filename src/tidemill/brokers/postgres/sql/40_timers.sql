@@ -12,6 +12,17 @@ BEGIN
                  (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL));
 END $$;
 
+-- Jobs of flows that may end since their time is over, some of them.
+CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM behind) THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY (SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT 5000)
+        || ARRAY (SELECT seq FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 5000);
+END $$;
+
 -- Move everything whose time has come, or a few thousand; true when anything moved. What another
 -- transaction is moving is skipped.
 CREATE OR REPLACE FUNCTION tidemill.come_due(t float8, p tidemill.prefs) RETURNS boolean
@@ -20,10 +31,13 @@ DECLARE
     l     lease;
     which bigint;
     most  int := 5000;
+    ends  bigint[];
 BEGIN
     IF coalesce(next_due() > t, true) THEN
         RETURN false;
     END IF;
+    ends := end_by_time(t);
+    ends := lock_flows(ends, array_fill(true, ARRAY[cardinality(ends)]), names_of(ends));
     FOR l IN
         SELECT * FROM lease WHERE deadline <= t ORDER BY deadline LIMIT most FOR UPDATE SKIP LOCKED
     LOOP
@@ -38,6 +52,7 @@ BEGIN
             PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
         END IF;
     END LOOP;
+    PERFORM flow(ends, t, p);
     WITH gone AS (
         DELETE FROM later WHERE seq = ANY (ARRAY (
             SELECT seq FROM later WHERE due <= t AND NOT waiting
@@ -65,6 +80,7 @@ BEGIN
     IF is_sealed() THEN
         RETURN 0;
     END IF;
+    PERFORM look_at_flows(most, t, p);
     FOR c IN 0..2 LOOP
         pruned := pruned + prune_rows(ARRAY (
             SELECT ctid FROM done WHERE class = c AND prune <= t
@@ -94,7 +110,11 @@ BEGIN
     WITH gone AS (
         DELETE FROM done WHERE ctid = ANY (rows) RETURNING seq, class
     ), jobs AS (
-        DELETE FROM job WHERE seq = ANY (ARRAY (SELECT seq FROM gone)) RETURNING seq, line
+        DELETE FROM job WHERE seq = ANY (ARRAY (SELECT seq FROM gone)) RETURNING seq, line, linked
+    ), edges AS (
+        DELETE FROM edge WHERE parent = ANY (ARRAY (SELECT seq FROM jobs WHERE linked))
+    ), counts AS (
+        DELETE FROM behind WHERE seq = ANY (ARRAY (SELECT seq FROM jobs WHERE linked))
     ), notes AS (
         DELETE FROM note WHERE seq = ANY (ARRAY (SELECT seq FROM gone))
     ), counted AS (

@@ -48,6 +48,7 @@ DECLARE
     overdue bigint[];
     single  bigint[];
     which   bigint;
+    ends    bigint[];
 BEGIN
     got := 0;
     IF cardinality(lines) = 1 THEN
@@ -67,7 +68,8 @@ BEGIN
         DELETE FROM ready WHERE ctid = ANY (rows) RETURNING line, rank, seq
     ), taken AS MATERIALIZED (
         SELECT gone.line, gone.rank, gone.seq, j.attempt + 1 AS attempt, j.losses, j.timeout,
-               j.result_ttl, j.key IS NOT NULL AS keyed, j.envelope,
+               j.result_ttl, j.key IS NOT NULL AS keyed, j.linked, j.envelope,
+               j.inputs,
                (j.seq << 16) | (j.returns & 65535) AS token,
                CASE WHEN NOT consumes THEN 0 WHEN j.ttr > 0 THEN j.ttr ELSE 60 END AS ttr,
                j.expires > 0 AND j.expires <= t AS expired,
@@ -76,9 +78,9 @@ BEGIN
             SELECT * FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
     ), lent AS (
         INSERT INTO lease (seq, token, serial, leased, deadline, result_ttl, owner, line, attempt,
-                           keyed)
+                           keyed, linked)
         SELECT seq, token, this, t, CASE WHEN consumes THEN t + ttr END, result_ttl, me, line,
-               attempt, keyed
+               attempt, keyed, linked
         FROM taken WHERE NOT expired AND NOT once
     ), counted AS (
         INSERT INTO tally (queue, ready, running)
@@ -87,11 +89,15 @@ BEGIN
     )
     SELECT count(*) FILTER (WHERE NOT taken.expired),
            string_agg(pack(token, attempt, losses, rank, seq, timeout, t,
-                           CASE WHEN taken.once THEN 0 ELSE ttr END, envelope), ''
+                           CASE WHEN taken.once THEN 0 ELSE ttr END, envelope, inputs), ''
                       ORDER BY rank, seq) FILTER (WHERE NOT taken.expired),
            array_agg(seq) FILTER (WHERE taken.expired),
            array_agg(seq) FILTER (WHERE taken.once AND NOT taken.expired)
     INTO got, leases, overdue, single FROM taken;
+    IF overdue IS NOT NULL OR single IS NOT NULL THEN
+        ends := coalesce(overdue, '{}') || coalesce(single, '{}');
+        ends := lock_flows(ends, array_fill(true, ARRAY[cardinality(ends)]), '{}');
+    END IF;
     IF overdue IS NOT NULL THEN  -- more came due than one step moves
         FOREACH which IN ARRAY overdue LOOP
             PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
@@ -102,16 +108,18 @@ BEGIN
             PERFORM finish(which, 'succeeded', '', NULL, t, p);
         END LOOP;
     END IF;
+    PERFORM flow(ends, t, p);
 END $$;
 
 -- A lease as it travels; wire.py reads it.
 CREATE OR REPLACE FUNCTION tidemill.pack(
     token bigint, attempt int, losses int, rank bigint, seq bigint, timeout float8, leased float8,
-    ttr float8, envelope bytea) RETURNS bytea
-LANGUAGE sql IMMUTABLE AS $$
+    ttr float8, envelope bytea, inputs text[]) RETURNS bytea
+LANGUAGE sql STABLE AS $$
     SELECT int8send(token) || int4send(attempt) || int4send(losses) || int8send(rank)
         || int8send(seq) || float8send(timeout) || float8send(leased) || float8send(ttr)
         || int4send(length(envelope)) || envelope
+        || CASE WHEN inputs IS NULL THEN '\x00000000' ELSE tidemill.pack_inputs(inputs) END
 $$;
 
 -- What an owner wants: a count, queues (none means all), and how.
@@ -183,6 +191,30 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Lock what is behind the jobs that a step may end, or that its followers name.
+CREATE OR REPLACE FUNCTION tidemill.lock_step(
+    tokens bigint[], verdicts jsonb, shapes jsonb, t float8) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    jobs bigint[];
+    bad  boolean[];
+    ends bigint[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM behind) THEN
+        RETURN '{}';
+    END IF;
+    ends := end_by_time(t);
+    SELECT coalesce(array_agg(x.seq), '{}'), coalesce(array_agg(x.bad), '{}') INTO jobs, bad FROM (
+        SELECT token >> 16 AS seq, false AS bad FROM unnest(tokens) AS token
+        UNION ALL
+        SELECT (v ->> 'token')::bigint >> 16, (v ->> 'outcome')::int <> 0
+        FROM jsonb_array_elements(verdicts) AS v
+        UNION ALL SELECT seq, true FROM unnest(ends) AS seq) AS x;
+    RETURN lock_flows(jobs, bad, names_of(ends) || ARRAY (
+        SELECT DISTINCT n FROM jsonb_array_elements(shapes) AS s
+        CROSS JOIN LATERAL jsonb_array_elements_text(s -> 'next') AS n));
+END $$;
+
 -- The first transaction of a step: note, settle, touch, lease, in that order. A step that is repeated
 -- is answered from what was kept of it.
 CREATE OR REPLACE FUNCTION tidemill.step(
@@ -208,6 +240,7 @@ DECLARE
     commands jsonb;
     unheard  bigint[];
     handed   bytea := '';
+    flows    bigint[];
     d        float8;
 BEGIN
     ended := '{}';
@@ -244,11 +277,18 @@ BEGIN
             SELECT coalesce(jsonb_agg(jsonb_build_array(verb, token) ORDER BY number), '[]')
             FROM command WHERE owner = me AND serial = this));
         SELECT coalesce(string_agg(pack(l.token, l.attempt, j.losses, j.rank, l.seq, j.timeout,
-                   l.leased, coalesce(l.deadline - l.leased, 0), j.envelope), '' ORDER BY l.seq), '')
+                   l.leased, coalesce(l.deadline - l.leased, 0), j.envelope, j.inputs), '' ORDER BY l.seq), '')
         INTO leases
         FROM lease AS l JOIN job AS j USING (seq) WHERE l.owner = me AND l.serial = this;
         hungry := CASE WHEN leases = '' THEN w.count ELSE 0 END;
     ELSE
+        flows := lock_step(tokens, verdicts, f_shapes, t);
+        IF verdicts IS NOT NULL OR cardinality(touch_tokens) > 1 THEN
+            PERFORM FROM lease WHERE seq = ANY (ARRAY (
+                SELECT x >> 16 FROM unnest(tokens || touch_tokens) AS x UNION ALL
+                SELECT (e ->> 'token')::bigint >> 16 FROM jsonb_array_elements(verdicts) AS e))
+            ORDER BY seq FOR UPDATE;
+        END IF;
         moved := come_due(t, p) OR moved;
         IF notes IS NOT NULL THEN
             PERFORM take_notes(me, notes);
@@ -286,6 +326,7 @@ BEGIN
                 late := late || n;
             END IF;
         END LOOP;
+        moved := flow(flows, t, p) OR moved;
         IF w.count > 0 THEN
             PERFORM pg_advisory_xact_lock_shared('meta'::regclass::oid::int, 0);
             SELECT moves_to INTO leaves FROM departure;

@@ -8,8 +8,10 @@ DECLARE
     which  bigint;
     stood  text;
     t      float8 := clock(p);
+    flows  bigint[];
 BEGIN
     PERFORM check_here();
+    flows := lock_acts(ids, t);
     PERFORM come_due(t, p);
     FOREACH job_id IN ARRAY ids LOOP
         SELECT seq INTO which FROM job WHERE id = job_id;
@@ -22,6 +24,9 @@ BEGIN
             FROM lease JOIN owner ON owner.number = lease.owner WHERE lease.seq = which;
         ELSIF stood <> 'finished' THEN
             PERFORM finish(which, 'cancelled', 'cancelled before it started', NULL, t, p);
+            IF which = ANY (flows) THEN
+                PERFORM flow(ARRAY[which], t, p);
+            END IF;
         END IF;
         done := done || coalesce(stood <> 'finished', false);
     END LOOP;
@@ -38,6 +43,7 @@ DECLARE
     t      float8 := clock(p);
 BEGIN
     PERFORM check_here();
+    PERFORM lock_acts(ids, t);
     PERFORM come_due(t, p);
     FOREACH job_id IN ARRAY ids LOOP
         done := done || kick_one(job_id, t, p);
@@ -66,8 +72,9 @@ BEGIN
         PERFORM place(j.seq, t);
         RETURN true;
     END IF;
-    SELECT state INTO d FROM done WHERE seq = j.seq FOR UPDATE;
-    IF NOT FOUND OR d.state = 4 THEN
+    SELECT state, class INTO d FROM done WHERE seq = j.seq FOR UPDATE;
+    IF NOT FOUND OR d.state = 4
+        OR EXISTS (SELECT FROM behind WHERE seq = j.seq AND waits = 'barrier') THEN  -- never run
         RETURN false;
     END IF;
     IF j.key IS NOT NULL THEN  -- at most one unfinished job per key
@@ -77,9 +84,11 @@ BEGIN
         END IF;
     END IF;
     DELETE FROM done WHERE seq = j.seq;
-    IF d.state <> 5 THEN
+    IF d.class < 2 THEN
         PERFORM count(j.line, 'kept', -1);
     END IF;
+    UPDATE behind SET dropped = false WHERE seq = j.seq;
+    PERFORM revive(j.seq, t);
     UPDATE job SET
         tries = CASE WHEN policy > 0 THEN attempt + policy ELSE 0 END,
         losses = 0, line = CASE WHEN line & 3 = 2 THEN line - 2 ELSE line END, cancelling = false,
@@ -96,11 +105,21 @@ DECLARE
     done   boolean[] := '{}';
     job_id text;
     which  bigint;
+    flows  bigint[];
+    l      record;
 BEGIN
     PERFORM check_here();
+    flows := lock_acts(ids, clock(p));
     FOREACH job_id IN ARRAY ids LOOP
         SELECT seq INTO which FROM job WHERE id = job_id;
-        done := done || CASE WHEN FOUND THEN delete_one(which, clock(p)) ELSE false END;
+        IF which = ANY (flows) AND NOT EXISTS (SELECT FROM done WHERE seq = which) THEN
+            l := less_behind(ARRAY[which], '{0}');
+        END IF;
+        done := done || CASE WHEN which IS NULL THEN false ELSE delete_one(which, clock(p)) END;
+        IF l IS NOT NULL THEN
+            PERFORM count_down(l.names, l.numbers, l.failed, l.whys, clock(p), p);
+            l := NULL;
+        END IF;
     END LOOP;
     PERFORM tell_all('all');
     RETURN done;
@@ -113,7 +132,7 @@ DECLARE
     j     record;
     class int;
 BEGIN
-    SELECT key, line INTO j FROM job WHERE seq = which;
+    SELECT key, line, linked INTO j FROM job WHERE seq = which;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -125,6 +144,9 @@ BEGIN
     ELSIF j.key IS NOT NULL THEN
         PERFORM give_up_key(j.key, which, t);
     END IF;
+    IF j.linked THEN
+        DELETE FROM edge WHERE parent = which;
+    END IF;
     PERFORM forget(which);
     RETURN true;
 END $$;
@@ -134,25 +156,58 @@ CREATE OR REPLACE FUNCTION tidemill.purge(name text, most int, p tidemill.prefs)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     q       int;
+    here    bigint[];
+    flows   bigint[];
     which   bigint;
     removed int := 0;
+    l       record;
 BEGIN
     PERFORM check_here();
     SELECT number INTO q FROM queue WHERE queue.name = purge.name;
-    FOR which IN
-        SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
-        UNION ALL
+    here := ARRAY (
         SELECT job.seq FROM later JOIN job USING (seq) WHERE job.line / 4 = q
-        LIMIT most
-    LOOP
+        UNION ALL
+        SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
+        LIMIT most);
+    flows := lock_flows(here, array_fill(true, ARRAY[cardinality(here)]), names_of(here));
+    l := less_behind(flows, array_fill(0, ARRAY[cardinality(flows)]));
+    FOREACH which IN ARRAY here LOOP
         IF unplace(which, false) IN ('ready', 'scheduled', 'waiting') THEN
             PERFORM give_up_key(key, which, clock(p)) FROM job WHERE seq = which AND key IS NOT NULL;
             PERFORM forget(which);
             removed := removed + 1;
         END IF;
     END LOOP;
+    -- Not before all are gone: what is purged is not cancelled.
+    DELETE FROM edge WHERE parent = ANY (flows);
+    PERFORM count_down(l.names, l.numbers, l.failed, l.whys, clock(p), p);
     PERFORM tell_all('all');
     RETURN removed;
+END $$;
+
+-- Lock what acts on these jobs may end, in the order in which all lock; those that have any behind them.
+CREATE OR REPLACE FUNCTION tidemill.lock_acts(ids text[], t float8) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    these bigint[] := ARRAY (SELECT seq FROM job WHERE id = ANY (ids));
+    ends  bigint[] := end_by_time(t);
+    jobs  bigint[] := these || ends;
+    flows bigint[] := lock_flows(jobs, array_fill(true, ARRAY[cardinality(jobs)]),
+                                 ids || names_of(ends));
+BEGIN
+    -- What is ready stays so, or it would be leased and ended by somebody who waits for us.
+    PERFORM FROM (SELECT * FROM job WHERE seq = ANY (these)) AS j CROSS JOIN LATERAL (
+        SELECT FROM ready AS r WHERE r.line = j.line AND r.rank = j.rank AND r.seq = j.seq
+        FOR UPDATE OFFSET 0) AS locked;
+    PERFORM FROM lease WHERE seq = ANY (these) ORDER BY seq FOR UPDATE;
+    RETURN flows;
+END $$;
+
+-- The ids of those of some jobs that wait for others, or did.
+CREATE OR REPLACE FUNCTION tidemill.names_of(jobs bigint[]) RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY (SELECT id FROM behind WHERE seq = ANY (jobs));
 END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.set_queue(which int, pause boolean, bound bigint) RETURNS void

@@ -82,7 +82,9 @@ BEGIN
                 id text, seq bigint, rank bigint, line int, state int, policy int, tries int,
                 attempt int, losses int, due float8, expires float8, finished float8, timeout float8,
                 ttr float8, result_ttl float8, cancelling boolean, key text, error text,
-                trail jsonb, done float8, total float8, log jsonb)
+                trail jsonb, done float8, total float8, log jsonb, linked boolean, inputs text[],
+                next text[], waits text, pending bigint, failures bigint, dropped boolean,
+                delay float8, at float8)
         ORDER BY n
     LOOP
         r.seq := start + r.seq;
@@ -106,7 +108,9 @@ BEGIN
         id text, seq bigint, rank bigint, line int, state int, policy int, tries int, attempt int,
         losses int, due float8, expires float8, finished float8, timeout float8, ttr float8,
         result_ttl float8, cancelling boolean, key text, error text, trail jsonb, done float8,
-        total float8, log jsonb);
+        total float8, log jsonb, linked boolean,
+        inputs text[], next text[], waits text, pending bigint, failures bigint, dropped boolean,
+        delay float8, at float8);
     what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])
             [r.state + 1];
     ended := r.state > 3;
@@ -125,22 +129,30 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, attempt,
-                     losses, cancelling, id, key, error, trail, envelope)
+                     losses, cancelling, id, key, error, trail, envelope, linked, inputs)
     VALUES (r.seq, r.rank, r.due, r.expires, r.timeout, r.ttr, r.result_ttl, r.line, r.policy,
             r.tries, r.attempt, r.losses, r.cancelling, r.id, r.key,
-            CASE WHEN ended THEN '' ELSE r.error END, nullif(r.trail, 'null'), envelope);
+            CASE WHEN ended THEN '' ELSE r.error END, nullif(r.trail, 'null'), envelope,
+            r.linked, r.inputs);
+    IF r.waits IS NOT NULL THEN
+        INSERT INTO behind (seq, id, waits, pending, failures, dropped, delay, at)
+        VALUES (r.seq, r.id, r.waits, r.pending, r.failures, r.dropped, r.delay, r.at);
+    END IF;
+    INSERT INTO edge (parent, child) SELECT r.seq, child FROM unnest(r.next) AS child;
     IF r.done IS NOT NULL OR r.log <> '[]' THEN
         INSERT INTO note (seq, done, total, log) VALUES (r.seq, r.done, r.total, r.log);
     END IF;
     IF ended THEN
         PERFORM count(r.line, what);
         INSERT INTO done (seq, prune, finished, class, state, error, result)
-        VALUES (r.seq, least(r.finished, t) + keep_for(what, r.result_ttl, answer IS NOT NULL, p),
+        VALUES (r.seq, CASE WHEN r.linked THEN t + p.protect ELSE least(r.finished, t)
+                       + keep_for(what, r.result_ttl, answer IS NOT NULL, p) END,
                 r.finished,
-                CASE WHEN what = 'failed' THEN 2
+                CASE WHEN r.linked THEN 3
+                     WHEN what = 'failed' THEN 2
                      WHEN what = 'succeeded' AND answer IS NULL THEN 0 ELSE 1 END,
                 r.state, r.error, answer);
-        IF what <> 'failed' THEN
+        IF what <> 'failed' AND NOT r.linked THEN
             PERFORM count(r.line, 'kept');
         END IF;
         RETURN true;

@@ -10,14 +10,16 @@ SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses, job.
        coalesce(done.error, job.error) AS error,
        done.finished, done.result, done.attempt AS last, done.leased AS last_leased, done.started,
        done.ended, done.worker AS last_worker,
-       lease.leased, owner.name AS worker, note.done AS progress, note.total, note.log
+       lease.leased, owner.name AS worker, note.done AS progress, note.total, note.log,
+       coalesce(behind.pending, 0) AS pending, coalesce(behind.failures, 0) AS failures
 FROM tidemill.job
 LEFT JOIN tidemill.ready ON ready.line = job.line AND ready.rank = job.rank AND ready.seq = job.seq
 LEFT JOIN tidemill.later ON later.seq = job.seq
 LEFT JOIN tidemill.lease ON lease.seq = job.seq
 LEFT JOIN tidemill.owner ON owner.number = lease.owner
 LEFT JOIN tidemill.done ON done.seq = job.seq
-LEFT JOIN tidemill.note ON note.seq = job.seq;
+LEFT JOIN tidemill.note ON note.seq = job.seq
+LEFT JOIN tidemill.behind ON behind.seq = job.seq;
 
 -- The ready job of a queue that was accepted first: the first of each rank, for so many ranks.
 CREATE OR REPLACE FUNCTION tidemill.oldest_of(which int) RETURNS bigint
