@@ -26,6 +26,7 @@ from tidemill.errors import (
     StoreMoved,
     TidemillError,
 )
+from tidemill.finding import Found
 from tidemill.groups import JobChain, JobGroup, as_completed
 from tidemill.handle import Job
 from tidemill.hooks import Ended
@@ -54,6 +55,7 @@ __all__ = [
     "FeatureMissing",
     "Filter",
     "Flow",
+    "Found",
     "Group",
     "InvalidOption",
     "Job",

@@ -38,6 +38,7 @@ from tidemill.config import (
 from tidemill.consumers import Consumers
 from tidemill.enqueuing import enqueue_composed, enqueue_many, given, is_composed, txn_of
 from tidemill.errors import InvalidOption
+from tidemill.finding import Found
 from tidemill.gathered import GatheredPuts
 from tidemill.groups import JobGroup
 from tidemill.handle import Job
@@ -67,7 +68,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 H = TypeVar("H")
 log = logging.getLogger("tidemill")
-
 
 _OWN_OPTIONS = (
     *("url", "env", "prefix", "secret_keys", "serializer", "allow_imports", "middleware", "sync"),
@@ -398,6 +398,10 @@ class Tidemill:
     def find(self, what: Filter | None = None, *, limit: int = 100, cursor: str = "") -> Page:
         """Records of jobs, newest first."""
         return self.broker.find(what or Filter(), limit, cursor)
+
+    def jobs(self, **what: Any) -> Found:
+        """Handles of all jobs that match, newest first: :class:`Found` says by what."""
+        return Found(self, **what)
 
     def queues(self) -> list[QueueStats]:
         """Every queue in numbers."""

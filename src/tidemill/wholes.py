@@ -15,7 +15,7 @@ from tidemill.job import GROUP, Record
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
 
-__all__ = ["cancel_whole", "delete_whole"]
+__all__ = ["cancel_whole", "delete_whole", "is_hook"]
 
 
 def cancel_whole(mill: Tidemill, whole: str, terminate: bool) -> int:
@@ -25,7 +25,7 @@ def cancel_whole(mill: Tidemill, whole: str, terminate: bool) -> int:
         ids = [
             r.envelope.id
             for r in records
-            if not r.state.finished and not _is_hook(r) and r.envelope.task != GROUP
+            if not r.state.finished and not is_hook(r) and r.envelope.task != GROUP
         ]
         found += sum(mill.broker.cancel(ids, terminate=terminate))
     record = mill.broker.get(whole)
@@ -41,7 +41,7 @@ def delete_whole(mill: Tidemill, whole: str) -> bool:
     """
     deleted = 0
     for records in _parts(mill, whole):
-        deleted += sum(mill.broker.delete([r.envelope.id for r in records if _is_hook(r)]))
+        deleted += sum(mill.broker.delete([r.envelope.id for r in records if is_hook(r)]))
     deleted += sum(mill.broker.delete([whole]))
     for records in _parts(mill, whole):
         deleted += sum(mill.broker.delete([r.envelope.id for r in records]))
@@ -59,5 +59,6 @@ def _parts(mill: Tidemill, whole: str) -> Iterator[list[Record]]:
             return
 
 
-def _is_hook(record: Record) -> bool:
+def is_hook(record: Record) -> bool:
+    """True for a job that is called for how others ended."""
     return ".on_" in record.envelope.id

@@ -11,7 +11,7 @@ from cli_store import Desk
 
 import tidemill.cli.act
 import tidemill.cli.queues
-from tidemill import State, Tidemill
+from tidemill import State, Tidemill, group
 
 
 @pytest.fixture
@@ -257,3 +257,29 @@ def test_a_backup_opens_as_a_store(desk: Desk, tmp_path: Path) -> None:
     again = desk.run("backup", str(target))
     assert again.exit_code == 2
     assert "holds a store already" in again.stderr
+
+
+def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
+    handle = desk.mill.enqueue(group([desk.add.call(1), desk.bad.call("x")]))
+    desk.work()
+    facts = desk.json("job", handle.id)
+    assert facts["members"] == {"count": 2, "ended": 2, "failures": 1}
+    assert "2 of 2 have ended, 1 of them not well" in desk.run("job", handle.id).stdout
+    assert desk.json("job", handle[0].id)["members"] is None
+    ids = [row["id"] for row in desk.json("jobs", "--group", handle.id)["jobs"]]
+    assert ids == [handle[1].id, handle[0].id]
+    # retry: what did not succeed
+    assert desk.json("retry", handle.id)["retried"] == [handle.id]
+    assert handle.progress == (1, 2)
+    assert desk.json("cancel", handle.id)["cancelled"] == [handle.id]
+    assert str(handle[1].state) == "cancelled"
+    assert str(handle.state) == "failed"
+    again = desk.mill.enqueue(group([desk.add.call(1), desk.add.call(2)]).on_success(desk.add))
+    found = desk.json("cancel", "--group", again.id, "--all")["cancelled"]
+    assert sorted(found) == [again[0].id, again[1].id]
+    # delete: all there is
+    assert desk.json("delete", handle.id, again.id)["deleted"] == [handle.id, again.id]
+    assert desk.json("jobs")["jobs"] == []
+    single = desk.add.enqueue(1)
+    assert desk.run("delete", "--task", "add").exit_code == 2
+    assert desk.json("delete", "--task", "add", "--all")["deleted"] == [single.id]

@@ -23,9 +23,9 @@ LAYERS: list[tuple[str, ...]] = [
     ("brokers",),
     (
         *("app", "arguments", "bar", "batch", "completed", "compose", "consumers", "context"),
-        *("enqueuing", "gathered", "groups", "handle", "hooks", "inline", "inputs", "limits"),
-        *("loader", "middleware", "move", "options", "plan", "queue", "schedules", "task"),
-        *("threads", "trail", "wholes"),
+        *("enqueuing", "finding", "gathered", "groups", "handle", "hooks", "inline", "inputs"),
+        *("limits", "loader", "middleware", "move", "options", "plan", "queue", "schedules"),
+        *("task", "threads", "trail", "wholes"),
     ),
     ("worker",),
     ("cli", "demo", "testing", "__main__"),

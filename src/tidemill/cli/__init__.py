@@ -32,6 +32,7 @@ _VERBS = {  # verb: the file here that has it, in the order the help lists them
     "explain": "jobs",
     "retry": "act",
     "cancel": "act",
+    "delete": "act",
     "schedule": "schedule",
     "queues": "queues",
     "limit": "limits",

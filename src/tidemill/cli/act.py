@@ -1,10 +1,11 @@
-"""``tidemill retry`` and ``cancel``: acting on jobs, by id or by filter."""
+"""``tidemill retry``, ``cancel`` and ``delete``: acting on jobs, by id or by filter."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 import msgspec
@@ -13,9 +14,11 @@ from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter
 from tidemill.cli.choose import every, filter_options, whole_id
 from tidemill.cli.connect import json_option, store_options
-from tidemill.job import State
+from tidemill.groups import JobGroup
+from tidemill.job import GROUP, Record, State
+from tidemill.wholes import is_hook
 
-__all__ = ["cancel", "retry"]
+__all__ = ["cancel", "delete", "retry"]
 
 _BATCH = 500
 _RETRIED = frozenset({State.FAILED})
@@ -38,10 +41,11 @@ def retry(
     """Make jobs ready again, with all their attempts anew.
 
     By id, or the beginning of one, or by filters, which then mean failed jobs unless --state says
-    cancelled, expired or scheduled.
+    cancelled, expired or scheduled. The id of a group means its members that did not succeed.
     """
     chosen = _chosen(mill, ids, what, _RETRIED, "retry", everything)
-    _act("retried", chosen, mill.broker.kick, mill, as_json)
+    by_id = _with_groups(mill, mill.broker.kick, lambda group: group.retry())
+    _act("retried", chosen, by_id if ids else mill.broker.kick, mill, as_json)
 
 
 @click.command()
@@ -69,7 +73,48 @@ def cancel(
     def do(part: Sequence[str]) -> list[bool]:
         return mill.broker.cancel(part, terminate=terminate)
 
-    _act("cancelled", chosen, do, mill, as_json)
+    by_id = _with_groups(mill, do, lambda group: group.cancel(terminate))
+    _act("cancelled", chosen, by_id if ids else do, mill, as_json)
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@filter_options
+@_all_option
+@json_option
+@store_options
+def delete(
+    mill: Tidemill, ids: tuple[str, ...], what: Filter, everything: bool, as_json: bool
+) -> None:
+    """Forget jobs, with their results, in whatever state.
+
+    By id, or the beginning of one, or by filters. One that runs loses its lease. Of a group its id
+    alone means all of it: its members and hooks, too.
+    """
+    chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
+
+    by_id = _with_groups(mill, mill.broker.delete, lambda group: group.delete())
+    _act("deleted", chosen, by_id if ids else mill.broker.delete, mill, as_json)
+
+
+def _with_groups(
+    mill: Tidemill,
+    do: Callable[[Sequence[str]], list[bool]],
+    do_whole: Callable[[JobGroup[Any]], int],
+) -> Callable[[Sequence[str]], list[bool]]:
+    """An act on jobs that were given by id, where that of a group means all of it."""
+
+    def each(ids: Sequence[str]) -> list[bool]:
+        answers = []
+        for job_id in ids:
+            record = mill.broker.get(job_id)
+            if record is not None and record.envelope.task == GROUP:
+                answers.append(bool(do_whole(mill.group(job_id))))
+            else:
+                answers += do([job_id])
+        return answers
+
+    return each
 
 
 def _chosen(
@@ -90,13 +135,18 @@ def _chosen(
         raise click.UsageError(f"say which jobs to {verb}: ids, filters such as --queue, or --all")
     if not what.states:
         what = msgspec.structs.replace(what, states=states)
-    found = [record.envelope.id for record in every(mill, what)]
+    # Of a group the work is meant; what comes of it follows from that, unless all is to go.
+    found = [r.envelope.id for r in every(mill, what) if not states or not _follows(r, what)]
     if found and not everything:
         if not sys.stdin.isatty():
             raise click.UsageError(f"{len(found):,} jobs match; to {verb} them all add --all")
         if not click.confirm(f"{verb} {len(found):,} jobs?", err=True):
             raise click.Abort
     return found
+
+
+def _follows(record: Record, what: Filter) -> bool:
+    return bool(what.id_prefix) and (record.envelope.task == GROUP or is_hook(record))
 
 
 def _act(

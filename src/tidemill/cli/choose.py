@@ -37,6 +37,7 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--task", default="", help="Of this task.")
     @click.option("--key", default="", help="With this key.")
     @click.option("--tag", default="", help="With this tag.")
+    @click.option("--group", default="", metavar="ID", help="A part of this group, chain or flow.")
     @click.option("--search", "text", default="", help="With this text in the arguments.")
     @functools.wraps(function)
     def verb(
@@ -46,11 +47,19 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
         task: str,
         key: str,
         tag: str,
+        group: str,
         text: str,
         **options: Any,
     ) -> Any:
-        chosen = frozenset(map(State, states))
-        what = Filter(states=chosen, queue=queue, task=task, key=key, tag=tag, text=text)
+        what = Filter(
+            states=frozenset(map(State, states)),
+            queue=queue,
+            task=task,
+            key=key,
+            tag=tag,
+            text=text,
+            id_prefix=f"{group}." if group else "",
+        )
         return function(*args, what=what, **options)
 
     return verb

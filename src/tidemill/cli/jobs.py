@@ -12,7 +12,8 @@ from tidemill.cli.choose import filter_options, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.codec import unpack
 from tidemill.errors import CodecError
-from tidemill.job import Planned, Record, State, priority_of
+from tidemill.inputs import size_of
+from tidemill.job import GROUP, Planned, Record, State, priority_of
 from tidemill.trail import Event, explain_in, serving, trail_of
 
 if TYPE_CHECKING:
@@ -83,10 +84,11 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
             for e in trail_of(record)
         ]
         answer = {"result": show.plain(result), "result_readable": readable, "trail": trail}
+        answer["members"] = _members(mill, record)
         show.print_json(record.public() | answer)
         return
     out = show.console()
-    for name, value in _facts(record):
+    for name, value in [*_facts(record), *_counts(mill, record)]:
         out.print(f"{name:<9} {show.clean(value, one_line=True)}")
     out.print()
     last = 0.0
@@ -124,6 +126,26 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         share = f" of {total:g} ({done / total:.0%})" if total else ""
         facts.append(("progress", f"{done:g}{share}"))
     return [(name, value) for name, value in facts if value]
+
+
+def _members(mill: Tidemill, record: Record) -> dict[str, int | None] | None:
+    """Of a group: how many members there are, have ended, and did not succeed."""
+    if record.envelope.task != GROUP:
+        return None
+    count = size_of(mill.broker, record)
+    ended = None if count is None else max(0, count - record.pending)
+    return {"count": count, "ended": ended, "failures": record.failures}
+
+
+def _counts(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
+    members = _members(mill, record)
+    if members is None:
+        return []
+    if members["count"] is None:
+        text = "still being put, or who put them died; to end it: tidemill cancel"
+        return [("members", f"{text} {record.envelope.id}")]
+    failed = f", {record.failures:,} of them not well" if record.failures else ""
+    return [("members", f"{members['ended']:,} of {members['count']:,} have ended{failed}")]
 
 
 def _moment(planned: Planned) -> str:

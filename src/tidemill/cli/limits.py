@@ -38,9 +38,7 @@ def limit(
     something else than before. What is not given stays; none lifts that part.
     """
     changes = {
-        option: _value(option, text, pause)
-        for option, text in options.items()
-        if text is not None
+        option: _value(option, text, pause) for option, text in options.items() if text is not None
     }
     if name is None:
         if changes:

@@ -34,7 +34,6 @@ def move(source: str, target: str, off: bool, as_json: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-
     with open_mill(source) as mill:
         here, there = mill.broker, open_broker(target)
         try:
