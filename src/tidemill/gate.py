@@ -139,6 +139,8 @@ def tokens(terms: Terms, gate: Gate, now: int) -> float:
 def opens(terms: Terms, gate: Gate, running: int, now: int, cost: float = 1.0) -> int:
     """When a job of that cost may start: 0 now, ``NEVER`` when no time alone opens the gate."""
     when = 0
+    if terms.concurrency is not None and running >= terms.concurrency:
+        return NEVER
     if terms.breaker is not None and gate.failures >= terms.breaker[0]:
         when = gate.until
     if when <= now and running >= _most_running(terms, gate):

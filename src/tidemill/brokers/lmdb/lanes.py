@@ -11,10 +11,11 @@ its sequence, when that is higher: keys take turns.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import struct
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 import msgspec
@@ -37,6 +38,13 @@ COST = struct.Struct(">d")
 _LINE = struct.Struct(">I")
 
 
+_PARK_KEY = struct.Struct(">QIIQ")  # lane, line, rank, sequence
+_PREFIX = struct.Struct(">QI")
+
+Entry = tuple[bytes, bytes]  # of the ready table
+Place = tuple[int, int, int]
+
+
 class Lane(msgspec.Struct, array_like=True):
     """One lane as it is stored, under the limit's name, a zero and the key.
 
@@ -45,7 +53,8 @@ class Lane(msgspec.Struct, array_like=True):
         running: how many of its jobs are leased.
         turn: the number of its last lease.
         clock, due: of its entry in the due table, 0 for none: when it opens, or can be forgotten.
-        lines: by line it has ready jobs in, (rank, turn) of the one in the ready table, if any.
+        lines: by line it has ready jobs in, (rank, turn, sequence) of the one in the ready table,
+            if any. Its turn is its sequence, or that of its lane.
     """
 
     number: int
@@ -54,10 +63,19 @@ class Lane(msgspec.Struct, array_like=True):
     turn: int = 0
     clock: int = 0
     due: int = 0
-    lines: dict[int, tuple[int, int] | None] = {}
+    lines: dict[int, Place | None] = {}
 
 
 _LANE = msgspec.msgpack.Decoder(Lane)
+
+
+class Taken(NamedTuple):
+    """A job that has left its lane to be leased."""
+
+    claim: Claim
+    name: bytes
+    lane: Lane
+    line: int
 
 
 def _name_of(claim: Claim) -> bytes:
@@ -72,6 +90,8 @@ class Lanes:
         self._lanes: dict[bytes, Lane] = {}
         self._stale: dict[bytes, dict[int, int]] = {}  # how many jobs came, by line
         self._dirty: set[bytes] = set()
+        self._cursor: lmdb.Cursor[bytes] | None = None
+        self.moved = False  # the ready table has changed beside what was taken
 
     def _lane(self, name: bytes) -> Lane:
         lane = self._lanes.get(name)
@@ -111,26 +131,53 @@ class Lanes:
         txn, tables = self._moves.txn, self._moves.t
         return is_parked(txn, tables, stored, lane)
 
-    def taken(self, envelope: bytes, found: bytes, seq: int) -> Claim:
-        """The job behind an entry of the ready table, which is gone, leaves its lane: its claim."""
+    def taken(self, envelope: bytes, found: bytes, seq: int) -> Taken:
+        """The job behind an entry of the ready table, which is gone, leaves its lane."""
         claim = claim_of(envelope)
         name = _name_of(claim)
         lane = self._lane(name)
         line, rank, _ = READY_KEY.unpack(found)
-        key = READY_KEY.pack(line, rank, seq)
+        if self._cursor is None:
+            self._cursor = self._moves.txn.cursor(self._moves.t.park)
+        if self._cursor.set_key(_PARK_KEY.pack(lane.number, line, rank, seq)):
+            self._cursor.delete()
         lane.lines[line] = None
-        self._moves.txn.delete(NUMBER.pack(lane.number) + key, db=self._moves.t.park)
         self._changed(name)
-        return claim
+        return Taken(claim, name, lane, line)
 
-    def start(self, claim: Claim, token: int, *, runs: bool) -> None:
-        """A job that was taken is leased; without ``runs`` it is gone when taken."""
-        name = _name_of(claim)
-        lane = self._lanes[name]
-        take(self._moves.gates.terms(claim.name), lane.gate, self._moves.now, claim.cost)
+    def start(self, taken: Taken, token: int, held: list[Entry], *, runs: bool) -> None:
+        """A job that was taken is leased; without ``runs`` it is gone when taken.
+
+        The next that is to stand in its place is added to the heap ``held``, so that it need not be
+        written when it is taken at once; or, where there is more to the lane, it is written, and
+        ``moved`` says so.
+        """
+        claim, name, lane, line = taken
+        terms = self._moves.gates.terms(claim.name)
+        take(terms, lane.gate, self._moves.now, claim.cost)
         lane.running += runs
         lane.turn = token
-        self._sync_one(name, self._stale.pop(name), ring=False)
+        came = self._stale.pop(name)
+        if not runs or len(lane.lines) > 1:
+            self._sync_one(name, came, ring=False)
+            self.moved = True
+            return
+        assert self._cursor is not None
+        found, value = self._cursor.item()  # behind the one that was taken
+        opening = NEVER
+        if found[:_PREFIX.size] != _PREFIX.pack(lane.number, line):
+            del lane.lines[line]
+        else:
+            _, _, rank, seq = _PARK_KEY.unpack(found)
+            cost = COST.unpack_from(value)[0]
+            opening = opens(terms, lane.gate, lane.running, self._moves.now, cost)
+            if not opening:
+                opening = NEVER
+                turn = max(seq, token) if claim.key else seq
+                lane.lines[line] = rank, turn, seq
+                heapq.heappush(held, (READY_KEY.pack(line, rank, turn), value[COST.size :]))
+        if lane.due or opening < NEVER or not lane.lines:
+            self._arm(name, lane, opening)
 
     def ended(self, stored: Stored, *, back: bool = False) -> None:
         """A lease of the lane has ended; ``back``: the job never ran."""
@@ -197,7 +244,8 @@ class Lanes:
         cursor = moves.txn.cursor(moves.t.park)
         for line, head in list(lane.lines.items()):
             prefix = NUMBER.pack(lane.number) + _LINE.pack(line)
-            want, job_id = None, b""
+            want: Place | None = None
+            job_id = b""
             if cursor.set_range(prefix) and cursor.key().startswith(prefix):
                 found, value = cursor.item()
                 _, rank, seq = READY_KEY.unpack_from(found, NUMBER.size)
@@ -206,10 +254,10 @@ class Lanes:
                 if when:
                     opening = min(opening, when)
                 else:
-                    want = rank, max(seq, turn)
+                    want = rank, max(seq, turn), seq
             else:
                 del lane.lines[line]
-            if want != head or (want and self._standing(line, want) != job_id):
+            if want != head:
                 self._stand(line, head, want, job_id)
             if line in lane.lines:
                 lane.lines[line] = want
@@ -220,19 +268,13 @@ class Lanes:
                     moves.ring(moves.row_of(line), line & 1, max(1, count))
         self._arm(name, lane, opening)
 
-    def _standing(self, line: int, place: tuple[int, int]) -> bytes | None:
-        """Who stands there: where a lane has had its turn, all of it would have the same place."""
-        return self._moves.txn.get(READY_KEY.pack(line, *place), db=self._moves.t.ready)
-
-    def _stand(
-        self, line: int, old: tuple[int, int] | None, new: tuple[int, int] | None, job_id: bytes
-    ) -> None:
+    def _stand(self, line: int, old: Place | None, new: Place | None, job_id: bytes) -> None:
         """Have another job stand in the ready table for its lane, or none."""
         moves = self._moves
         if old:
-            moves.txn.delete(READY_KEY.pack(line, *old), db=moves.t.ready)
+            moves.txn.delete(READY_KEY.pack(line, *old[:2]), db=moves.t.ready)
         if new:
-            moves.txn.put(READY_KEY.pack(line, *new), job_id, db=moves.t.ready)
+            moves.txn.put(READY_KEY.pack(line, *new[:2]), job_id, db=moves.t.ready)
 
     def _arm(self, name: bytes, lane: Lane, opening: int) -> None:
         """One entry in the due table: when it opens, or when nobody need know of it."""

@@ -6,6 +6,7 @@ priority, then age. A queue's lines are served as if they were one.
 
 from __future__ import annotations
 
+import heapq
 import struct
 
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
@@ -147,25 +148,43 @@ class Leasing:
         prefix = READY_KEY.pack(line, 0, 0)[:4]
         cursor = txn.cursor(moves.t.ready)
         found = cursor.set_range(prefix)
-        while found and count > 0:
-            key, job_id = cursor.item()
-            if key[:4] != prefix:
+        key = job_id = b""
+        held: list[tuple[bytes, bytes]] = []  # what lanes have next, and the table not yet
+        while count > 0:
+            if found:
+                key, job_id = cursor.item()
+                found = key[:4] == prefix
+            if held and (not found or held[0][0] < key):
+                key, job_id = heapq.heappop(held)
+            elif found:
+                cursor.delete()
+                found = bool(cursor.key())
+            else:
                 break
-            cursor.delete()
-            found = bool(cursor.key())
             data = txn.get(job_id, db=t_job)
             assert data is not None
             row.ready -= 1
             row.dirty = True
-            lent = self._lend(row, key, job_id, data)
+            lent = self._lend(row, key, job_id, data, held)
             count -= lent
-            if not lent or data[1]:  # others may have become ready: a successor, the next of a lane
+            if not lent or (data[1] and moves.lanes.moved):  # others may have become ready
+                moves.lanes.moved = False
+                self._stand(held)
                 moves.sync()
                 found = cursor.set_range(prefix)
+        self._stand(held)
         if row.gated:
             moves.gates.take(row, len(self.leases) - before)
 
-    def _lend(self, row: Row, key: bytes, job_id: bytes, data: bytes) -> bool:
+    def _stand(self, held: list[tuple[bytes, bytes]]) -> None:
+        """Write what is to stand in the ready table."""
+        for key, job_id in held:
+            self._moves.txn.put(key, job_id, db=self._moves.t.ready)
+        held.clear()
+
+    def _lend(
+        self, row: Row, key: bytes, job_id: bytes, data: bytes, held: list[tuple[bytes, bytes]]
+    ) -> bool:
         """Lease a job that is ready no more; False when it had expired, and is finished."""
         moves = self._moves
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
@@ -194,7 +213,7 @@ class Leasing:
             )
             row.running += 1
         if lane is not None:
-            moves.lanes.start(lane, token, runs=not (flags & Flag.MESSAGE and ttr == 0))
+            moves.lanes.start(lane, token, held, runs=not (flags & Flag.MESSAGE and ttr == 0))
         leased, envelope = moves.wall / MICRO, data[_HEAD : _HEAD + size]
         lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
         if flags & Flag.LINKED:

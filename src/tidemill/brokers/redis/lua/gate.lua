@@ -62,6 +62,7 @@ end
 -- When a job of that cost may start: 0 now, NEVER when no time alone opens the gate.
 function Gate.opens(terms, gate, running, cost)
   local when = 0
+  if terms.concurrency and running >= terms.concurrency then return Gate.NEVER end
   if terms.breaker and gate.failures >= terms.breaker then when = gate.wait end
   if when <= now and running >= most_running(terms, gate) then return Gate.NEVER end
   if terms.rate then

@@ -1,0 +1,117 @@
+"""What limits cost, and how exact a rate is, on LMDB.
+
+    python benchmarks/limits.py [JOBS] [ROUNDS]
+
+Drains no-op jobs with a burst worker of two processes, without a limit and under several that are
+set high, in turn; prints jobs per second from the first start to the last, and the median of the
+ratios to the plain one of the same round. Then runs 10 s of a rate with four worker processes, and
+prints how many jobs started in each second, and how far the rate was from the one asked for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+APP = """
+import mmap, os, struct, time
+from tidemill import Limit, Tidemill
+
+mill = Tidemill({url!r})
+_own = open(os.path.join({folder!r}, f"starts.{{os.getpid()}}"), "ab", buffering=0)
+
+def work(n):
+    _own.write(struct.pack("d", time.time()))
+
+plain = mill.task(name="plain", queue="plain")(work)
+queue_rate = mill.task(name="queue_rate", queue="rated")(work)
+queue_slots = mill.task(name="queue_slots", queue="slots")(work)
+rate = mill.task(name="rate", limit=Limit("1000000/s"))(work)
+slots = mill.task(name="slots", limit=Limit(concurrency=100000))(work)
+keys = mill.task(name="keys", limit=Limit(concurrency=100000, key=lambda n: n % 100))(work)
+exact = mill.task(name="exact", queue="exact")(work)
+"""
+KINDS = ("plain", "queue_rate", "queue_slots", "rate", "slots", "keys")
+RATES = (100, 1000)
+
+
+def main(jobs: int = 20_000, rounds: int = 5) -> None:
+    """Measure and print."""
+    figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(rounds):
+        for kind in KINDS:
+            with tempfile.TemporaryDirectory() as folder:
+                figures[kind].append(drain(Path(folder), kind, jobs))
+    for kind, found in figures.items():
+        ratios = [one / plain for one, plain in zip(found, figures["plain"], strict=True)]
+        ratio = statistics.median(ratios)
+        print(f"{kind}: {statistics.median(found):,.0f}/s, {ratio:.0%} of plain")
+    for rate in RATES:
+        with tempfile.TemporaryDirectory() as folder:
+            print(exactness(Path(folder), rate))
+
+
+def _prepare(folder: Path, script: str) -> None:
+    (folder / "bench.py").write_text(APP.format(url=f"lmdb://{folder}/store", folder=str(folder)))
+    subprocess.run([sys.executable, "-c", f"from bench import *\n{script}"], cwd=folder, check=True)
+    for path in folder.glob("starts.*"):
+        path.unlink()
+
+
+def _worker(*options: str) -> list[str]:
+    return [sys.executable, "-m", "tidemill", "worker", "bench:mill", *options]
+
+
+def starts(folder: Path) -> list[float]:
+    """When jobs started, in order."""
+    import array
+
+    times = array.array("d")
+    for path in folder.glob("starts.*"):
+        times.frombytes(path.read_bytes())
+    return sorted(times)
+
+
+def drain(folder: Path, kind: str, jobs: int) -> float:
+    """Jobs per second."""
+    limits = (
+        'mill.queue("rated", rate="1000000/s")\nmill.queue("slots", concurrency=100000)\n'
+    )
+    _prepare(folder, f"{limits}mill.enqueue_many([{kind}.call(n) for n in range({jobs})])")
+    subprocess.run(
+        _worker("--burst", "-p", "2", "-c", "8"), cwd=folder, check=True, capture_output=True
+    )
+    times = starts(folder)
+    assert len(times) == jobs, f"{len(times)} of {jobs}"
+    return (jobs - 1) / (times[-1] - times[0])
+
+
+def exactness(folder: Path, rate: int, seconds: int = 10) -> str:
+    """How many jobs of a rate started in each second, with four processes."""
+    _prepare(
+        folder,
+        f'mill.queue("exact", rate="{rate}/s", burst={rate // 10})\n'
+        f"mill.enqueue_many([exact.call(n) for n in range({rate * (seconds + 5)})])",
+    )
+    worker = subprocess.Popen(
+        _worker("-p", "4", "-c", "4"), cwd=folder, stderr=subprocess.DEVNULL
+    )
+    try:
+        while len(starts(folder)) < rate * (seconds + 3):
+            time.sleep(0.2)
+    finally:
+        worker.terminate()
+        worker.wait()
+    times = starts(folder)
+    begin = times[0] + 1  # once all processes are there
+    counts = [sum(begin + n <= t < begin + n + 1 for t in times) for n in range(seconds)]
+    off = sum(counts) / (rate * seconds) - 1
+    return f"{rate}/s over {seconds} s: {off:+.2%}, each second {counts}"
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
