@@ -110,6 +110,15 @@ def test_compositions_run_in_workers(place: Place, app: Any) -> None:
         assert other.group(nested.id).results(0) == [2, [1, 2, 3]]
 
 
+def test_a_burst_sees_a_long_fall_to_its_end(place: Place, app: Any) -> None:
+    # case C1: where the store does it in pieces, too
+    steps = chain(app.bad.call(), *[app.inc.call(n) for n in range(2500)])
+    whole = app.mill.enqueue(steps.on_failure(app.hook.call("on_failure")))
+    assert place.worker("--burst").wait() == 0
+    assert whole.state is State.CANCELLED
+    assert told(place, whole.id) == ["on_failure failed None"]
+
+
 class Mix(NamedTuple):
     """Some of each, with hooks."""
 

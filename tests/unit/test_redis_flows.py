@@ -99,6 +99,17 @@ def test_a_long_fall_is_gone_on_with_by_whoever_comes_next(open_one: Open) -> No
     assert counts(broker) == (0, MANY - 1)
 
 
+def test_a_step_counts_down_behind_all_that_it_ends(broker: RedisBroker) -> None:
+    # law 3: however many those are
+    members = [name(n) for n in range(MANY)]
+    broker.put([job("all", waits="barrier"), *[job(i, "all") for i in members]])
+    broker.attach(Owner(id="w", name="w"))
+    leases = broker.exchange(Step("w", want=Want(MANY))).leases
+    reply = broker.exchange(Step("w", [Verdict(it.token, Outcome.SUCCESS) for it in leases]))
+    assert reply.next_due > 0
+    assert get(broker, "all").state is State.SUCCEEDED
+
+
 def test_a_server_killed_in_a_long_fall_goes_on_with_it(stack: contextlib.ExitStack) -> None:
     # laws 1, 3
     server = Redis(durable=True)

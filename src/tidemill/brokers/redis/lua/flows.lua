@@ -11,7 +11,8 @@
 --
 -- flows  links (id → wish or parsed), new (id → wish to write), unlinked (ids), waits (id → counts),
 --        counted (id → true: to write), held (queue → id → seq, or false), ends, first (of them, to do),
---        left (how many links may still be followed), stored (how many entries B:flow has), resumed
+--        left (how many links may still be followed), stored (how many entries B:flow has), resumed,
+--        flowing (it is being done)
 
 local W_SUCCESS, W_FAILURE, W_BARRIER = 1, 3, 4 -- 2: any
 local REVIVED = 9 -- in place of a state
@@ -151,7 +152,7 @@ end
 -- Count down behind all that has ended, and behind what ends for that.
 local function flow()
   if #flows.ends == 0 and not flows.resumed then return end
-  flows.resumed = false
+  flows.resumed, flows.flowing = false, true
   flows.stored = flows.stored or call('LLEN', K_FLOW)
   while flows.left > 0 and (flows.stored > 0 or flows.ends[flows.first]) do
     local ends = next_ends()
@@ -165,6 +166,7 @@ local function flow()
       end
     end
   end
+  flows.flowing = false
   local rest = {}
   for i = flows.first, #flows.ends do rest[#rest + 1] = cmsgpack.pack(flows.ends[i]) end
   call_all('RPUSH', K_FLOW, rest)

@@ -328,6 +328,8 @@ end
 -- A job has ended, or was deleted before (state WAITING): those behind it are to wait for one less.
 local function add_end(id, state)
   local behind, ends = links_of(id).next, flows.ends
+  -- What a call ends itself it counts down itself; what ends for that has its bound.
+  if not flows.flowing then flows.left = flows.left + math.min(#behind, AT_ONCE) end
   if #behind <= AT_ONCE then
     if #behind > 0 then ends[#ends + 1] = {state, id, behind} end
     return
