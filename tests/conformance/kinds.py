@@ -79,6 +79,11 @@ class Clock:
                 if hasattr(module, attribute):
                     self._monkeypatch.setattr(module, attribute, read)
 
+    @property
+    def wall(self) -> float:
+        """Seconds by which the wall clock is ahead of the real one."""
+        return self._wall
+
     def advance(self, seconds: float) -> None:
         """Time passes."""
         if not self.fake:

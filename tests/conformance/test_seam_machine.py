@@ -9,6 +9,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from seam import check_counts, everything, job, message
 
 from tidemill.brokers.base import Broker, Feature, Mode, Reply, Step, Want, open_broker
 from tidemill.brokers.limiting import Limiting, limiting
+from tidemill.brokers.schedules import Change
 from tidemill.errors import TidemillError
 from tidemill.gate import Claim, Terms
 from tidemill.job import (
@@ -42,6 +44,7 @@ from tidemill.job import (
 )
 
 QUEUES = ("a", "b")
+SCHEDULES = ("s1", "s2", "s3")
 OWNERS = ("worker-1", "worker-2", "consumer-1")
 OPTIONS = "keep=50&keep_count=4&keep_failed=80"
 
@@ -82,6 +85,8 @@ class SideBySide(RuleBasedStateMachine):
         self.put_ids: list[str] = []
         self.tokens: list[tuple[str, int, int]] = []  # owner, token of the model, of the subject
         self.steps = 0
+        self.brokers = (self.model, self.subject)
+        self.versions: list[list[int | None]] = []  # of the schedules, when somebody looked last
 
     def teardown(self) -> None:
         for broker in (self.model, self.subject):
@@ -194,6 +199,49 @@ class SideBySide(RuleBasedStateMachine):
             self.agree(lambda b, _: b.put([], let_go=chain[:1]))
         self.put_ids += [*chain, *before]
 
+    @property
+    def scheduled(self) -> bool:
+        return Feature.SCHEDULES in self.subject.features
+
+    @rule(
+        data=st.data(),
+        names=st.lists(st.sampled_from(SCHEDULES), min_size=1, max_size=3),
+        conflict=st.sampled_from(["keep", "reject", "replace"]),
+    )
+    def change_schedules(self, data: st.DataObject, names: list[str], conflict: str) -> None:
+        """As somebody would who has just looked, or before the last change, or found none."""
+        if not self.scheduled:
+            return
+        seen = [[s and s.version for s in b.schedules(SCHEDULES)] for b in self.brokers]
+        stale = data.draw(st.integers(0, 4)) == 0 and self.versions
+        versions = self.versions if stale else seen
+        self.versions = seen
+        wall = time.time() + self.clock.wall
+        drawn = []
+        for name in names:
+            due = data.draw(st.sampled_from([0.0, wall - 5, wall + 3, wall + 12]))
+            gone = data.draw(st.sampled_from([False, False, False, True]))
+            count = data.draw(st.sampled_from([0, 1, 1, 2]))
+            drawn.append((name, due, gone, [self.draw_job(data, conflict) for _ in range(count)]))
+
+        def change(broker: Broker, which: int) -> list[Any]:
+            known = dict(zip(SCHEDULES, versions[which], strict=True))
+            made = broker.change_schedules(
+                [
+                    Change(name, known[name] or 0, due, name.encode(), gone, tuple(jobs))
+                    for name, due, gone, jobs in drawn
+                ]
+            )
+            return [(each.done, bool(each.version), each.left_out) for each in made]
+
+        self.agree(change)
+        self.put_ids += [j.id for *_, jobs in drawn for j in jobs]
+
+    @rule(owner=st.sampled_from(OWNERS), fires=st.integers(1, 3))
+    def hand_out(self, owner: str, fires: int) -> None:
+        if self.scheduled:
+            self.exchange(owner, lambda _: Step(owner, fires=fires))
+
     @rule(
         owner=st.sampled_from(OWNERS),
         count=st.integers(1, 4),
@@ -222,6 +270,7 @@ class SideBySide(RuleBasedStateMachine):
             return
         assert (one.settled, one.touched) == (two.settled, two.touched)
         assert [c.verb for c in one.commands] == [c.verb for c in two.commands]
+        assert [s.name for s in one.schedules] == [s.name for s in two.schedules]
         assert len(one.leases) == len(two.leases)
         for mine, theirs in zip(one.leases, two.leases, strict=True):
             assert mine.open() == theirs.open()
@@ -333,6 +382,8 @@ class SideBySide(RuleBasedStateMachine):
         assert one == two
         self.agree(lambda b, _: [msgspec.structs.replace(row, oldest=0.0) for row in b.stats()])
         self.agree(lambda b, _: sorted(o.id for o in b.owners()))
+        if self.scheduled:
+            self.agree(lambda b, _: [(s.name, round(s.due), s.body) for s in b.list_schedules()])
         if self.limited:
             self.agree(lambda b, _: self.limits(limiting(b, "")))
         for broker in (self.model, self.subject):
