@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Place, eventually, open_place
-from servers import NETWORK
+from servers import NETWORK, Postgres, Redis
 
 from tidemill.clock import new_id
 from tidemill.job import State
@@ -122,6 +125,66 @@ def test_one_that_is_added_while_a_worker_sleeps(place: Place) -> None:
     mill.schedules.add("s", mill.call(place.task("tick")), at=time.time() + 1)
     place.wait_notes("tick s")
     assert [*mill.schedules] == []
+
+
+def test_new_code_changes_adds_and_removes_what_it_declares(place: Place) -> None:
+    # case C8: by SIGHUP, and no worker is restarted
+    place.write(
+        APP
+        + """
+mill.schedule("stays", tick.call(), every=3600)
+mill.schedule("changes", tick.call(), every=3600)
+mill.schedule("goes", tick.call(), every=3600)
+"""
+    )
+    worker = place.worker().wait_ready()
+    eventually(lambda: len([*place.mill.schedules]) == 3, "three schedules")
+    before = {schedule.name: schedule for schedule in place.mill.schedules}
+    place.mill.schedules.add("person", place.mill.call(place.task("tick")), every=3600)
+    place.write(
+        APP
+        + """
+mill.schedule("stays", tick.call(), every=3600)
+mill.schedule("changes", tick.call(), every=0.2)
+mill.schedule("comes", tick.call(), every=3600)
+""",
+        load=False,
+    )
+    worker.send(signal.SIGHUP)
+    worker.wait_line("'goes' is no longer declared")
+    place.wait_notes("tick changes", 2)
+    after = {schedule.name: schedule for schedule in place.mill.schedules}
+    assert sorted(after) == ["changes", "comes", "person", "stays"]
+    assert after["stays"] == before["stays"]
+
+
+def test_a_task_that_nobody_has_says_so_with_its_schedule(place: Place) -> None:
+    place.write(APP)
+    call = place.mill.call("nobody.has_it")
+    place.mill.schedules.add("lost", call, at=time.time() + 0.5)
+    worker = place.worker(env={"TIDEMILL_UNKNOWN_GRACE": "0"}).wait_ready()
+    worker.wait_line("unknown task 'nobody.has_it' of schedule 'lost'")
+
+
+@pytest.mark.parametrize("kind", [Redis, Postgres])
+def test_a_server_that_is_killed_fires_each_time_once(kind: Any, tmp_path: Path) -> None:
+    # cases C7, Q20: replies are lost on the way, and what was missed is made up for
+    with contextlib.ExitStack() as stack:
+        server = Redis(durable=True) if kind is Redis else Postgres()
+        stack.callback(server.close)
+        url = f"{server.url}?patience=20" if kind is Redis else f"{server.url()}?migrate=1"
+        place = stack.enter_context(open_place(tmp_path, url))
+        place.write(APP + 'mill.schedule("s", tick.call(), every=0.1, catch_up=True)\n')
+        for _ in range(2):
+            place.worker()
+        for count in (5, 20, 35):
+            place.wait_notes("tick s", count)
+            server.kill()
+            server.start()
+        place.wait_notes("tick s", 60)
+        for worker in place.workers:
+            worker.stop()
+        check_each_once(place, 0.1, 40)
 
 
 def test_its_jobs_are_signed(place: Place) -> None:  # case T15

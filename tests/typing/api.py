@@ -19,8 +19,10 @@ from tidemill import (
     JobGroup,
     Message,
     Retries,
+    Schedule,
     State,
     Tidemill,
+    When,
     as_completed,
     chain,
     group,
@@ -163,3 +165,21 @@ async def messages() -> None:
         assert_type(message, Message)
         assert_type(await message.aack(), bool)
     orders.get("5")  # type: ignore[arg-type]
+
+
+@mill.task(schedule="0 3 * * *")
+def nightly() -> None: ...
+
+
+@mill.task(schedule=When(every="month", zone="Europe/Berlin"))
+async def monthly() -> int:
+    return 1
+
+
+def schedules() -> None:
+    mill.schedule("s", plain.call("a", width=2), every=30)
+    mill.schedule("s", plain.call(1), "* * * * *")  # type: ignore[call-overload]
+    assert_type(mill.schedules.add("s", plain.call("a"), every=30), Schedule)
+    assert_type([s.name for s in mill.schedules], list[str])
+    assert_type(mill.schedules.run("s"), Job[Any])
+    When(every=30, jitter="x")  # type: ignore[arg-type]

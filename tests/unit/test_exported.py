@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 
 import tidemill
+from tidemill.schedules.book import Schedules
 
 MODULES = [
     module.name
@@ -68,6 +69,7 @@ def test_async_twins() -> None:
         tidemill.Task: ["enqueue"],
         tidemill.Job: ["refresh", "result", "cancel", "retry", "delete"],
         tidemill.Queue: ["put", "put_many", "get", "size"],
+        Schedules: ["add", "get", "pause", "resume", "remove", "run"],
         tidemill.Message: ["ack", "release", "touch", "bury"],
     }
     for owner, names in twins.items():

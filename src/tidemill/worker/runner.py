@@ -126,11 +126,12 @@ class Runner:
         age = now - envelope.created
         if age < self._grace:
             delay = min(30.0, max(1.0, age / 4), max(0.05, self._grace - age))
-            error = f"unknown task {envelope.task!r} to the worker that had it"
+            error = f"unknown task {envelope.task!r}{_of(envelope)} to the worker that had it"
             log.warning(
-                "job %s: unknown task %r; is the module that declares it imported by the app? "
+                "job %s%s: unknown task %r; is the module that declares it imported by the app? "
                 "This app has %d task(s); the job is tried again for %g s",
                 envelope.id,
+                _of(envelope),
                 envelope.task,
                 len(self.mill.tasks),
                 self._grace,
@@ -138,7 +139,8 @@ class Runner:
             return Verdict(lease.token, Outcome.SNOOZE, delay=delay, error=error)
         return self._refused(
             lease,
-            f"unknown task {envelope.task!r}: no worker declared it within {self._grace:g} s",
+            f"unknown task {envelope.task!r}{_of(envelope)}: "
+            f"no worker declared it within {self._grace:g} s",
         )
 
     def started(self, run: Run) -> None:
@@ -181,6 +183,11 @@ class Runner:
             return _failed(lease, envelope, Outcome.FAIL, reason, "", started)
         delay = error.delay if isinstance(error, Retry) else None
         return _failed(lease, envelope, Outcome.RETRY, text, trace, started, delay)
+
+
+def _of(envelope: Envelope) -> str:
+    """Whose job it is, if a schedule put it."""
+    return f" of schedule {envelope.planned.schedule!r}" if envelope.planned else ""
 
 
 def _failed(
