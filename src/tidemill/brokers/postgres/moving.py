@@ -95,6 +95,7 @@ def _row(session: Session, record: Record) -> dict[str, Any]:
         "total": total,
         "log": [[when, clean(line)] for when, line in record.log],
         "linked": links is not None,
+        "until": e.created + e.unique.period if e.unique and e.unique.period else None,
         **(_row_of_links(record, links) if links is not None else {}),
     }
 

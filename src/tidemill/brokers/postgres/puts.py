@@ -27,7 +27,7 @@ __all__ = ["pack_jobs", "put", "put_inside"]
 
 _FIELDS = (
     *("line", "rank", "delay", "at", "expires", "timeout", "ttr", "result_ttl", "tries", "key"),
-    *("conflict", "verdict", "linked", "next", "waits", "inputs"),
+    *("conflict", "verdict", "linked", "next", "waits", "inputs", "period", "max_wait"),
 )
 
 
@@ -46,6 +46,7 @@ def pack_jobs(
             *(job.retries.max_attempts, job.key or None, job.on_conflict),
             verdicts[place] if verdicts else 0,
             *_links(job.links),
+            *((job.unique.period, job.unique.max_wait) if job.unique else (None, None)),
         )
         shape.append(known.setdefault(row, len(known)))
     shapes = [

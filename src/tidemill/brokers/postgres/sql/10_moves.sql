@@ -24,14 +24,6 @@ BEGIN
             CASE what WHEN 'kept' THEN change ELSE 0 END);
 END $$;
 
--- One transaction at a time per key: who asks whether it is held must not be told wrong by one that
--- commits meanwhile.
-CREATE OR REPLACE FUNCTION tidemill.lock_key(name text) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
-END $$;
-
 -- To ready or scheduled, by its due time, for a job that stands nowhere.
 CREATE OR REPLACE FUNCTION tidemill.place(job_seq bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -121,9 +113,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     j record;
 BEGIN
-    SELECT line, key, result_ttl, linked INTO STRICT j FROM job WHERE seq = job_seq;
+    SELECT line, key, result_ttl, linked, id INTO STRICT j FROM job WHERE seq = job_seq;
     PERFORM count(j.line, ending);
-    IF j.key IS NOT NULL THEN
+    IF j.key IS NOT NULL AND NOT (ending = 'succeeded' AND hold_key(j.key, job_seq, j.id, t)) THEN
         PERFORM give_up_key(j.key, job_seq, t);
     END IF;
     IF j.line & 3 = 1 AND ending = 'succeeded' THEN
@@ -140,25 +132,5 @@ BEGIN
             array_position('{succeeded,failed,cancelled,expired}', ending) + 3, why, answer);
     IF ending <> 'failed' AND NOT j.linked THEN
         PERFORM count(j.line, 'kept');
-    END IF;
-END $$;
-
--- The job no longer has its key; who waited for it takes it over.
-CREATE OR REPLACE FUNCTION tidemill.give_up_key(name text, job_seq bigint, t float8) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-    k record;
-BEGIN
-    PERFORM lock_key(name);
-    SELECT holder, successor INTO k FROM key WHERE key = name;
-    IF k.successor = job_seq THEN
-        UPDATE key SET successor = NULL WHERE key = name;
-    ELSIF k.holder = job_seq AND k.successor IS NULL THEN
-        DELETE FROM key WHERE key = name;
-    ELSIF k.holder = job_seq THEN
-        UPDATE key SET holder = successor, successor = NULL WHERE key = name;
-        IF unplace(k.successor, false) = 'waiting' THEN
-            PERFORM place(k.successor, t);
-        END IF;
     END IF;
 END $$;

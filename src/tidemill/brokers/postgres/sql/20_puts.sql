@@ -7,12 +7,12 @@ RETURNS SETOF tidemill.given
 LANGUAGE sql STABLE ROWS 1000 AS $$
     SELECT g.ord, g.id, g.envelope, s.line, s.rank, s.delay, s.at, s.expires, s.timeout, s.ttr,
            s.result_ttl, s.tries, s.key, s.conflict, s.verdict,
-           s.linked, s.next, s.waits, s.inputs
+           s.linked, s.next, s.waits, s.inputs, s.period, s.max_wait
     FROM unnest(ids, envelopes, shape) WITH ORDINALITY AS g (id, envelope, shape, ord)
     JOIN jsonb_to_recordset(shapes) AS s (
         n int, line int, rank bigint, delay float8, at float8, expires float8, timeout float8,
         ttr float8, result_ttl float8, tries int, key text, conflict text, verdict int,
-        linked boolean, next text[], waits text, inputs text[])
+        linked boolean, next text[], waits text, inputs text[], period float8, max_wait float8)
     ON s.n = g.shape
 $$;
 
@@ -133,12 +133,13 @@ DECLARE
     stood   text;
     how     text := 'created';
     start   float8 := CASE WHEN g.delay > 0 THEN t + g.delay ELSE g.at END;
+    ends    float8 := CASE WHEN g.period > 0 THEN t + g.period ELSE 0 END;
+    began   float8 := 0;
     most    bigint;
     new_seq bigint;
 BEGIN
     IF g.key IS NOT NULL THEN
-        PERFORM lock_key(g.key);
-        SELECT holder, successor INTO k FROM key WHERE key.key = g.key;
+        SELECT * INTO k FROM find_key(g.key, t);
         held := FOUND;
     END IF;
     IF held AND g.conflict = 'reject' THEN
@@ -146,6 +147,11 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM job WHERE id = g.id) THEN
         PERFORM refuse_id(g.id);
+    END IF;
+    IF held THEN
+        IF k.over IS NOT NULL THEN
+            RETURN jsonb_build_array('kept', k.over);
+        END IF;
     END IF;
     IF held AND g.conflict = 'merge' THEN
         stood := unplace(k.holder, false);
@@ -167,6 +173,15 @@ BEGIN
             PERFORM finish(k.holder, 'cancelled', 'replaced by ' || g.id, NULL, t, p);
         END IF;
         how := CASE WHEN stood = 'running' THEN 'successor' ELSE 'replaced' END;
+    END IF;
+    IF g.key IS NOT NULL AND g.max_wait > 0 THEN
+        IF held AND (k.successor IS NOT NULL OR stood <> 'running') THEN
+            began := k.since;
+        END IF;
+        began := CASE WHEN began > 0 THEN began ELSE t END;
+        IF start > greatest(t, began + g.max_wait) THEN
+            start := CASE WHEN began + g.max_wait > t THEN began + g.max_wait ELSE 0 END;
+        END IF;
     END IF;
     IF limited AND g.waits IS NULL THEN
         SELECT max_size INTO most FROM queue WHERE number = g.line / 4;
@@ -190,7 +205,8 @@ BEGIN
         INSERT INTO expiry (seq, due) VALUES (new_seq, t + g.expires);
     END IF;
     IF how = 'successor' THEN
-        UPDATE key SET successor = new_seq WHERE key.key = g.key;
+        UPDATE key SET successor = new_seq, until = ends, since = began
+        WHERE key.key = g.key;
         INSERT INTO later (seq, due, waiting) VALUES (new_seq, start, true);
         PERFORM count(g.line, 'waiting');
     ELSIF g.waits IS NOT NULL THEN
@@ -198,7 +214,7 @@ BEGIN
         PERFORM count(g.line, 'waiting');
     ELSE
         IF g.key IS NOT NULL THEN
-            INSERT INTO key (key, holder) VALUES (g.key, new_seq);
+            INSERT INTO key (key, holder, until, since) VALUES (g.key, new_seq, ends, began);
         END IF;
         PERFORM place(new_seq, t);
     END IF;
@@ -237,8 +253,7 @@ BEGIN
         SELECT * FROM unpack(ids, envelopes, shape, shapes) WHERE verdict = after ORDER BY ord
     LOOP
         IF g.key IS NOT NULL THEN
-            PERFORM lock_key(g.key);
-            CONTINUE WHEN g.conflict = 'reject' AND EXISTS (SELECT FROM key WHERE key.key = g.key);
+            CONTINUE WHEN EXISTS (SELECT FROM find_key(g.key, t)) AND g.conflict = 'reject';
         END IF;
         CONTINUE WHEN EXISTS (SELECT FROM job WHERE id = g.id);
         PERFORM put_one(g, false, t, p);

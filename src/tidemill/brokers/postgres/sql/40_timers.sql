@@ -145,5 +145,5 @@ SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM fold();
-    RETURN prune(most, clock(p), p);
+    RETURN greatest(prune(most, clock(p), p), sweep_keys(most, clock(p)));
 END $$;

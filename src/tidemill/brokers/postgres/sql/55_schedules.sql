@@ -74,8 +74,7 @@ BEGIN
         RETURN 'id';
     END IF;
     IF g.key IS NOT NULL THEN
-        PERFORM lock_key(g.key);
-        held := EXISTS (SELECT FROM key WHERE key.key = g.key);
+        held := EXISTS (SELECT FROM find_key(g.key, t));
     END IF;
     IF held AND g.conflict = 'reject' THEN
         RETURN 'key';

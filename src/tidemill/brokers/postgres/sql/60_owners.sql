@@ -115,5 +115,5 @@ BEGIN
     DELETE FROM await WHERE until < t;
     DELETE FROM call WHERE seen > 0 AND seen < t - 600;
     PERFORM fold();
-    RETURN prune(most, t, p) >= most OR more;
+    RETURN greatest(prune(most, t, p), sweep_keys(most, t)) >= most OR more;
 END $$;

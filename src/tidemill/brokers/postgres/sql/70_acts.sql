@@ -63,7 +63,7 @@ BEGIN
         RETURN false;
     END IF;
     IF j.key IS NOT NULL THEN
-        PERFORM lock_key(j.key);
+        PERFORM find_key(j.key, t);
     END IF;
     DELETE FROM later WHERE seq = j.seq AND NOT waiting;
     IF FOUND THEN
@@ -138,6 +138,7 @@ BEGIN
     END IF;
     IF stood = 'finished' THEN
         DELETE FROM done WHERE seq = which RETURNING done.class INTO class;
+        DELETE FROM key WHERE key.key = j.key AND holder = which AND over IS NOT NULL;
         IF class < 2 THEN
             PERFORM count(j.line, 'kept', -1);
         END IF;

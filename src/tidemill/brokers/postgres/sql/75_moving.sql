@@ -84,7 +84,7 @@ BEGIN
                 ttr float8, result_ttl float8, cancelling boolean, key text, error text,
                 trail jsonb, done float8, total float8, log jsonb, linked boolean, inputs text[],
                 next text[], waits text, pending bigint, failures bigint, dropped boolean,
-                delay float8, at float8)
+                delay float8, at float8, until float8)
         ORDER BY n
     LOOP
         r.seq := start + r.seq;
@@ -110,7 +110,7 @@ BEGIN
         result_ttl float8, cancelling boolean, key text, error text, trail jsonb, done float8,
         total float8, log jsonb, linked boolean,
         inputs text[], next text[], waits text, pending bigint, failures bigint, dropped boolean,
-        delay float8, at float8);
+        delay float8, at float8, until float8);
     what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])
             [r.state + 1];
     ended := r.state > 3;
@@ -118,12 +118,11 @@ BEGIN
         RETURN false;
     END IF;
     IF r.key IS NOT NULL AND NOT ended THEN
-        PERFORM lock_key(r.key);
-        SELECT holder, successor INTO k FROM key WHERE key.key = r.key;
+        SELECT * INTO k FROM find_key(r.key, t);
         IF NOT FOUND THEN
-            INSERT INTO key (key, holder) VALUES (r.key, r.seq);
-        ELSIF what = 'waiting' AND k.successor IS NULL THEN
-            UPDATE key SET successor = r.seq WHERE key.key = r.key;
+            INSERT INTO key (key, holder, until) VALUES (r.key, r.seq, coalesce(r.until, 0));
+        ELSIF what = 'waiting' AND k.successor IS NULL AND k.over IS NULL THEN
+            UPDATE key SET successor = r.seq, until = 0, since = 0 WHERE key.key = r.key;
         ELSE
             RETURN false;
         END IF;
@@ -141,6 +140,11 @@ BEGIN
     INSERT INTO edge (parent, child) SELECT r.seq, child FROM unnest(r.next) AS child;
     IF r.done IS NOT NULL OR r.log <> '[]' THEN
         INSERT INTO note (seq, done, total, log) VALUES (r.seq, r.done, r.total, r.log);
+    END IF;
+    IF r.key IS NOT NULL AND what = 'succeeded' AND r.until > t
+        AND NOT EXISTS (SELECT FROM find_key(r.key, t))
+    THEN
+        INSERT INTO key (key, holder, until, over) VALUES (r.key, r.seq, r.until, r.id);
     END IF;
     IF ended THEN
         PERFORM count(r.line, what);

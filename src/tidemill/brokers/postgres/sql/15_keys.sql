@@ -1,0 +1,66 @@
+-- Who has a key: an unfinished job, and perhaps its successor; or, for a time, one that has succeeded.
+
+-- One transaction at a time per key: who asks whether it is held must not be told wrong by one that
+-- commits meanwhile.
+CREATE OR REPLACE FUNCTION tidemill.lock_key(name text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
+END $$;
+
+-- Who has a key, with the lock on it; nothing when it is free.
+CREATE OR REPLACE FUNCTION tidemill.find_key(name text, t float8) RETURNS SETOF tidemill.key
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM lock_key(name);
+    DELETE FROM key AS k WHERE k.key = name AND k.over IS NOT NULL AND k.until <= t;
+    RETURN QUERY SELECT * FROM key AS k WHERE k.key = name;
+END $$;
+
+-- A job has succeeded: it may hold its key for a time yet. False when it does not.
+CREATE OR REPLACE FUNCTION tidemill.hold_key(name text, job_seq bigint, job_id text, t float8)
+RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM lock_key(name);
+    UPDATE key SET over = job_id
+    WHERE key = name AND holder = job_seq AND successor IS NULL AND until > t;
+    RETURN FOUND;
+END $$;
+
+-- The job no longer has its key; who waited for it takes it over.
+CREATE OR REPLACE FUNCTION tidemill.give_up_key(name text, job_seq bigint, t float8) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    k record;
+BEGIN
+    PERFORM lock_key(name);
+    SELECT holder, successor INTO k FROM key WHERE key = name;
+    IF k.successor = job_seq THEN
+        UPDATE key SET successor = NULL, until = 0, since = 0 WHERE key = name;
+    ELSIF k.holder = job_seq AND k.successor IS NULL THEN
+        DELETE FROM key WHERE key = name;
+    ELSIF k.holder = job_seq THEN
+        UPDATE key SET holder = successor, successor = NULL WHERE key = name;
+        IF unplace(k.successor, false) = 'waiting' THEN
+            PERFORM place(k.successor, t);
+        END IF;
+    END IF;
+END $$;
+
+-- Forget keys that were held for a time which is over. Nobody needs to be woken for it: who asks reads
+-- the time.
+CREATE OR REPLACE FUNCTION tidemill.sweep_keys(most int, t float8) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    swept int;
+BEGIN
+    IF is_sealed() THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM key WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM key WHERE over IS NOT NULL AND until <= t
+        ORDER BY until LIMIT most FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS swept = ROW_COUNT;
+    RETURN swept;
+END $$;
