@@ -4,8 +4,9 @@
 
 Drains no-op jobs with a burst worker of two processes, without a limit and under several that are
 set high, in turn; prints jobs per second from the first start to the last, and the median of the
-ratios to the plain one of the same round. Then runs 10 s of a rate with four worker processes, and
-prints how many jobs started in each second, and how far the rate was from the one asked for.
+ratios to the plain one of the same round. Then runs 10 s of a rate with four worker processes and a
+burst of a tenth of a second, and prints how many jobs started in each second, and how far that was
+from the rate asked for.
 """
 
 from __future__ import annotations

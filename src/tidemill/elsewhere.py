@@ -69,6 +69,7 @@ _OPTIONS = {
         ("rate_limit", "rate_limits", "concurrency_limit", "max_concurrency", "limits"),
         'limit="10/s", or limit=Limit(concurrency=5)',
     ),
+    **dict.fromkeys(("rate_key", "limit_key", "fair_key"), 'limit=Limit("10/s", key=lambda x: x)'),
     **dict.fromkeys(("args", "kwargs"), "task.enqueue(…), which takes the task's own arguments"),
     **dict.fromkeys(("bind", "context", "pass_context"), "current_job() inside the task"),
 }

@@ -160,6 +160,7 @@ def test_a_job_that_cannot_be_ended_yet_keeps_its_place(
     lease = worker.take()[0]
     assert worker.settle(lease, Outcome.RETRY, hold=True, delay=60.0)
     assert worker.take_ids() == []
+    assert [row.running for row in limits.limits()] == [1, 1]
     assert worker.settle(lease, Outcome.SNOOZE, delay=60.0)
     assert worker.take_ids() == ids[1:]
 
@@ -263,6 +264,7 @@ def test_a_limit_with_keys_gives_each_key_its_turn(
     assert ids == ["big000", small[0], tiny[0], "big001", small[1], "big002"]
     urgent = put(broker, 1, "urgent", queue="a", priority=5, limit=keyed(Terms(), "big"))
     assert worker.take_ids(2) == [*urgent, "big003"]
+    assert [worker.take_ids(1) for _ in range(2)] == [["big004"], ["big005"]]
 
 
 def test_the_first_of_a_key_that_had_its_turn_may_be_cancelled(

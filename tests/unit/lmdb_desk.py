@@ -8,12 +8,14 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from tidemill.brokers.base import Broker, Filter, Step, Want
+from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.store import Store
 from tidemill.clock import new_id
-from tidemill.job import Envelope
+from tidemill.job import Envelope, Lease, Owner
 
 PRELUDE = """
 import sys, os, signal, time
@@ -122,3 +124,41 @@ class Process:
         for stream in (self.popen.stdin, self.popen.stdout):
             if stream:
                 stream.close()
+
+
+class Sleeper:
+    """An owner in its wait, as far as the store can tell: no thread need really sleep."""
+
+    def __init__(self, broker: LmdbBroker, name: str = "w", kind: str = "worker") -> None:
+        self.broker = broker
+        self.name = name
+        broker.attach(Owner(id=name, kind=kind, name=name))
+        self.member = broker._members[name]
+
+    def sleep(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> None:
+        assert self.take(count, queues, **want) == []
+        self.doze()
+
+    def doze(self) -> None:
+        """Enter the wait, of which it has not come back yet."""
+        self.broker._store.bells.set_waiting(self.member.sleeper, True)
+
+    def hinted(self) -> bool:
+        """Whether something was written to its FIFO, which is empty then."""
+        try:
+            return bool(os.read(self.member.sleeper.fd, 4096))
+        except BlockingIOError:
+            return False
+
+    def exchange(self, **step: Any) -> list[Lease]:
+        self.broker._store.bells.set_waiting(self.member.sleeper, False)
+        return self.broker.exchange(Step(self.name, **step)).leases
+
+    def take(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> list[str]:
+        leases = self.exchange(want=Want(count, tuple(queues), **want))
+        assert len(leases) <= count
+        return [lease.open().id for lease in leases]
+
+
+def commits(broker: LmdbBroker) -> int:
+    return int(broker._store.env.info()["last_txnid"])

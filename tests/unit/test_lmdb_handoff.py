@@ -9,20 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import pytest
-from lmdb_desk import Gate, in_threads, job, join
+from lmdb_desk import Gate, Sleeper, commits, in_threads, job, join
 
 from tidemill.board import Board
 from tidemill.brokers.base import Filter, Mode, Step, Want, open_broker
 from tidemill.brokers.lmdb import wake
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.errors import DuplicateJob
-from tidemill.job import Envelope, Lease, Links, Outcome, Owner, State, Verdict, rank_of
+from tidemill.job import Envelope, Lease, Links, Outcome, State, Verdict, rank_of
 
 
 @pytest.fixture
@@ -38,40 +38,6 @@ def broker(url: str) -> Iterator[LmdbBroker]:
     yield broker
     recount(broker)
     broker.close()
-
-
-class Sleeper:
-    """An owner in its wait, as far as the store can tell: no thread need really sleep."""
-
-    def __init__(self, broker: LmdbBroker, name: str = "w", kind: str = "worker") -> None:
-        self.broker = broker
-        self.name = name
-        broker.attach(Owner(id=name, kind=kind, name=name))
-        self.member = broker._members[name]
-
-    def sleep(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> None:
-        assert self.take(count, queues, **want) == []
-        self.doze()
-
-    def doze(self) -> None:
-        """Enter the wait, of which it has not come back yet."""
-        self.broker._store.bells.set_waiting(self.member.sleeper, True)
-
-    def hinted(self) -> bool:
-        """Whether something was written to its FIFO, which is empty then."""
-        try:
-            return bool(os.read(self.member.sleeper.fd, 4096))
-        except BlockingIOError:
-            return False
-
-    def exchange(self, **step: Any) -> list[Lease]:
-        self.broker._store.bells.set_waiting(self.member.sleeper, False)
-        return self.broker.exchange(Step(self.name, **step)).leases
-
-    def take(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> list[str]:
-        leases = self.exchange(want=Want(count, tuple(queues), **want))
-        assert len(leases) <= count
-        return [lease.open().id for lease in leases]
 
 
 def named(job_id: str, priority: float = 0, **fields: Any) -> Envelope:
@@ -103,10 +69,6 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < give_up
         time.sleep(0.001)
-
-
-def commits(broker: LmdbBroker) -> int:
-    return int(broker._store.env.info()["last_txnid"])
 
 
 def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_costs_no_commit(

@@ -93,6 +93,11 @@ class Lanes:
         self._cursor: lmdb.Cursor[bytes] | None = None
         self.moved = False  # the ready table has changed beside what was taken
 
+    @property
+    def any(self) -> bool:
+        """True when the commit has to do with some lane."""
+        return bool(self._lanes)
+
     def _lane(self, name: bytes) -> Lane:
         lane = self._lanes.get(name)
         if lane is None:

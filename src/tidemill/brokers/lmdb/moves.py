@@ -405,6 +405,17 @@ class Moves:
             if not row.paused:
                 self._rings.setdefault((row.name, line & 1), 1)
 
+    def _stands(self, row: Row, kind: int) -> bool:
+        """False when all that is ready of a queue waits for limits."""
+        if not self.lanes.any:
+            return True
+        cursor = self.txn.cursor(self.t.ready)
+        for line in (row.lines[kind], row.lost_line)[: 2 - kind]:
+            prefix = READY_KEY.pack(line, 0, 0)[:4]
+            if cursor.set_range(prefix) and cursor.key()[:4] == prefix:
+                return True
+        return False
+
     def _ring(self) -> None:
         bells = self.store.bells
         give = None
@@ -416,7 +427,7 @@ class Moves:
             row = self._rows[name]
             if row.gated:
                 count = self.gates.room(row, count)
-            if row.ready and count:  # else all are handed over by now
+            if row.ready and count and self._stands(row, kind):  # else all are handed over by now
                 bells.ring(MESSAGES if kind else TASKS, bloom([name]), count, digest(name), give)
                 self.sync()
         if self._finished:
