@@ -70,6 +70,8 @@ _OPTIONS = {
         'limit="10/s", or limit=Limit(concurrency=5)',
     ),
     **dict.fromkeys(("rate_key", "limit_key", "fair_key"), 'limit=Limit("10/s", key=lambda x: x)'),
+    **dict.fromkeys(("cron", "periodic", "cron_string"), 'schedule="0 3 * * *", or schedule=60'),
+    **dict.fromkeys(("tz", "timezone"), "zone="),
     **dict.fromkeys(("args", "kwargs"), "task.enqueue(…), which takes the task's own arguments"),
     **dict.fromkeys(("bind", "context", "pass_context"), "current_job() inside the task"),
 }

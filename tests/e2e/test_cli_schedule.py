@@ -54,6 +54,8 @@ def test_a_task_the_app_does_not_have_says_so(desk: Desk) -> None:
     assert desk.run(*words).exit_code == 0  # by the url alone nobody can tell
     listed = desk.run("schedule", "list", "--app", app, url=False)
     assert "unknown task" in listed.stdout
+    doctor = desk.run("doctor", "--app", app, url=False).stdout
+    assert "1 of 1 name a task the app does not have: s (nothing)" in doctor
     document = desk.run("schedule", "list", "--app", app, "--json", url=False).stdout
     assert json.loads(document)["schedules"][0]["known"] is False
 
@@ -84,7 +86,7 @@ def test_mistakes_say_what_is_wrong(desk: Desk) -> None:  # case C8
 
 def test_times_are_previewed_without_a_schedule(desk: Desk) -> None:  # case C6
     words = ["--every", "month", "--start", "2099-01-31T09:00", "--zone", "Europe/Berlin"]
-    shown = desk.run("schedule", "next", *words, "-n", "3")
+    shown = desk.run("schedule", "next", *words, "-n", "3", url=False)  # there need be no store
     assert shown.stdout.splitlines() == [
         "2099-01-31 09:00:00+01:00",
         "2099-02-28 09:00:00+01:00",
@@ -103,6 +105,18 @@ def test_run_puts_its_job_and_the_job_tells_of_it(desk: Desk) -> None:
     document = desk.json("job", job_id)
     assert document["schedule"] == "s"
     assert document["planned"] == pytest.approx(time.time(), abs=600)
+
+
+def test_several_at_a_time_or_none(desk: Desk) -> None:
+    for name in ("a", "b"):
+        assert desk.run("schedule", "add", name, "add", "1", "--every", "hour").exit_code == 0
+    assert desk.run("schedule", "pause", "a", "nobody").exit_code == 1
+    assert not any(row["paused"] for row in desk.json("schedule", "list")["schedules"])
+    paused = desk.json("schedule", "pause", "a", "b")["schedules"]
+    assert [(row["name"], row["paused"]) for row in paused] == [("a", True), ("b", True)]
+    assert [r["paused"] for r in desk.json("schedule", "resume", "a")["schedules"]] == [False]
+    assert desk.json("schedule", "remove", "a", "b") == {"removed": ["a", "b"]}
+    assert desk.json("schedule", "list") == {"schedules": []}
 
 
 def test_a_time_without_a_zone_is_utc(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from tidemill import Tidemill, When
 from tidemill.brokers.base import Filter, Step
 from tidemill.brokers.schedules import Change
 from tidemill.clock import id_time
-from tidemill.errors import BadSignature, StoreFull
+from tidemill.errors import BadSignature, CodecError, StoreFull
 from tidemill.job import Envelope, Owner, Planned, State
 from tidemill.worker.firing import Firing
 from tidemill.worker.wire import Hello
@@ -275,6 +275,13 @@ def test_what_this_version_cannot_read_is_left_as_it_is(
     assert record is not None
     assert record.body == b"\xc1 of a later version"
     assert record.due == NOON + 120
+    assert [(s.name, s.task) for s in desk.mill.schedules] == [("new", "?"), ("s", "tick")]
+    with pytest.raises(CodecError, match="another version of tidemill"):
+        desk.mill.schedules.run("new")
+    desk.mill.schedule("new", desk.mill.call("tick"), every=60)
+    desk.declare()
+    assert "schedule 'new' stays as it is" in caplog.text
+    desk.mill.schedules.remove("new")
 
 
 # -- what code declares --------------------------------------------------------------------------

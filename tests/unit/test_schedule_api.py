@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import time
 import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +14,18 @@ import pytest
 
 from tidemill import (
     FeatureMissing,
+    Filter,
     InvalidOption,
     Schedule,
     ScheduleExists,
     ScheduleNotFound,
+    State,
     Tidemill,
     When,
 )
 from tidemill.brokers.base import Feature
 from tidemill.clock import wall_time
+from tidemill.testing import worker
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 
@@ -318,6 +322,16 @@ def test_a_task_may_carry_its_schedule(mill: Tidemill) -> None:
 
         @mill.task(name="bad", schedule=60)
         def bad(what: str) -> None: ...
+
+
+def test_a_worker_in_this_process_fires_them(mill: Tidemill) -> None:
+    mill.schedule("s", mill.call("report", "x"), every=0.05)
+    with worker(mill):
+        until = time.monotonic() + 30
+        while not mill.find(Filter(states=frozenset({State.SUCCEEDED}))).records:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert mill.schedules.get("s").fired >= 1
 
 
 def test_a_broker_without_schedules_says_so(

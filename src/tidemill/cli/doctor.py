@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Broker, Filter
+from tidemill.brokers.base import Broker, Feature, Filter
 from tidemill.cli.connect import json_option, open_mill
 from tidemill.errors import StoreFull, TidemillError
 from tidemill.job import Record, State
@@ -54,7 +54,7 @@ def doctor(url: str | None, app: str | None, as_json: bool) -> None:
         with open_mill(url, app) as mill:
             text = f"{mill.broker.url} opens, its format is known"
             findings.append(Finding("broker", "ok", text))
-            findings += examine(mill)
+            findings += [*examine(mill), *_schedules(mill)]
     except TidemillError as error:
         said = str(error).splitlines()[0]
         findings.append(Finding("broker", "fail", said, "check the url and its server"))
@@ -84,6 +84,20 @@ def examine(mill: Tidemill) -> list[Finding]:
             name = check.__name__.strip("_")
             findings.append(Finding(name, "fail", str(error), "see the sentence above"))
     return findings
+
+
+def _schedules(mill: Tidemill) -> Iterator[Finding]:
+    """Whether what fires has a task; only an app can tell."""
+    if Feature.SCHEDULES not in mill.broker.features:
+        return
+    rows = [*mill.schedules]
+    unknown = [f"{row.name} ({row.task})" for row in rows if row.known is False]
+    if unknown:
+        said = f"{len(unknown)} of {len(rows)} name a task the app does not have: "
+        shown = ", ".join(unknown[:5]) + (" …" if len(unknown) > 5 else "")
+        yield Finding("schedules", "warn", said + shown, "tidemill schedule remove NAME")
+    elif rows:
+        yield Finding("schedules", "ok", f"{len(rows)} in the store")
 
 
 def _versions() -> Finding:

@@ -133,14 +133,24 @@ def when_options(function: Verb) -> Verb:
 @click.option("-n", "--count", default=5, show_default=True, help="How many times to show.")
 @when_options
 @json_option
-@store_options
+@click.option("--url", metavar="URL", help="Where the jobs live.")
+@click.option("--app", envvar="TIDEMILL_APP", metavar="MODULE:VAR", help="The app they are of.")
 def next_(
-    mill: Tidemill, name: str | None, count: int, when: dict[str, Any], as_json: bool
+    name: str | None,
+    count: int,
+    when: dict[str, Any],
+    as_json: bool,
+    url: str | None,
+    app: str | None,
 ) -> None:
     """Show when a schedule fires next; or, by options instead of NAME, when one would."""
     if bool(name) == bool(when):
         raise click.UsageError("give the NAME of a schedule, or options such as --cron")
-    found = mill.schedules.next_times(name, count) if name else _preview(When(**when), count)
+    if name:
+        with open_mill(url, app) as mill:
+            found = mill.schedules.next_times(name, count)
+    else:
+        found = _preview(When(**when), count)
     if as_json:
         from tidemill.cli.show import print_json
 
@@ -219,33 +229,55 @@ def _say(row: Schedule, as_json: bool) -> None:
         click.echo(f"{row.name} {'has ended' if row.ended else state}")
 
 
+def _say_all(rows: list[Schedule], as_json: bool) -> None:
+    if as_json:
+        from tidemill.cli.show import print_json
+
+        print_json({"schedules": [row.public() for row in rows]})
+    for row in () if as_json else rows:
+        _say(row, False)
+
+
+def _known(mill: Tidemill, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, if all are there: nothing is done by halves."""
+    for name in names:
+        mill.schedules.get(name)
+    return names
+
+
 @schedule.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@json_option
 @store_options
-def pause(mill: Tidemill, names: tuple[str, ...]) -> None:
+def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Have schedules not fire until they are resumed."""
-    for name in names:
-        _say(mill.schedules.pause(name), False)
+    _say_all([mill.schedules.pause(name) for name in _known(mill, names)], as_json)
 
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@json_option
 @store_options
-def resume(mill: Tidemill, names: tuple[str, ...]) -> None:
+def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Let paused schedules go on from now."""
-    for name in names:
-        _say(mill.schedules.resume(name), False)
+    _say_all([mill.schedules.resume(name) for name in _known(mill, names)], as_json)
 
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@json_option
 @store_options
-def remove(mill: Tidemill, names: tuple[str, ...]) -> None:
+def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Forget schedules. One that code declares comes back with the next worker."""
-    for name in names:
+    for name in _known(mill, names):
         code = mill.schedules.get(name).code
         mill.schedules.remove(name)
-        click.echo(f"{name} is removed{', until a worker starts' if code else ''}")
+        if not as_json:
+            click.echo(f"{name} is removed{', until a worker starts' if code else ''}")
+    if as_json:
+        from tidemill.cli.show import print_json
+
+        print_json({"removed": list(names)})
 
 
 @schedule.command()

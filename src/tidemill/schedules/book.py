@@ -19,9 +19,9 @@ from tidemill.brokers.schedules import Schedule as Record
 from tidemill.clock import wall_time
 from tidemill.codec import sign
 from tidemill.config import check_name
-from tidemill.errors import InvalidOption, ScheduleExists, ScheduleNotFound
+from tidemill.errors import CodecError, InvalidOption, ScheduleExists, ScheduleNotFound
 from tidemill.handle import Job
-from tidemill.job import Planned
+from tidemill.job import Envelope, Planned
 from tidemill.schedules import stored as kept
 from tidemill.schedules.reading import When, when_of
 from tidemill.schedules.rules import Rule, times
@@ -265,7 +265,11 @@ class Schedules:
         )
 
     def _shown(self, record: Record) -> Schedule:
-        stored = kept.decode(record.body)
+        try:
+            stored = kept.decode(record.body)
+        except CodecError:  # it is fired by workers that can read it
+            rule, job = Rule(at=record.due or 1.0), Envelope(id="", task="?")
+            stored = Stored(rule=rule, job=job, planned=record.due)
         job, rule = stored.job, stored.rule
         idle = stored.paused or stored.ended
         return Schedule(

@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.brokers.schedules import Change, Schedule
 from tidemill.clock import new_id
+from tidemill.errors import CodecError
 from tidemill.job import Envelope, Planned
 from tidemill.schedules.rules import Rule, next_time
 
@@ -77,7 +78,19 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Stored).decode
+_decode = msgspec.msgpack.Decoder(Stored).decode
+
+
+def decode(body: bytes) -> Stored:
+    """What the bytes say.
+
+    Raises:
+        CodecError: they are of another version of tidemill.
+    """
+    try:
+        return _decode(body)
+    except msgspec.MsgspecError as error:
+        raise CodecError(f"it was stored by another version of tidemill: {error}") from error
 
 
 def added(name: str, new: Stored, now: float) -> Change:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import msgspec
-
 from tidemill.brokers.base import Broker, Feature, need
 from tidemill.brokers.schedules import Change, Changed, LeftOut, Schedule
 from tidemill.clock import wall_time
 from tidemill.crash import point
-from tidemill.errors import StoreFull, StoreMoved
+from tidemill.errors import CodecError, StoreFull, StoreMoved
 from tidemill.schedules import stored as kept
 from tidemill.worker.wire import Hello
 
@@ -100,8 +98,8 @@ class Firing:
             new.app = self._app
             try:
                 change = kept.declared(name, new, old, wall_time())
-            except msgspec.MsgspecError as error:
-                log.error("schedule %r is of another version and stays as it is: %s", name, error)
+            except CodecError as error:
+                log.error("schedule %r stays as it is: %s", name, error)
                 return
             if change is None:
                 return
@@ -130,7 +128,7 @@ def _app_of(schedule: Schedule) -> str:
     """The app whose code declares it; empty when none does."""
     try:
         return kept.decode(schedule.body).app
-    except msgspec.MsgspecError:
+    except CodecError:
         return ""
 
 
