@@ -65,6 +65,8 @@ def move(source: Broker, target: Broker, tell: Callable[[Moved], None] = lambda 
         raise InvalidOption(f"both urls name the same store, {source.url}")
     if _has_schedules(source):
         need(target, Feature.SCHEDULES, "a schedule")
+    if Feature.LIMITS in source.features and limiting(source, "limits").limits():
+        need(target, Feature.LIMITS, "a limit")
     source.depart(target.url)
     progress = Moved()
     _await_running(source, progress, tell)

@@ -14,8 +14,10 @@ import pytest
 from harness import Place, eventually, open_place
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Filter
-from tidemill.errors import StoreMoved
+from tidemill.brokers.base import Feature, Filter, open_broker
+from tidemill.brokers.limiting import limiting
+from tidemill.errors import FeatureMissing, StoreMoved
+from tidemill.gate import Terms
 from tidemill.job import State
 from tidemill.move import move
 
@@ -193,3 +195,12 @@ def test_limits_move_along(tmp_path: Path) -> None:
         terms = [(row.name, row.terms, row.declared) for row in source.limits.list()]
         move(source.broker, target.broker)
         assert [(row.name, row.terms, row.declared) for row in target.limits.list()] == terms
+
+
+def test_limits_are_not_left_behind_unseen() -> None:
+    source, target = open_broker("memory://"), open_broker("memory://?keep=1")
+    limiting(source, "").set_limit("q", Terms(concurrency=1), queue=True)
+    target.features -= {Feature.LIMITS}
+    with pytest.raises(FeatureMissing, match="a limit needs the feature limits"):
+        move(source, target)
+    assert "moves_to" not in source.info()  # it goes on as it was

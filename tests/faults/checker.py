@@ -9,15 +9,18 @@ Given the ids that were accepted, the times at which something was killed, and a
     attempts   a job used at most as many attempts as it had runs; what was never interrupted used
                exactly as many
     counters   the counters of every queue equal a recount
+    limits     of one key no more ran at a time than its limit allows, and none is left counted
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness import Line, Place, check_counters, runs_of
 
+from tidemill.brokers.base import Feature
 from tidemill.job import Record, State
 
 SETTLING = 1.5
@@ -43,6 +46,7 @@ def check(
     for job_id in accepted:
         doubles += _check_runs(records[job_id], runs.get(job_id, []), sorted(kills), settling)
     check_counters(place)
+    _check_limits(place, records, runs)
     states = [record.state for record in records.values()]
     return {
         "accepted": len(accepted),
@@ -51,6 +55,31 @@ def check(
         "repeated after an end": doubles,
         "runs": sum(map(len, runs.values())),
     }
+
+
+def _check_limits(
+    place: Place,
+    records: Mapping[str, Record],
+    runs: Mapping[str, list[tuple[Line, Line | None]]],
+) -> None:
+    """Of runs whose end is known: one that was killed may have gone on for a moment unseen."""
+    if Feature.LIMITS not in place.mill.broker.features:
+        return
+    assert [row.running for row in place.mill.limits.list() if row.running] == []
+    moments: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    most: dict[tuple[str, str], int] = {}
+    for job_id, mine in runs.items():
+        limit = records[job_id].envelope.limit if job_id in records else None
+        if limit is None or limit.terms.concurrency is None:
+            continue
+        place_of = limit.name, limit.key
+        most[place_of] = limit.terms.concurrency
+        for begin, end in mine:
+            if end is not None:
+                moments[place_of] += [(begin.time, +1), (end.time, -1)]
+    for place_of, changes in moments.items():
+        at_a_time = list(itertools.accumulate(by for _, by in sorted(changes)))
+        assert max(at_a_time) <= most[place_of], f"{max(at_a_time)} at a time of {place_of}"
 
 
 def _check_runs(

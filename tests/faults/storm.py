@@ -40,7 +40,15 @@ SERVER_AWAY = 3.0
 """Seconds that a verdict may wait longer where the server is killed: until it is back and tried."""
 
 APP = """
+from tidemill import Limit
+
 forever = Retries(1000, delay=0)
+limited = not mill.url.startswith("postgresql")  # which has no limits
+each = {"limit": Limit(concurrency=2, key=lambda n: n % 3)} if limited else {}
+
+@mill.task(queue="slow", retries=forever, **each)
+def bounded(n):
+    begin(); time.sleep(0.02); end()
 
 @mill.task(queue="quick", retries=forever)
 def quick(n): begin(); end()
@@ -79,6 +87,7 @@ def produce():
     while not os.path.exists(HERE + "/enough"):
         calls = [quick.call(n + i) for i in range(12)] + [slow.call(n + i) for i in range(4)]
         calls += [later.call(n + i) for i in range(4)]
+        calls += [bounded.call(n + i) for i in range(3)]
         if n % 5 == 0:
             calls += [holds.call(n)]
         if n % 20 == 0:
