@@ -386,6 +386,8 @@ class LmdbBroker:
             moves.hand_over = hand_over
             return schedule.change(moves, changes)
 
+        if any(change.jobs for change in changes):
+            self._members.as_waiting()
         return self._act(apply)
 
     # -- moving to another store ----------------------------------------------------------------

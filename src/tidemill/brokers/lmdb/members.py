@@ -100,6 +100,12 @@ class Members:
             raise TidemillError(f"owner {owner_id!r} is not attached")
         return member
 
+    def as_waiting(self) -> None:
+        """Take workers of this process for waiting: one that fires a schedule looks right after."""
+        for member in list(self._members.values()):
+            if member.owner.kind == "worker":
+                member.bells.set_waiting(member.sleeper, True)
+
     def ids(self) -> list[str]:
         """The ids of all that are attached here."""
         return list(self._members)
