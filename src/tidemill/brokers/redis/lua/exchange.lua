@@ -194,43 +194,92 @@ for i, t in ipairs(touches) do touched[i] = touch(t[1], t[2]) end
 
 -- -- what it gets ----------------------------------------------------------------------------------
 
--- Lease the first jobs of one line; true when it has no more.
-local function take_line(line, many)
-  local key, row, all = B .. ':r:' .. line, find_row(sub(line, 2)), 0
-  if row and row.gate then
-    many = Gates.room(row, many)
-    if many <= 0 then return true end
+-- Lease a job that was taken from its line; false when it had expired, and has ended.
+local function lend(j, token, envelope, lent)
+  if j.lane then Lanes.taken(j) end
+  if j.expires > 0 and j.expires <= now then
+    finish(j, EXPIRED, TOO_LATE)
+    return false
   end
-  -- Where lanes are, one after the other: the next of a lane may come before what else is there.
-  local one_by_one = row and row.laned and call('EXISTS', B .. ':parked:' .. line) == 1
+  if j.message and j.ttr == 0 then -- at most once: gone when taken
+    show_lease(j, token, 0, envelope)
+    if j.lane then Lanes.start(j, token, false) end
+    if flagged(j.flags, LINKED) then show_inputs(j.id) end
+    finish(j, SUCCEEDED, '')
+    return true
+  end
+  local ttr = consumer and (j.ttr > 0 and j.ttr or 60) or 0
+  j.state, j.token, j.leased, j.owner, j.deadline = RUNNING, token, now, owner, 0
+  if consumer then
+    j.deadline = now + math.floor(ttr * 1000000)
+    add_due(j.deadline, 'l' .. j.id)
+  end
+  lent[#lent + 1] = text_of(token)
+  lent[#lent + 1] = j.id
+  save(j)
+  show_lease(j, token, ttr, envelope)
+  if j.lane then Lanes.start(j, token, true) end
+  if flagged(j.flags, LINKED) then show_inputs(j.id) end
+  return true
+end
+
+local function draw_tokens(many)
+  local token = call('INCRBY', B .. ':seq', many) - many
+  if first_token == 0 then first_token = token + 1 end
+  last_token = token + many
+  return token
+end
+
+-- Where lanes are, one after the other: the next of a lane may come before what else is there.
+local function take_in_turn(line, many)
+  local key, token = B .. ':r:' .. line, draw_tokens(many)
+  local lent, places, ids, empty = {}, {}, {}, false
   while many > 0 do
-    local ready = call('ZPOPMIN', key, one_by_one and 1 or many)
+    local member = call('ZPOPMIN', key, 1)[1]
+    if not member then
+      call('ZREM', K_LINES, line)
+      row_of(sub(line, 2)).listed = nil
+      empty = true
+      break
+    end
+    local id = sub(member, 9)
+    local j = load_job(id)
+    j.turn = unpk('>I8', member) -- where it stood
+    if lend(j, token + 1, '', lent) then
+      token, many = token + 1, many - 1
+      places[#places + 1], ids[#ids + 1] = #leases, id
+    end
+    if j.lane then Lanes.follow(j.lane) end
+    flow()
+    Limits.sync_lanes()
+    flush_lines()
+  end
+  for i, envelope in ipairs(fetch_all(K_ENV, ids)) do leases[places[i]] = envelope end
+  count(sub(line, 2), 'running', #lent / 2)
+  call_all('HSET', K_LEASES, lent)
+  return empty
+end
+
+-- The hot path of leasing.
+local function take_at_once(line, many)
+  local key = B .. ':r:' .. line
+  while many > 0 do
+    local ready = call('ZPOPMIN', key, many)
     if #ready == 0 then
       call('ZREM', K_LINES, line)
-      if row and row.gate and all > 0 then Gates.take(row, all) end
+      row_of(sub(line, 2)).listed = nil
       return true
     end
-    local leased = #leases
     local ids = {}
     for i = 1, #ready, 2 do ids[#ids + 1] = sub(ready[i], 9) end
     read_ahead(ids)
     read_links_ahead(linked_of(ids))
     local envelopes = fetch_all(K_ENV, ids)
-    local token = call('INCRBY', B .. ':seq', #ids) - #ids
-    if first_token == 0 then first_token = token + 1 end
-    last_token = token + #ids
-    local lent = {}
+    local token, lent = draw_tokens(#ids), {}
     for i, id in ipairs(ids) do
-      local data, j = jobs[id], nil
-      local linked, before = 0, #leases
-      if type(data) == 'string' then linked = byte(data, 10) else linked = data.flags end
-      local plain = type(data) == 'string' and (linked == 0 or linked == LINKED) and not consumer
-      if not plain then j = load_job(id) end
-      if j and j.lane then
-        j.turn = unpk('>I8', ready[2 * i - 1]) -- where it stood
-        Lanes.taken(j)
-      end
-      if plain then -- the hot path: a task with neither times nor past; its record only grows
+      local data = jobs[id]
+      local bits = type(data) == 'string' and byte(data, 10)
+      if (bits == 0 or bits == LINKED) and not consumer then -- neither times nor past: its record only grows
         local number, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
         token, many = token + 1, many - 1
         jobs[id] = sub(data, 1, 8) .. IS_RUNNING .. sub(data, 10) .. pack('>I8I8I8I2c0', token, now, 0, #owner, owner)
@@ -239,40 +288,31 @@ local function take_line(line, many)
         lent[#lent + 1] = id
         leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, attempt + 1, losses, rank, number, 0, now, 0)
         leases[#leases + 1] = envelopes[i]
-      elseif j.expires > 0 and j.expires <= now then
-        finish(j, EXPIRED, TOO_LATE)
-      else
+        if bits == LINKED then show_inputs(id) end
+      elseif lend(load_job(id), token + 1, envelopes[i], lent) then
         token, many = token + 1, many - 1
-        if j.message and j.ttr == 0 then -- at most once: gone when taken
-          show_lease(j, token, 0, envelopes[i])
-          if j.lane then Lanes.start(j, token, false) end
-          finish(j, SUCCEEDED, '')
-        else
-          local ttr = consumer and (j.ttr > 0 and j.ttr or 60) or 0
-          j.state, j.token, j.leased, j.owner, j.deadline = RUNNING, token, now, owner, 0
-          if consumer then
-            j.deadline = now + math.floor(ttr * 1000000)
-            add_due(j.deadline, 'l' .. id)
-          end
-          lent[#lent + 1] = text_of(token)
-          lent[#lent + 1] = id
-          save(j)
-          show_lease(j, token, ttr, envelopes[i])
-          if j.lane then Lanes.start(j, token, true) end
-        end
       end
-      if j and j.lane then Lanes.follow(j.lane) end
-      if #leases > before and flagged(linked, LINKED) then show_inputs(id) end
     end
     count(sub(line, 2), 'running', #lent / 2)
     call_all('HSET', K_LEASES, lent)
-    all = all + (#leases - leased) / 2
     flow()
-    Limits.sync()
+    Limits.sync_lanes()
     flush_lines() -- an end may have made a successor ready
   end
-  if row and row.gate and all > 0 then Gates.take(row, all) end
   return false
+end
+
+-- Lease the first jobs of one line; true when it has no more, or its limit lets no more start.
+local function take_line(line, many)
+  local row, before = find_row(sub(line, 2)), #leases
+  if row and row.gate then
+    many = Gates.room(row, many)
+    if many <= 0 then return true end
+  end
+  local in_turn = row and row.laned and call('EXISTS', B .. ':parked:' .. line) == 1
+  local empty = (in_turn and take_in_turn or take_at_once)(line, many)
+  if row and row.gate and #leases > before then Gates.take(row, (#leases - before) / 2) end
+  return empty
 end
 
 -- Of several lines, the one whose first job comes before those of the others.

@@ -150,7 +150,7 @@ function Lanes.of(name)
   local lane = limits.lanes[name]
   if not lane then
     local data = call('HGET', B .. ':lane', name)
-    lane = data and parse_lane(data) or {running = 0, turn = 0, clears = false, due = 0, gate = Gate.new(), lines = {}}
+    lane = data and parse_lane(data) or {is_new = true, running = 0, turn = 0, clears = false, due = 0, gate = Gate.new(), lines = {}}
     limits.lanes[name] = lane
   end
   return lane
@@ -318,15 +318,19 @@ function Lanes.follow(name)
   sync_lane(name, {}, false)
 end
 
--- Make what stands in the ready lines true for every lane that has changed, and have sleepers and the
--- clock know of queues that opened or closed.
-function Limits.sync()
+-- Make what stands in the ready lines true for every lane that has changed; and with `sync` have sleepers
+-- and the clock know of queues that opened or closed.
+function Limits.sync_lanes()
   local name, came = next(limits.stale)
   while name do
     limits.stale[name] = nil
     sync_lane(name, came, true)
     name, came = next(limits.stale)
   end
+end
+
+function Limits.sync()
+  Limits.sync_lanes()
   flush_lines()
   for queue, row in pairs(rows) do
     if row and row.gate then sync_gate(queue, row) end
@@ -350,16 +354,26 @@ function Limits.flush()
       row.gate_changed = false
     end
   end
+  local set, new, gone = {}, {}, {}
   for name in pairs(limits.changed) do
     local lane = limits.lanes[name]
     if next(lane.lines) or lane.running > 0 or lane.due > 0 then
-      call('HSET', B .. ':lane', name, pack_lane(lane))
-      call('ZADD', B .. ':lanes', 0, name)
+      set[#set + 1] = name
+      set[#set + 1] = pack_lane(lane)
+      if lane.is_new then
+        new[#new + 1] = '0'
+        new[#new + 1] = name
+      end
+      lane.is_new = false
     else
-      call('HDEL', B .. ':lane', name)
-      call('ZREM', B .. ':lanes', name)
+      gone[#gone + 1] = name
+      lane.is_new = true
     end
   end
+  call_all('HSET', B .. ':lane', set)
+  call_all('ZADD', B .. ':lanes', new)
+  call_all('HDEL', B .. ':lane', gone)
+  call_all('ZREM', B .. ':lanes', gone)
   limits.changed = {}
 end
 

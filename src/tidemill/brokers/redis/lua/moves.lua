@@ -72,7 +72,9 @@ end
 local function flush_lines()
   for line, args in pairs(entering) do
     call_all('ZADD', B .. ':r:' .. line, args)
-    if not row_of(sub(line, 2)).paused then call('ZADD', K_LINES, 0, line) end
+    local row = row_of(sub(line, 2))
+    if not row.paused and row.listed ~= line then call('ZADD', K_LINES, 0, line) end
+    row.listed = line -- in this call, unless it is found to be empty
   end
   entering = {}
 end

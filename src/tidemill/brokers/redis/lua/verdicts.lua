@@ -19,26 +19,33 @@ end
 -- The hot path: a plain task, with neither times nor key nor past, has succeeded. The record is made of
 -- the bytes of the old one, without a table in between. False: it takes more than that.
 local function succeed_plainly(id, data, owner, worker, v)
-  local linked = byte(data, 10)
-  if v.outcome ~= O_SUCCESS or v.followers > 0 or byte(data, 9) ~= RUNNING or linked ~= 0 and linked ~= LINKED then
-    return false
-  end
-  local n, _, _, attempt, losses, limit, policy, rank, queue, key, token, leased, deadline, whose =
-    unpk('>I8BBI4I4I4I4I4Bc0Bc0I8I8I8I2c0', data)
+  local bits = byte(data, 10)
+  if v.outcome ~= O_SUCCESS or v.followers > 0 or byte(data, 9) ~= RUNNING then return false end
+  if bits ~= 0 and bits ~= LINKED and bits ~= LIMITED then return false end
+  local n, _, _, attempt, losses, limit, policy, rank, queue, key, at = unpk('>I8BBI4I4I4I4I4Bc0Bc0', data)
+  local lane, cost, from = nil, 0, at
+  if bits == LIMITED then lane, cost, at = unpk('>I2c0d', data, at) end
+  local token, leased, deadline, whose = unpk('>I8I8I8I2c0', data, at)
   if token ~= v.token or whose ~= owner or key ~= '' or deadline > 0 then return false end
-  local class, flags = 0, TAIL + linked
+  local class, flags = 0, TAIL + bits
   if v.result ~= '' then
     class, flags, results[id] = 1, flags + RESULT, v.result
   end
-  if linked > 0 then
+  if bits == LINKED then
     class = 3
     add_end(id, SUCCEEDED)
   end
   local prune = now + keep_class(class)
   local trail = pack('>I4dddBI2c0I4c0I4c0', attempt + 1, leased / 1000000, v.started, v.ended, O_SUCCESS,
     #worker, worker, #v.error, v.error, #v.traceback, v.traceback)
-  jobs[id] = pack('>I8BBI4I4I4I4I4Bc0BI8I8I4BI4I4c0', n, SUCCEEDED, flags, attempt + 1, losses, limit, policy,
-    rank, #queue, queue, 0, now, prune, 0, 1, #trail + 4, #trail, trail)
+  local head = pack('>I8BBI4I4I4I4I4Bc0B', n, SUCCEEDED, flags, attempt + 1, losses, limit, policy, rank, #queue, queue, 0)
+  local rest = pack('>I8I8I4BI4I4c0', now, prune, 0, 1, #trail + 4, #trail, trail)
+  if lane then
+    jobs[id] = head .. sub(data, from, at - 1) .. rest
+    Lanes.ended({lane = lane, cost = cost})
+  else
+    jobs[id] = head .. rest
+  end
   touch_id(id)
   drop_token(owner, token)
   prune_later(class, prune, id)
