@@ -38,16 +38,16 @@ def test_a_key_is_held_for_a_period_by_a_job_that_has_succeeded(
 ) -> None:
     # law 12
     put(broker, "a", period=60)
-    clock.advance(20)
+    clock.advance(15)
     run(broker, worker)
     # the period runs from the first put, and whoever comes meanwhile does not lengthen it
-    clock.advance(30)
+    clock.advance(15)
     assert put(broker, "b", period=60) == Put("a", Placed.KEPT)
     assert put(broker, "c") == Put("a", Placed.KEPT)
     with pytest.raises(DuplicateJob, match="'k'"):
         put(broker, "d", on_conflict="reject")
     assert worker.take(9) == []
-    clock.advance(11)
+    clock.advance(31)
     assert put(broker, "e", period=60) == Put("e", Placed.CREATED)
     assert broker.get("b") is None
 
@@ -156,7 +156,7 @@ def test_the_next_in_line_takes_a_key_over_at_once(broker: Broker, worker: Hand)
 # -- debounced -----------------------------------------------------------------------------------
 
 
-def debounce(broker: Broker, id: str, delay: float, max_wait: float = 25.0) -> Placed:
+def debounce(broker: Broker, id: str, delay: float, max_wait: float = 250.0) -> Placed:
     return put(broker, id, max_wait=max_wait, delay=delay, on_conflict="replace").placed
 
 
@@ -164,46 +164,46 @@ def test_a_put_moves_the_time_on_but_not_for_ever(
     broker: Broker, worker: Hand, clock: Clock
 ) -> None:
     # law 12
-    assert debounce(broker, "a", 10) is Placed.CREATED
-    clock.advance(8)
-    assert debounce(broker, "b", 10) is Placed.REPLACED
-    clock.advance(8)
+    assert debounce(broker, "a", 100) is Placed.CREATED
+    clock.advance(80)
+    assert debounce(broker, "b", 100) is Placed.REPLACED
+    clock.advance(80)
     assert worker.take(1) == []
-    assert debounce(broker, "c", 10) is Placed.REPLACED  # at 16 s: due at 25, not at 26
-    clock.advance(8.9)
+    assert debounce(broker, "c", 100) is Placed.REPLACED  # at 160 s: due at 250, not at 260
+    clock.advance(80)
     assert worker.take(1) == []
-    clock.advance(0.2)
+    clock.advance(10.1)
     assert worker.take_ids(1) == ["c"]
 
 
 def test_the_next_burst_has_its_own_time(broker: Broker, worker: Hand, clock: Clock) -> None:
-    debounce(broker, "a", 10, max_wait=12)
-    clock.advance(10.1)
+    debounce(broker, "a", 100, max_wait=120)
+    clock.advance(101)
     [lease] = worker.take(1)
-    assert debounce(broker, "b", 10, max_wait=12) is Placed.SUCCESSOR
-    clock.advance(5)
-    assert debounce(broker, "c", 10, max_wait=12) is Placed.SUCCESSOR
+    assert debounce(broker, "b", 100, max_wait=120) is Placed.SUCCESSOR
+    clock.advance(50)
+    assert debounce(broker, "c", 100, max_wait=120) is Placed.SUCCESSOR
     worker.settle(lease)
-    clock.advance(6.8)
+    clock.advance(60)
     assert worker.take(1) == []
-    clock.advance(0.3)
+    clock.advance(10.1)
     [lease] = worker.take(1)
     assert lease.open().id == "c"
     worker.settle(lease)
-    assert debounce(broker, "d", 10, max_wait=12) is Placed.CREATED
-    clock.advance(9.9)
+    assert debounce(broker, "d", 100, max_wait=120) is Placed.CREATED
+    clock.advance(90)
     assert worker.take(1) == []
-    clock.advance(0.2)
+    clock.advance(10.1)
     assert worker.take_ids(1) == ["d"]
 
 
 def test_who_comes_too_late_for_any_delay_is_ready(
     broker: Broker, worker: Hand, clock: Clock
 ) -> None:
-    debounce(broker, "a", 10, max_wait=5)
+    debounce(broker, "a", 100, max_wait=50)
     assert state(broker, "a") is State.SCHEDULED
-    clock.advance(4)
-    debounce(broker, "b", 10, max_wait=3)
+    clock.advance(40)
+    debounce(broker, "b", 100, max_wait=30)
     assert worker.take_ids(1) == ["b"]
 
 
