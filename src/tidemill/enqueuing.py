@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.base import Feature, Filter, need
 from tidemill.clock import new_id
 from tidemill.compose import Chain, Composition, Node
-from tidemill.errors import InvalidOption
+from tidemill.errors import InvalidOption, TidemillError
 from tidemill.groups import JobChain, JobGroup
 from tidemill.handle import Job
 from tidemill.inline import run_composed
 from tidemill.job import Envelope
+from tidemill.openings import guard_of
 from tidemill.plan import Plan, step_id
 from tidemill.task import Call, Task
 
@@ -23,6 +26,9 @@ __all__ = ["enqueue_composed", "enqueue_many", "given", "is_composed", "txn_of"]
 
 AT_ONCE = 2000
 """Jobs after which a put is made, if there are more to come."""
+
+EVERY = 60.0
+"""Seconds after which one is made, however few there are: the source may be slow."""
 
 
 def enqueue_composed(mill: Tidemill, node: Node) -> Any:
@@ -105,7 +111,15 @@ def _store(mill: Tidemill, plan: Plan) -> None:
     opened: set[str] = set()
     closed: set[str] = set()
 
+    last = time.monotonic()
+    guard = ""
+
     def put() -> None:
+        nonlocal last, guard
+        if opened - closed and not guard:
+            jobs.append(guard_of(mill, opened - closed, jobs))
+            guard = jobs[-1].id
+        last = time.monotonic()
         mill.broker.put(jobs, hold=opened - closed, let_go=held & closed)
         held.update(opened)
         held.difference_update(closed)
@@ -118,7 +132,7 @@ def _store(mill: Tidemill, plan: Plan) -> None:
             jobs += piece.envelopes
             opened.update(piece.opens)
             closed.update(piece.closes)
-            if len(jobs) >= AT_ONCE:
+            if len(jobs) >= AT_ONCE or (jobs and time.monotonic() - last >= EVERY):
                 put()
         if jobs or closed:
             put()
@@ -126,6 +140,10 @@ def _store(mill: Tidemill, plan: Plan) -> None:
         for group_id in sorted(held):  # none of it shall run, as far as it does not yet
             abandon(mill, group_id)
         raise
+    finally:
+        if guard:
+            with contextlib.suppress(TidemillError):  # else it finds nothing to do
+                mill.broker.delete([guard])
 
 
 def abandon(mill: Tidemill, group_id: str) -> None:

@@ -23,6 +23,7 @@ from tidemill.retry import Retries
 
 __all__ = [
     "GROUP",
+    "GUARD",
     "Attempt",
     "Command",
     "Conflict",
@@ -150,6 +151,10 @@ class Links(msgspec.Struct, array_like=True, frozen=True, gc=False):
 GROUP = "tidemill.group"
 """The task of a job that stands for a group: it waits for all of them and is never run. Its header
 ``members`` says how many they are; where that was not known yet, that of ``<id>.members`` does."""
+
+
+GUARD = "tidemill.guard"
+"""The task of a job that looks after a group which is put in pieces; every worker has it."""
 
 
 class Ref(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.brokers.base import Filter
 from tidemill.inputs import PAGE
-from tidemill.job import GROUP, Record
+from tidemill.job import GROUP, GUARD, Record
 
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
@@ -60,5 +60,5 @@ def _parts(mill: Tidemill, whole: str) -> Iterator[list[Record]]:
 
 
 def is_hook(record: Record) -> bool:
-    """True for a job that is called for how others ended."""
-    return ".on_" in record.envelope.id
+    """True for a job that is called for how others ended, or looks after them: it does no work."""
+    return ".on_" in record.envelope.id or record.envelope.task == GUARD

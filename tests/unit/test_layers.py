@@ -24,8 +24,8 @@ LAYERS: list[tuple[str, ...]] = [
     (
         *("app", "arguments", "bar", "batch", "completed", "compose", "consumers", "context"),
         *("enqueuing", "finding", "gathered", "groups", "handle", "hooks", "inline", "inputs"),
-        *("limits", "loader", "middleware", "move", "options", "plan", "queue", "schedules"),
-        *("task", "threads", "trail", "wholes"),
+        *("limits", "loader", "middleware", "move", "openings", "options", "plan", "queue"),
+        *("schedules", "task", "threads", "trail", "wholes"),
     ),
     ("worker",),
     ("cli", "demo", "testing", "__main__"),

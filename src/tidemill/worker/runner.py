@@ -17,8 +17,10 @@ from tidemill.config import storable
 from tidemill.context import JobContext
 from tidemill.errors import CodecError, JobCancelled
 from tidemill.inputs import Filler
-from tidemill.job import Envelope, Lease, Outcome, Verdict, decode_envelope
+from tidemill.job import GUARD, Envelope, Lease, Outcome, Verdict, decode_envelope
 from tidemill.middleware import Middleware, compose
+from tidemill.openings import keep_guard
+from tidemill.options import Options
 from tidemill.retry import Fail, JobTerminated, JobTimeout, Retry, Snooze, backoff
 from tidemill.task import Task, import_task, make_task
 
@@ -70,6 +72,12 @@ class Runner:
     def resolve(self, name: str) -> Task[..., Any] | None:
         """The task of that name, declared or importable; None when there is none."""
         task = self.mill.tasks.get(name) or self._imported.get(name)
+        if task is None and name == GUARD:
+
+            def guard(groups: list[str]) -> None:
+                keep_guard(self.mill, groups)
+
+            task = self._imported[name] = make_task(self.mill, guard, name, Options())
         if task is None and self.mill.may_import(name):
             try:
                 function = import_task(name)
