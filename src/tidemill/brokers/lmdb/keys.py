@@ -49,7 +49,8 @@ class Key(NamedTuple):
         if not holder:
             return cls(b"", until=_TIMES.unpack_from(rest)[0], over=rest[_TIMES.size :])
         successor, _, times = rest.partition(b"\0")
-        return cls(holder, successor, *(_TIMES.unpack(times) if times else (0, 0)))
+        until, since = _TIMES.unpack(times) if times else (0, 0)
+        return cls(holder, successor, until, since)
 
     @property
     def packed(self) -> bytes:
