@@ -1,12 +1,13 @@
-"""What limits cost, and how exact a rate is, on LMDB.
+"""What limits cost, and how exact a rate is.
 
-    python benchmarks/limits.py [JOBS] [ROUNDS]
+    python benchmarks/limits.py [JOBS] [ROUNDS] [URL]
 
 Drains no-op jobs with a burst worker of two processes, without a limit and under several that are
 set high, in turn; prints jobs per second from the first start to the last, and the median of the
 ratios to the plain one of the same round. Then runs 10 s of a rate with four worker processes and a
 burst of a tenth of a second, and prints how many jobs started in each second, and how far that was
-from the rate asked for.
+from the rate asked for. A URL ends where the name of a store is put, as in
+``redis://host/0?prefix=``; without one each store is a folder of LMDB's.
 """
 
 from __future__ import annotations
@@ -40,24 +41,25 @@ KINDS = ("plain", "queue_rate", "queue_slots", "rate", "slots", "keys")
 RATES = (100, 1000)
 
 
-def main(jobs: int = 20_000, rounds: int = 5) -> None:
+def main(jobs: int = 20_000, rounds: int = 5, url: str = "") -> None:
     """Measure and print."""
     figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind in KINDS:
             with tempfile.TemporaryDirectory() as folder:
-                figures[kind].append(drain(Path(folder), kind, jobs))
+                figures[kind].append(drain(Path(folder), url, kind, jobs))
     for kind, found in figures.items():
         ratios = [one / plain for one, plain in zip(found, figures["plain"], strict=True)]
         ratio = statistics.median(ratios)
         print(f"{kind}: {statistics.median(found):,.0f}/s, {ratio:.0%} of plain")
     for rate in RATES:
         with tempfile.TemporaryDirectory() as folder:
-            print(exactness(Path(folder), rate))
+            print(exactness(Path(folder), url, rate))
 
 
-def _prepare(folder: Path, script: str) -> None:
-    (folder / "bench.py").write_text(APP.format(url=f"lmdb://{folder}/store", folder=str(folder)))
+def _prepare(folder: Path, url: str, script: str) -> None:
+    at = url + folder.name if url else f"lmdb://{folder}/store"
+    (folder / "bench.py").write_text(APP.format(url=at, folder=str(folder)))
     subprocess.run([sys.executable, "-c", f"from bench import *\n{script}"], cwd=folder, check=True)
     for path in folder.glob("starts.*"):
         path.unlink()
@@ -77,12 +79,12 @@ def starts(folder: Path) -> list[float]:
     return sorted(times)
 
 
-def drain(folder: Path, kind: str, jobs: int) -> float:
+def drain(folder: Path, url: str, kind: str, jobs: int) -> float:
     """Jobs per second."""
     limits = (
         'mill.queue("rated", rate="1000000/s")\nmill.queue("slots", concurrency=100000)\n'
     )
-    _prepare(folder, f"{limits}mill.enqueue_many([{kind}.call(n) for n in range({jobs})])")
+    _prepare(folder, url, f"{limits}mill.enqueue_many([{kind}.call(n) for n in range({jobs})])")
     subprocess.run(
         _worker("--burst", "-p", "2", "-c", "8"), cwd=folder, check=True, capture_output=True
     )
@@ -91,10 +93,11 @@ def drain(folder: Path, kind: str, jobs: int) -> float:
     return (jobs - 1) / (times[-1] - times[0])
 
 
-def exactness(folder: Path, rate: int, seconds: int = 10) -> str:
+def exactness(folder: Path, url: str, rate: int, seconds: int = 10) -> str:
     """How many jobs of a rate started in each second, with four processes."""
     _prepare(
         folder,
+        url,
         f'mill.queue("exact", rate="{rate}/s", burst={rate // 10})\n'
         f"mill.enqueue_many([exact.call(n) for n in range({rate * (seconds + 5)})])",
     )
@@ -115,4 +118,4 @@ def exactness(folder: Path, rate: int, seconds: int = 10) -> str:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*map(int, sys.argv[1:3]), *sys.argv[3:4])
