@@ -32,8 +32,8 @@ _VERBS = {
     "watch": "'allow-oom'",
 }
 """Flags. Settling must go on when the server is out of memory; accepting must not."""
-_SAME = {"unschedule": "schedule"}
-"""Verbs that differ from another by their flags."""
+_FILES = {"exchange": ("exchange", "taking", "answer"), "unschedule": ("schedule",)}
+"""What a verb is made of, if not of the file of its name."""
 
 _FUNCTION = """
 redis.register_function{{function_name = '{name}_{verb}', flags = {{{flags}}}, callback = function(keys, args)
@@ -48,7 +48,8 @@ class Library:
 
     def __init__(self) -> None:
         files = resources.files("tidemill.brokers.redis") / "lua"
-        names = (*_PARTS, *(verb for verb in _VERBS if verb not in _SAME))
+        bodies = {verb: _FILES.get(verb, (verb,)) for verb in _VERBS}
+        names = dict.fromkeys((*_PARTS, *(name for body in bodies.values() for name in body)))
         texts = {name: (files / f"{name}.lua").read_text("utf-8") for name in names}
         whole = "".join(texts.values()) + repr(_VERBS)
         self.name = "tidemill_" + hashlib.sha256(whole.encode()).hexdigest()[:12]
@@ -56,7 +57,8 @@ class Library:
         for verb, flags in _VERBS.items():
             begin = "begin_lightly" if verb == "put_one" else "begin"
             facts = {"name": self.name, "verb": verb, "flags": flags, "begin": begin}
-            parts.append(_FUNCTION.format(**facts, body=texts[_SAME.get(verb, verb)]))
+            body = "".join(texts[name] for name in bodies[verb])
+            parts.append(_FUNCTION.format(**facts, body=body))
         self.text = "".join(parts).encode()
         self._functions = {verb: f"{self.name}_{verb}".encode() for verb in _VERBS}
 

@@ -1,0 +1,233 @@
+-- The second part of an exchange: how an owner is given jobs, of one line or of several.
+
+-- Lease a job that was taken from its line; false when it had expired, and has ended.
+local function lend(j, token, envelope, lent)
+  if j.lane then Lanes.taken(j) end
+  if j.expires > 0 and j.expires <= now then
+    finish(j, EXPIRED, TOO_LATE)
+    return false
+  end
+  if j.message and j.ttr == 0 then -- at most once: gone when taken
+    show_lease(j, token, 0, envelope)
+    if j.lane then Lanes.start(j, token, false) end
+    if flagged(j.flags, LINKED) then show_inputs(j.id) end
+    finish(j, SUCCEEDED, '')
+    return true
+  end
+  local ttr = consumer and (j.ttr > 0 and j.ttr or 60) or 0
+  j.state, j.token, j.leased, j.owner, j.deadline = RUNNING, token, now, owner, 0
+  if consumer then
+    j.deadline = now + math.floor(ttr * 1000000)
+    add_due(j.deadline, 'l' .. j.id)
+  end
+  lent[#lent + 1] = text_of(token)
+  lent[#lent + 1] = j.id
+  save(j)
+  show_lease(j, token, ttr, envelope)
+  if j.lane then Lanes.start(j, token, true) end
+  if flagged(j.flags, LINKED) then show_inputs(j.id) end
+  return true
+end
+
+local function draw_tokens(many)
+  local token = call('INCRBY', B .. ':seq', many) - many
+  if first_token == 0 then first_token = token + 1 end
+  last_token = token + many
+  return token
+end
+
+-- Where lanes are, one after the other: the next of a lane may come before what else is there.
+local function take_in_turn(line, many)
+  local key, token = B .. ':r:' .. line, draw_tokens(many)
+  local lent, places, ids, empty = {}, {}, {}, false
+  while many > 0 do
+    local member = call('ZPOPMIN', key, 1)[1]
+    if not member then
+      call('ZREM', K_LINES, line)
+      row_of(sub(line, 2)).listed = nil
+      empty = true
+      break
+    end
+    local id = sub(member, 9)
+    local j = load_job(id)
+    j.turn = unpk('>I8', member) -- where it stood
+    if lend(j, token + 1, '', lent) then
+      token, many = token + 1, many - 1
+      places[#places + 1], ids[#ids + 1] = #leases, id
+    end
+    if j.lane then Lanes.follow(j.lane) end
+    flow()
+    Limits.sync_lanes()
+    flush_lines()
+  end
+  for i, envelope in ipairs(fetch_all(K_ENV, ids)) do leases[places[i]] = envelope end
+  count(sub(line, 2), 'running', #lent / 2)
+  call_all('HSET', K_LEASES, lent)
+  return empty
+end
+
+-- The hot path of leasing.
+local function take_at_once(line, many)
+  local key = B .. ':r:' .. line
+  while many > 0 do
+    local ready = call('ZPOPMIN', key, many)
+    if #ready == 0 then
+      call('ZREM', K_LINES, line)
+      row_of(sub(line, 2)).listed = nil
+      return true
+    end
+    local ids = {}
+    for i = 1, #ready, 2 do ids[#ids + 1] = sub(ready[i], 9) end
+    read_ahead(ids)
+    read_links_ahead(linked_of(ids))
+    local envelopes = fetch_all(K_ENV, ids)
+    local token, lent = draw_tokens(#ids), {}
+    for i, id in ipairs(ids) do
+      local data = jobs[id]
+      local bits = type(data) == 'string' and byte(data, 10)
+      if (bits == 0 or bits == LINKED) and not consumer then -- neither times nor past: its record only grows
+        local number, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
+        token, many = token + 1, many - 1
+        jobs[id] = sub(data, 1, 8) .. IS_RUNNING .. sub(data, 10) .. pack('>I8I8I8I2c0', token, now, 0, #owner, owner)
+        touch_id(id)
+        lent[#lent + 1] = text_of(token)
+        lent[#lent + 1] = id
+        leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, attempt + 1, losses, rank, number, 0, now, 0)
+        leases[#leases + 1] = envelopes[i]
+        if bits == LINKED then show_inputs(id) end
+      elseif lend(load_job(id), token + 1, envelopes[i], lent) then
+        token, many = token + 1, many - 1
+      end
+    end
+    count(sub(line, 2), 'running', #lent / 2)
+    call_all('HSET', K_LEASES, lent)
+    flow()
+    Limits.sync_lanes()
+    flush_lines() -- an end may have made a successor ready
+  end
+  return false
+end
+
+-- Lease the first jobs of one line; true when it has no more, or its limit lets no more start.
+local function take_line(line, many)
+  local row, before = find_row(sub(line, 2)), #leases
+  if row and row.gate then
+    many = Gates.room(row, many)
+    if many <= 0 then return true end
+  end
+  local in_turn = row and row.laned and call('EXISTS', B .. ':parked:' .. line) == 1
+  local empty = (in_turn and take_in_turn or take_at_once)(line, many)
+  if row and row.gate and #leases > before then Gates.take(row, (#leases - before) / 2) end
+  return empty
+end
+
+-- Of several lines, the one whose first job comes before those of the others.
+local function best_line(lines)
+  local best, best_rank, best_member
+  for _, line in ipairs(lines) do
+    local head = call('ZRANGE', B .. ':r:' .. line, 0, 0, 'WITHSCORES')
+    if head[1] then
+      local rank = tonumber(head[2])
+      if not best or rank < best_rank or rank == best_rank and head[1] < best_member then
+        best, best_rank, best_member = line, rank, head[1]
+      end
+    end
+  end
+  return best
+end
+
+-- Take from several lines as if they were one.
+local function take_lines(lines, many)
+  if #lines == 1 then return take_line(lines[1], many) end
+  local full = #leases / 2 + many
+  while #leases / 2 < full do
+    local open = {}
+    for _, line in ipairs(lines) do
+      if Gates.is_open(sub(line, 2)) then open[#open + 1] = line end
+    end
+    local line = best_line(open)
+    if not line then return true end
+    take_line(line, 1)
+  end
+  return false
+end
+
+-- Every queue its share, until the hand is full or nothing is left.
+local function take_fairly(groups, many)
+  while #groups > 0 and #leases / 2 < many do
+    local share, rest = math.max(1, math.floor((many - #leases / 2) / #groups)), {}
+    for _, group in ipairs(groups) do
+      local few = math.min(share, many - #leases / 2)
+      if few <= 0 then return end
+      local before = #leases
+      local empty = take_lines(group, few)
+      if #leases > before then last_queue = sub(group[1], 2) end
+      if not empty then rest[#rest + 1] = group end
+    end
+    groups = rest
+  end
+end
+
+local function lines_of(kind)
+  return call('ZRANGEBYLEX', K_LINES, '[' .. kind, '(' .. string.char(byte(kind) + 1))
+end
+
+-- The first task that is to run alone, of the queues wanted; nearly always there is none.
+local function take_lost()
+  local lost = lines_of('L')
+  if #lost == 0 then return end
+  local lines, named = {}, {}
+  for _, queue in ipairs(queues) do named[queue] = true end
+  for _, line in ipairs(lost) do
+    if #queues == 0 or named[sub(line, 2)] then lines[#lines + 1] = line end
+  end
+  if #lines > 0 then take_lines(lines, 1) end
+end
+
+-- By queue: its lines that may be served; those of the queues named, or all that have something.
+local function wanted_lines(kinds)
+  local groups = {}
+  if #queues > 0 then
+    for _, queue in ipairs(queues) do
+      local row = find_row(queue)
+      if row and not row.paused then
+        local group = {}
+        for _, kind in ipairs(kinds) do group[#group + 1] = kind .. queue end
+        groups[#groups + 1] = group
+      end
+    end
+    return groups
+  end
+  local by_queue, names = {}, {}
+  for _, kind in ipairs(kinds) do
+    for _, line in ipairs(lines_of(kind)) do
+      local queue = sub(line, 2)
+      if not by_queue[queue] then
+        by_queue[queue] = {}
+        names[#names + 1] = queue
+      end
+      table.insert(by_queue[queue], line)
+    end
+  end
+  table.sort(names)
+  for i, queue in ipairs(names) do groups[i] = by_queue[queue] end
+  return groups
+end
+
+local function after_last(groups)
+  local turned = {}
+  for _, later in ipairs({true, false}) do
+    for _, group in ipairs(groups) do
+      if (sub(group[1], 2) > last_queue) == later then turned[#turned + 1] = group end
+    end
+  end
+  return turned
+end
+
+local function flat(groups)
+  local lines = {}
+  for _, group in ipairs(groups) do
+    for _, line in ipairs(group) do lines[#lines + 1] = line end
+  end
+  return lines
+end
