@@ -9,6 +9,7 @@ Given the ids that were accepted, the times at which something was killed, and a
     attempts   a job used at most as many attempts as it had runs; what was never interrupted used
                exactly as many
     counters   the counters of every queue equal a recount
+    schedules  each time was fired once, none was left out
     limits     of one key no more ran at a time than its limit allows, and none is left counted
 """
 
@@ -47,6 +48,7 @@ def check(
         doubles += _check_runs(records[job_id], runs.get(job_id, []), sorted(kills), settling)
     check_counters(place)
     _check_limits(place, records, runs)
+    _check_schedules(records)
     states = [record.state for record in records.values()]
     return {
         "accepted": len(accepted),
@@ -55,6 +57,18 @@ def check(
         "repeated after an end": doubles,
         "runs": sum(map(len, runs.values())),
     }
+
+
+def _check_schedules(records: Mapping[str, Record]) -> None:
+    """Of schedules that catch up: their times are as far apart as the first two."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for record in records.values():
+        if planned := record.envelope.planned:
+            times[planned.schedule].append(planned.time)
+    for name, planned in times.items():
+        planned.sort()
+        steps = {round(after - before, 3) for before, after in itertools.pairwise(planned)}
+        assert len(steps) == 1, f"{name} fired {len(planned)} times, with steps of {steps}"
 
 
 def _check_limits(

@@ -53,6 +53,11 @@ def bounded(n):
 @mill.task(queue="quick", retries=forever)
 def quick(n): begin(); end()
 
+@mill.task(queue="quick", retries=forever)
+def beat(): begin(); end()
+
+mill.schedule("beat", beat.call(), every=0.2, catch_up=True)
+
 @mill.task(queue="slow", retries=forever)
 def slow(n):
     begin(); time.sleep(0.02 * (n % 10)); end()
@@ -128,6 +133,7 @@ class Storm:
     def run(self, kills: int) -> dict[str, int]:
         """Rage, calm down, drain, check; the table of what was seen."""
         self.place.write(APP)
+        self.place.module.mill.schedules.store()
         try:
             while self.kinds.total() < kills:
                 self._man()
@@ -143,6 +149,7 @@ class Storm:
         for worker in self.workers:
             if worker.process.poll() is None:
                 self._hit("end", worker.kill_everything)
+        self.place.mill.schedules.pause("beat")
         self.place.drain("--drain", str(DRAIN), slots=6, limit=300.0)
         blows = {"blows": self.kinds.total(), **self.kinds}
         settling = SETTLING + (SERVER_AWAY if self.server else 0.0)

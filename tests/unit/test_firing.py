@@ -352,6 +352,26 @@ def test_a_change_by_another_meanwhile_is_seen(
     assert desk.mill.schedules.get("s").app == "app"
 
 
+def test_what_found_no_room_is_stored_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
+    change, firing, now = desk.broker.change_schedules, Firing("app:mill"), [1000.0]
+    monkeypatch.setattr("tidemill.worker.firing.machine_time", lambda: now[0])
+
+    def full(changes: list[Change]) -> None:
+        raise StoreFull("the disk is full")
+
+    monkeypatch.setattr(desk.broker, "change_schedules", full)
+    for _ in range(3):  # turns of the worker
+        desk.declare(firing)
+    assert caplog.text.count("are not stored: the disk is full") == 1
+    monkeypatch.setattr(desk.broker, "change_schedules", change)
+    now[0] += 31
+    desk.declare(firing)
+    assert [s.name for s in desk.mill.schedules] == ["s"]
+
+
 # -- signatures ----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tidemill.brokers.base import Broker, Feature, need
 from tidemill.brokers.schedules import Change, Changed, LeftOut, Schedule
-from tidemill.clock import wall_time
+from tidemill.clock import machine_time, wall_time
 from tidemill.crash import point
 from tidemill.errors import CodecError, StoreFull, StoreMoved
 from tidemill.schedules import stored as kept
@@ -29,6 +29,9 @@ AT_ONCE = 500
 UNREADABLE = 60.0
 """Seconds after which a record that this version cannot read is looked at again."""
 
+WITHOUT_ROOM = 30.0
+"""Seconds after which the app's schedules are stored that found no room."""
+
 _WHY = {
     LeftOut.ID: "a job has its id",
     LeftOut.KEY: "an unfinished job has its key",
@@ -42,6 +45,7 @@ class Firing:
     def __init__(self, app: str = "") -> None:
         self._app = app.partition(":")[0].removesuffix(".py")
         self._stored: Sequence[tuple[str, bytes]] | None = None  # what was declared last
+        self._again = 0.0  # machine time; before it there is no room
 
     def count(self, broker: Broker) -> int:
         """How many due schedules to ask for."""
@@ -78,7 +82,7 @@ class Firing:
             FeatureMissing: it declares schedules, and the broker has none.
             BrokerUnavailable: the next call tries again.
         """
-        if hello.schedules == self._stored:
+        if hello.schedules == self._stored or machine_time() < self._again:
             return
         if hello.schedules:
             need(broker, Feature.SCHEDULES, "a schedule")
@@ -89,6 +93,8 @@ class Firing:
                 self._remove_others(broker, {name for name, _ in hello.schedules})
             except StoreFull as error:
                 log.error("the schedules of the app are not stored: %s", error)
+                self._again = machine_time() + WITHOUT_ROOM
+                return
         self._stored = hello.schedules
 
     def _declare(self, broker: Broker, name: str, body: bytes) -> None:
