@@ -13,7 +13,7 @@ from tidemill.completed import Completed, Waited
 from tidemill.config import Seconds, check_seconds
 from tidemill.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.handle import FOREVER, Job, no_such_attribute
-from tidemill.inputs import member_id, member_ids, members_of, size_of
+from tidemill.inputs import PAGE, member_id, member_ids, members_of, size_of
 from tidemill.job import GROUP, Record, State
 from tidemill.wholes import cancel_whole, delete_whole
 
@@ -307,7 +307,10 @@ class JobGroup(Generic[R]):
     def retry(self) -> int:
         """Run the members again that did not succeed; how many those are."""
         members = self.failures
-        return sum(1 for member in members if member.retry())
+        ids = [member.id for member in members if isinstance(member, Job)]
+        pages = [ids[at : at + PAGE] for at in range(0, len(ids), PAGE)]
+        kicked = sum(sum(self._mill.broker.kick(page)) for page in pages)
+        return kicked + sum(1 for one in members if isinstance(one, JobGroup) and one.retry())
 
     def delete(self) -> bool:
         """Forget the group, its members and its hooks, whatever their states; False: none there."""

@@ -235,6 +235,17 @@ def test_a_group_with_a_failing_member(tasks: Tasks) -> None:
     assert tasks.fired == ["again", "complete", "failure", "success"]
 
 
+def test_the_members_of_a_group_are_retried_in_pages(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = tasks.run(group(tasks.boom.call() for _ in range(5)))
+    broker, pages = tasks.mill.broker, []
+    kick = broker.kick
+    monkeypatch.setattr(broker, "kick", lambda ids: pages.append(list(ids)) or kick(ids))
+    assert handle.retry() == 5
+    assert pages == [[handle[n].id for n in range(5)]]
+
+
 def test_what_follows_a_failed_group_is_cancelled(tasks: Tasks) -> None:
     handle = tasks.run(chain(group([tasks.inc.call(1), tasks.boom.call()]), tasks.total))
     assert handle.state is CANCELLED
