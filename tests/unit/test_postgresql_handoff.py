@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from postgres_desk import connect, job
-from servers import postgres_url
+from servers import Postgres, postgres_url
 
 from tidemill.brokers.base import Step, Want, open_broker
 from tidemill.brokers.postgres.broker import PostgresBroker
@@ -293,3 +294,116 @@ def test_a_put_whose_reply_was_lost_is_told_again(
     broker.put([named("one")])  # under its serial: not a duplicate
     assert select.select([worker.member.read], [], [], 20)[0] == [worker.member.read]
     assert worker.take() == ["one"]
+
+
+# -- started before it is on disk -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[Postgres]:
+    """A server that writes nothing to disk by itself for seconds: killed, it has lost that."""
+    server = Postgres("wal_writer_delay=10s", "bgwriter_delay=10s", "autovacuum=off")
+    yield server
+    server.close()
+
+
+class Shop:
+    """A store on it, with a sleeper, and whether puts wait for the disk."""
+
+    def __init__(self, server: Postgres) -> None:
+        self.server = server
+        self.schema = f"t{new_id()}"
+        broker = open_broker(f"{server.url()}?schema={self.schema}&migrate=1&patience=20")
+        assert isinstance(broker, PostgresBroker)
+        self.broker = broker
+        self.worker = Sleeper(broker)
+        text = server.run(f"SELECT prosrc FROM pg_proc WHERE oid = '{self.schema}.flush'::regproc")
+        server.run(
+            f"CREATE OR REPLACE FUNCTION {self.schema}.flush() RETURNS void LANGUAGE plpgsql AS "
+            f"$x$ BEGIN IF pg_try_advisory_xact_lock(42) THEN {text}; END IF; END $x$"
+        )
+        self.broker.put([named("first")])
+        assert self.worker.take() == ["first"]
+
+    @contextlib.contextmanager
+    def the_disk_is_slow(self) -> Iterator[None]:
+        """What waits for the disk is answered at once, as if the server then died before it was."""
+        with connect(self.server.url(), autocommit=True) as conn:
+            conn.execute("SELECT pg_advisory_lock(42)")
+            yield
+            conn.execute("SELECT pg_advisory_unlock(42)")
+
+    def hand_over(self, job_id: str) -> Lease:
+        self.worker.sleep()
+        self.broker.put([named(job_id)])
+        self.worker.hear()
+        (lease,) = self.worker.exchange(want=Want(4))
+        assert lease.open().id == job_id
+        return lease
+
+    def crash(self) -> None:
+        hearing = self.broker._session.hearing
+        assert hearing is not None
+        before = hearing.broken
+        self.server.kill()
+        self.server.start()
+        give_up = time.monotonic() + 20
+        while hearing.broken == before or not hearing.since:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def shop(forgetful: Postgres) -> Iterator[Shop]:
+    shop = Shop(forgetful)
+    yield shop
+    shop.broker.close()
+
+
+def test_what_was_answered_is_on_disk(shop: Shop) -> None:
+    # law 1
+    for name in ("one", "two", "three"):  # by chance it may be there in any case
+        lease = shop.hand_over(name)
+        shop.crash()
+        assert states(shop.broker, name) == [RUNNING]
+        reply = shop.broker.exchange(Step("w", [Verdict(lease.token, Outcome.SUCCESS)]))
+        assert reply.settled == [True]
+
+
+def test_a_job_that_began_and_was_lost_settles_no_other(shop: Shop) -> None:
+    # laws 3, 4
+    for name in map(str, range(20)):  # by chance it may be there all the same
+        shop.server.run("CHECKPOINT")  # numbers are logged ahead, some at a time
+        with shop.the_disk_is_slow():
+            lost = shop.hand_over(name)
+        shop.crash()
+        if states(shop.broker, name) == [None]:
+            break
+    # when others are put, the first of which would draw its number
+    others = [shop.hand_over("other"), shop.hand_over(name)]
+    # then
+    assert lost.token not in [lease.token for lease in others]
+    assert not shop.broker.exchange(Step("w", [Verdict(lost.token, Outcome.SUCCESS)])).settled[0]
+    assert states(shop.broker, name, "other") == [RUNNING, RUNNING]
+
+
+def test_who_is_told_that_a_job_is_there_may_rely_on_it(shop: Shop) -> None:
+    # laws 1, 11
+    with shop.the_disk_is_slow():
+        shop.hand_over("one")
+    with pytest.raises(DuplicateJob):
+        shop.broker.put([named("one")])
+    shop.crash()
+    assert states(shop.broker, "one") == [RUNNING]
+
+
+def test_a_put_that_is_made_again_waits_for_the_disk(shop: Shop) -> None:
+    # law 1
+    with shop.broker._session.lines._changed:
+        line = shop.broker._session.lines._free[-1]
+    with shop.the_disk_is_slow():
+        shop.hand_over("one")
+    line.serial -= 1
+    shop.broker.put([named("one")])
+    shop.crash()
+    assert states(shop.broker, "one") == [RUNNING]

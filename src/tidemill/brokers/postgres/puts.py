@@ -17,7 +17,7 @@ from tidemill.brokers.links import check_links
 from tidemill.brokers.postgres.lines import Connection, Line
 from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.wire import blobs, ints, json, prepare, texts
-from tidemill.errors import InvalidOption
+from tidemill.errors import DuplicateJob, InvalidOption
 from tidemill.job import Envelope, Links, Placed, Put, encode_envelope
 
 if TYPE_CHECKING:
@@ -86,7 +86,17 @@ def put(
         assert row is not None
         return row[0]
 
-    return _puts(jobs, session.lines.run(work, patience=session.address.patience))
+    try:
+        answer = session.lines.run(work, patience=session.address.patience)
+    except DuplicateJob:
+        _await_disk(session)
+        raise
+    return _puts(jobs, answer)
+
+
+def _await_disk(session: Session) -> None:
+    """What is there already may be seen before it is on disk: its caller relies on it."""
+    session.call("flush", [], "", plain=True)
 
 
 def _pack(
@@ -128,7 +138,10 @@ def put_inside(
             cursor.execute(session.statements.put_inside, [*packed, session.prefs()])
             row = cursor.fetchone()
     except psycopg.Error as error:
-        raise translated(error, session.address.where) from error
+        failure = translated(error, session.address.where)
+        if isinstance(failure, DuplicateJob):
+            _await_disk(session)
+        raise failure from error
     assert row is not None
     return _puts(jobs, row[0])
 

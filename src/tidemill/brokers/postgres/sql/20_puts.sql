@@ -296,6 +296,7 @@ BEGIN
         ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN  -- it was done before
             SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
+            PERFORM tidemill.flush();
             COMMIT;
             PERFORM tidemill.ring_again(p);
             RETURN;
@@ -310,11 +311,19 @@ BEGIN
             UPDATE tidemill.call AS c SET answer = put.answer WHERE c.line = client;
         END IF;
     END IF;
-    COMMIT;
-    PERFORM set_config('synchronous_commit', 'off', true);
     IF place IS NOT NULL THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+        COMMIT;
+        PERFORM set_config('synchronous_commit', 'off', true);
         PERFORM pg_notify(place, word);
+        COMMIT;
+        PERFORM tidemill.flush();
+        COMMIT;
     ELSE
+        COMMIT;
+    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    IF place IS NULL THEN
         PERFORM tidemill.ring(0, answer IS NOT NULL OR jsonb_path_exists(shapes, '$[*].linked'),
                               '{}', p);
     END IF;

@@ -7,6 +7,29 @@
 -- as its owner has begun no other step, which would bring the same lease. An owner is handed one job
 -- and is then taken for awake, so that what is put next waits in order until it has looked.
 
+-- Nor need the disk be waited for before that: the job is committed without, the sleeper is told, and
+-- then the put waits until all of it is on disk, and is answered. Should the server die in between, the
+-- job has begun and was never accepted, as one may have that ran before its verdict was stored. But its
+-- number must not be another's then, which the same worker may be handed: so a server that comes
+-- back skips more numbers than it can have lost, before it draws the next.
+
+CREATE OR REPLACE FUNCTION tidemill.come_back() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock('uptime'::regclass::oid::int, 0);
+    IF NOT EXISTS (SELECT FROM uptime) THEN
+        PERFORM setval('acceptance', last_number() + 10000000);
+        INSERT INTO uptime VALUES (extract(epoch FROM clock_timestamp()));
+    END IF;
+END $$;
+
+-- Wait until all that was committed is on disk.
+CREATE OR REPLACE FUNCTION tidemill.flush() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_logical_emit_message(true, 'tidemill', '');
+END $$;
+
 -- One job without a key, for a queue without a bound. NULL for "stored": it goes the long way. "place"
 -- and "word": whom to tell, and what, once this is committed.
 CREATE OR REPLACE FUNCTION tidemill.put_single(
@@ -22,6 +45,9 @@ DECLARE
     o record;
     n bigint;
 BEGIN
+    IF NOT EXISTS (SELECT FROM uptime) THEN
+        RETURN;
+    END IF;
     PERFORM check_here();
     SELECT * INTO g FROM jsonb_to_record(shapes -> 0) AS s (
         line int, rank bigint, delay float8, at float8, expires float8, timeout float8, ttr float8,

@@ -255,7 +255,12 @@ BEGIN
     END IF;
     t := clock(p);
     turn := mine.turn + 1;
-    SELECT name, kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
+    SELECT name, kind = 'consumer' AS consumes, EXISTS (SELECT FROM uptime) AS up INTO who
+    FROM owner WHERE number = me;
+    IF NOT who.up THEN
+        PERFORM come_back();
+        moved := true;  -- and is to be on disk
+    END IF;
     -- Handed to us while we slept, and never heard of.
     unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (heard));
     IF w.mode IS NOT NULL THEN

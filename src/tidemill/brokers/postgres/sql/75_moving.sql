@@ -8,9 +8,12 @@ DECLARE
     d record;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared('meta'::regclass::oid::int, 0);
-    SELECT moves_to INTO d FROM departure;
-    IF FOUND THEN
+    SELECT (SELECT moves_to FROM departure), EXISTS (SELECT FROM uptime) AS up INTO d;
+    IF d.moves_to IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'TM003', MESSAGE = 'moved', DETAIL = d.moves_to;
+    END IF;
+    IF NOT d.up THEN
+        PERFORM come_back();
     END IF;
 END $$;
 
