@@ -61,6 +61,17 @@ def program(name: str, package: str) -> str:
     pytest.skip(sentence)
 
 
+def language(folder: Path) -> dict[str, str]:
+    """An environment in which text sorts as Americans sort it, not by its bytes."""
+    definition = Path("/usr/share/i18n/locales/en_US")
+    if not definition.exists():
+        definition = Path(program(str(definition), "locales"))
+    tool = program("localedef", "libc-bin")
+    command = [tool, "-i", str(definition), "-f", "UTF-8", str(folder / "en_US.UTF-8")]
+    subprocess.run(command, check=True, capture_output=True)
+    return {"LOCPATH": str(folder), "LC_ALL": "en_US.UTF-8"}
+
+
 def _dying_with_us() -> list[str]:
     """What to put before a command so that it ends with this process, however that ends (Linux)."""
     setpriv = shutil.which("setpriv")
@@ -75,6 +86,7 @@ class Server:
         self.port = free_port()
         self.log = self.path / "server.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.env: dict[str, str] = {}
         atexit.register(self.close)
 
     @property
@@ -95,6 +107,7 @@ class Server:
                 stderr=log,
                 process_group=0,
                 user=user,
+                env={**os.environ, **self.env},
             )
         until = time.monotonic() + PATIENCE
         while not answers():
@@ -129,8 +142,15 @@ class Server:
 class Redis(Server):
     """``redis-server``; with ``durable`` every write is on disk before it is answered."""
 
-    def __init__(self, *options: str, durable: bool = False, hosts: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *options: str,
+        durable: bool = False,
+        hosts: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+    ) -> None:
         super().__init__("redis")
+        self.env = env or {}
         self.options = [*options]
         if hosts:
             self.options += ["--bind", "127.0.0.1", *hosts, "--protected-mode", "no"]

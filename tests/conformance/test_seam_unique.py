@@ -153,6 +153,15 @@ def test_the_next_in_line_takes_a_key_over_at_once(broker: Broker, worker: Hand)
     assert put(broker, "c").placed is Placed.CREATED
 
 
+def test_a_period_goes_over_to_the_next_in_line(broker: Broker, worker: Hand) -> None:
+    put(broker, "a", period=60)
+    [lease] = worker.take(1)
+    assert put(broker, "b", period=60, on_conflict="replace").placed is Placed.SUCCESSOR
+    worker.settle(lease)
+    run(broker, worker)
+    assert put(broker, "c") == Put("b", Placed.KEPT)
+
+
 # -- debounced -----------------------------------------------------------------------------------
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import ConnectionError as RedisConnectionError
-from servers import redis_url
+from servers import Redis, language, redis_url
 
-from tidemill.brokers.base import Broker, Step, Want, open_broker
+from tidemill.brokers.base import Broker, Mode, Step, Want, open_broker
 from tidemill.brokers.redis.lines import Line
 from tidemill.clock import new_id
 from tidemill.errors import BrokerUnavailable, DuplicateJob
@@ -198,3 +199,19 @@ def test_who_falls_asleep_while_something_is_put_is_woken(
     producer.join(20)
     assert len(late) == rounds
     assert max(late) < 5
+
+
+def test_a_server_that_sorts_text_by_a_language(tmp_path: Path) -> None:
+    # laws 1, 10: Lua compares strings by the rules of the language the server was started in
+    server = Redis(env=language(tmp_path))
+    assert server.run("EVAL", "return ('Z' < '[') and 1 or 0", "0") == "0"
+    broker = open_broker(server.url)
+    for number in range(300):  # one call each: the serials take every value of a byte
+        broker.put([Envelope(id=f"j{number}", task="t", queue="ab"[number % 2])])
+    assert sum(queue.ready for queue in broker.stats()) == 300
+    broker.attach(Owner(id="w", name="w"))
+    want = Want(300, ("a", "b"), Mode.MERGED)
+    leases = broker.exchange(Step("w", want=want)).leases
+    assert [lease.open().id for lease in leases] == [f"j{number}" for number in range(300)]
+    broker.close()
+    server.close()

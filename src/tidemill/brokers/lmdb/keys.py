@@ -103,7 +103,7 @@ def give_up(moves: Moves, stored: Stored, state: int) -> None:
     elif stored.id != key.holder:
         return
     elif key.successor:
-        put_key(moves, name, Key(key.successor, since=key.since))
+        put_key(moves, name, Key(key.successor, until=key.until, since=key.since))
         waiting = moves.load(key.successor)
         assert waiting is not None
         moves.unplace(waiting)

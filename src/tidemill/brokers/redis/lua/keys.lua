@@ -45,7 +45,7 @@ function Keys.give_up(j, state)
   elseif j.id ~= key.holder then
     return
   elseif key.successor then
-    Keys.put(j.key, key.successor, nil, 0, key.since)
+    Keys.put(j.key, key.successor, nil, key.ends, key.since)
     local waiting = load_job(key.successor)
     unplace(waiting)
     place(waiting, waiting.due)

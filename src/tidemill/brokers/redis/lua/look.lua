@@ -53,7 +53,7 @@ local function stats()
     local oldest
     for _, kind in ipairs(KINDS) do
       for _, member in ipairs(call('ZRANGE', B .. ':r:' .. kind .. queue, 0, 255)) do
-        if not oldest or member < oldest then oldest = member end
+        if not oldest or number_in(member) < number_in(oldest) then oldest = member end
       end
     end
     all[#all + 1] = queue

@@ -7,7 +7,7 @@
 
 local K_SAID, serial, id, line = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6]
 local said = call('SET', K_SAID, serial .. cmsgpack.pack(1), 'EX', 600, 'GET')
-if said and sub(said, 1, 8) >= serial then
+if said and #said > 8 and number_in(said) >= number_in(serial) then
   call('SET', K_SAID, said, 'EX', 600)
   return cmsgpack.unpack(sub(said, 9))
 end

@@ -101,6 +101,10 @@ end
 
 local function flagged(flags, flag) return bit.band(flags, flag) ~= 0 end
 
+-- The number in the first eight bytes. Never compare those as strings: Lua does that by the rules of the
+-- language the server was started in.
+local function number_in(bytes) return (unpk('>I8', bytes)) end
+
 -- What limits.lua does, for what comes before it.
 local Gates, Lanes = {}, {}
 
@@ -148,7 +152,7 @@ end
 local function said_before()
   if ARGV[3] == '' then return nil end
   local said = call('GET', B .. ':said:' .. ARGV[3])
-  if said and sub(said, 1, 8) >= ARGV[4] then return cmsgpack.unpack(sub(said, 9)) end
+  if said and #said > 8 and number_in(said) >= number_in(ARGV[4]) then return cmsgpack.unpack(sub(said, 9)) end
   return nil
 end
 

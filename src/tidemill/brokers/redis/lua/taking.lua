@@ -128,7 +128,7 @@ local function best_line(lines)
     local head = call('ZRANGE', B .. ':r:' .. line, 0, 0, 'WITHSCORES')
     if head[1] then
       local rank = tonumber(head[2])
-      if not best or rank < best_rank or rank == best_rank and head[1] < best_member then
+      if not best or rank < best_rank or rank == best_rank and number_in(head[1]) < number_in(best_member) then
         best, best_rank, best_member = line, rank, head[1]
       end
     end
