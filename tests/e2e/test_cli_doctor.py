@@ -14,7 +14,7 @@ import pytest
 from cli_store import Desk
 
 import tidemill.cli.doctor
-from tidemill import State
+from tidemill import Limit, State
 from tidemill.brokers.base import Step, Want
 from tidemill.job import Owner
 
@@ -64,6 +64,27 @@ def test_a_paused_queue(desk: Desk) -> None:
     desk.add.enqueue(1)
     desk.run("pause", "sums")
     assert "paused" in findings(desk, "warn")["queues"]
+
+
+def test_a_limit_that_lets_nothing_start(desk: Desk) -> None:
+    desk.mill.queue("sums", rate="0/s")
+    desk.add.enqueue(1)
+    assert "none of 1 ready jobs start" in findings(desk, "warn")["limits"]
+    desk.mill.queue("sums").limit(rate=None)
+    assert "limits" not in findings(desk, "warn")
+
+
+def test_an_open_breaker(desk: Desk) -> None:
+    # case S6
+    desk.mill.queue("default", breaker=1)
+    desk.bad.enqueue("x")
+    desk.work()
+    assert "the breaker of queue default is open" in findings(desk, "warn")["limits"]
+
+
+def test_jobs_that_wait_for_a_limit_of_their_own(desk: Desk) -> None:
+    desk.add.using(limit=Limit(concurrency=0, key="ada")).enqueue(1)
+    assert "1 ready jobs wait for limits" in findings(desk, "ok")["backlog"]
 
 
 def test_an_old_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

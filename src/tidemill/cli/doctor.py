@@ -15,6 +15,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Broker, Feature, Filter
+from tidemill.brokers.limiting import limiting
 from tidemill.cli.connect import json_option, open_mill
 from tidemill.errors import StoreFull, TidemillError
 from tidemill.job import Record, State
@@ -77,7 +78,8 @@ def doctor(url: str | None, app: str | None, as_json: bool) -> None:
 def examine(mill: Tidemill) -> list[Finding]:
     """Every check on an open store, in order. One that breaks down is itself a finding."""
     findings: list[Finding] = []
-    for check in (_writable, _here, _durable, _space, _clocks, _workers, _backlog, _leases):
+    checks = (_writable, _here, _durable, _space, _clocks, _workers, _backlog, _limits, _leases)
+    for check in checks:
         try:
             findings += check(mill.broker)
         except TidemillError as error:
@@ -213,10 +215,29 @@ def _backlog(broker: Broker) -> Iterator[Finding]:
         age = time.time() - row.oldest if row.oldest else 0.0
         if age > worst and not row.paused:
             worst, where = age, row.name
-    text = f"the oldest ready job of {where} is {span(worst)} old" if where else "no job is ready"
+    ready = sum(row.ready for row in broker.stats() if not row.paused)
+    text = f"{ready:,} ready jobs wait for limits" if ready else "no job is ready"
+    text = f"the oldest ready job of {where} is {span(worst)} old" if where else text
     old = worst > OLD
     advice = f"add workers or slots; tidemill jobs --queue {where} --state ready" if old else ""
     yield Finding("backlog", "warn" if old else "ok", text, advice)
+
+
+def _limits(broker: Broker) -> Iterator[Finding]:
+    """Queues whose limit lets nothing start, as nobody may mean any more."""
+    if Feature.LIMITS not in broker.features:
+        return
+    ready = {row.name: row.ready for row in broker.stats()}
+    for row in limiting(broker, "limits").limits():
+        waiting = ready.get(row.name, 0) if row.queue else 0
+        breaker, rate = row.terms.breaker, row.terms.rate
+        if breaker is not None and row.failures >= breaker[0]:
+            text = f"the breaker of queue {row.name} is open: {row.failures} failures in a row"
+            yield Finding("limits", "warn", text, f"tidemill jobs --queue {row.name}")
+        elif waiting and ((rate is not None and not rate[0]) or row.terms.concurrency == 0):
+            text = f"the limit of queue {row.name} lets none of {waiting:,} ready jobs start"
+            advice = f"tidemill limit {row.name} --queue --rate 10/s --concurrency none"
+            yield Finding("limits", "warn", text, advice)
 
 
 def _has_tasks(broker: Broker, queue: str) -> bool:

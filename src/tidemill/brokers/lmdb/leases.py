@@ -27,6 +27,7 @@ from tidemill.job import Lease
 __all__ = ["Leasing", "put_deadline"]
 
 _HEAD = HEADER.size
+_LIMITED, _MESSAGE, _LINKED = Flag.LIMITED, Flag.MESSAGE, Flag.LINKED  # looked at for every job
 _LEASED = struct.Struct(">QQ")  # what a lease has behind its ready key: leased, deadline
 
 
@@ -191,7 +192,7 @@ class Leasing:
             HEADER.unpack_from(data)
         )
         lane = None
-        if flags & Flag.LIMITED:
+        if flags & _LIMITED:
             lane = moves.lanes.taken(data[_HEAD : _HEAD + size], key, seq)
             seq = READY_KEY.unpack(key)[2]  # where it stood
         if expires and expires <= moves.now:
@@ -199,7 +200,7 @@ class Leasing:
             moves.end(stored, EXPIRED, stored.tail, TOO_LATE)
             return False
         token, deadline, ttr_used = moves.next_number(), 0, 0.0
-        if flags & Flag.MESSAGE and ttr == 0:  # at most once: gone when taken
+        if flags & _MESSAGE and ttr == 0:  # at most once: gone when taken
             moves.end(Stored(job_id, data), SUCCEEDED, Tail())
         else:
             if self._deadlines:
@@ -213,10 +214,10 @@ class Leasing:
             )
             row.running += 1
         if lane is not None:
-            moves.lanes.start(lane, token, held, runs=not (flags & Flag.MESSAGE and ttr == 0))
+            moves.lanes.start(lane, token, held, runs=not (flags & _MESSAGE and ttr == 0))
         leased, envelope = moves.wall / MICRO, data[_HEAD : _HEAD + size]
         lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
-        if flags & Flag.LINKED:
+        if flags & _LINKED:
             lease.inputs = inputs_of(moves, Stored(job_id, data))
         self.leases.append(lease)
         return True

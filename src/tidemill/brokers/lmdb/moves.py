@@ -197,7 +197,8 @@ class Moves:
             self.lanes.enter(limit, key, job_id)
             return
         self.txn.put(key, job_id, db=self.t.ready)
-        self.ring(row, line & 1, 1)
+        ring = row.name, line & 1
+        self._rings[ring] = self._rings.get(ring, 0) + 1
 
     def ring(self, row: Row, kind: int, count: int) -> None:
         """Hint as many sleepers more, of those who want this kind of the queue's jobs."""

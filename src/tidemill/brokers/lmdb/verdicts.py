@@ -34,6 +34,7 @@ _END: dict[int, int] = {
 _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
 _RELEASE, _SNOOZE = int(Outcome.RELEASE), int(Outcome.SNOOZE)
 _BACK = (_RELEASE, _SNOOZE)
+_LIMITED, _CANCELLING = Flag.LIMITED, Flag.CANCELLING
 _LOG_MOST = 100
 
 
@@ -70,7 +71,7 @@ def _close_attempt(
     row.dirty = True
     if row.gated:
         moves.gates.ended(row, outcome, ran=bool(verdict.started))
-    if head.flags & Flag.LIMITED:
+    if head.flags & _LIMITED:
         moves.lanes.ended(stored, back=outcome == _RELEASE and not verdict.started)
     if outcome not in _BACK:
         head.attempt += 1
@@ -83,7 +84,7 @@ def _close_attempt(
         moves.end(stored, SUCCEEDED, tail)
     elif outcome in _END:
         moves.end(stored, _END[outcome], tail, verdict.error)
-    elif head.flags & Flag.CANCELLING:
+    elif head.flags & _CANCELLING:
         said = verdict.error if outcome == _RELEASE else ""
         moves.end(stored, CANCELLED, tail, said or WHILE_RUNNING)
     elif head.expires and head.expires <= moves.now:
@@ -93,7 +94,7 @@ def _close_attempt(
             row.retried += 1
             if verdict.hold:
                 row.running += 1
-                if head.flags & Flag.LIMITED:
+                if head.flags & _LIMITED:
                     moves.lanes.goes_on(stored)
                 moves.save(stored, tail)
                 return True
