@@ -215,3 +215,26 @@ def test_a_server_that_sorts_text_by_a_language(tmp_path: Path) -> None:
     assert [lease.open().id for lease in leases] == [f"j{number}" for number in range(300)]
     broker.close()
     server.close()
+
+
+def test_a_server_without_its_last_moments_gives_out_no_token_again() -> None:
+    # law 4: else a verdict of then would settle a job of now
+    server = Redis()
+    broker = open_broker(server.url)
+    broker.put([Envelope(id=name, task="t") for name in "abc"])
+    broker.attach(Owner(id="w", name="w"))
+    server.run("SAVE")  # what the disk has, or a replica
+    before = broker.exchange(Step("w", want=Want(3))).leases
+    # when
+    server.kill()
+    server.start()
+    (again,) = broker.exchange(Step("w", want=Want(1))).leases
+    # then
+    late = [Verdict(lease.token, Outcome.SUCCESS, result=b"of then") for lease in before]
+    assert broker.exchange(Step("w", late)).settled == [False] * 3
+    assert again.token > max(lease.token for lease in before)
+    assert [record.state for record in map(broker.get, "abc") if record] == [
+        State.RUNNING, State.READY, State.READY,
+    ]  # fmt: skip
+    broker.close()
+    server.close()

@@ -27,6 +27,7 @@ __all__ = ["Members", "check_moved"]
 
 _LONGEST = 3600.0
 _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
+_HEAD = struct.Struct(">QQH").pack
 _TOUCH = struct.Struct(">Qd").pack
 _NOTE = struct.Struct(">Qddd").pack
 _encode = msgspec.msgpack.Encoder().encode
@@ -40,6 +41,7 @@ class Member:
         self.watch = watch
         self.roster = b""  # how the list of owners stood at the last step
         self.epoch = new_id().encode()
+        self.told = 0  # the highest token it ever had
         self._lines = lines
         self._lease = lease
         self._line = lines.new_line(STEP_TIMEOUT)
@@ -63,7 +65,7 @@ class Member:
         self.sleeper.ready()  # before the store may think that it hears
         args = [
             self.owner.id.encode(),
-            serial.to_bytes(8, "big") + len(self.epoch).to_bytes(2, "big") + self.epoch,
+            _HEAD(serial, self.told, len(self.epoch)) + self.epoch,
             b"%d" % int(self._lease * MICRO),
             *_pack_want(step.want, step.fires),
             b"%d" % len(step.verdicts),
@@ -87,10 +89,12 @@ class Member:
         settled, touched, leases, commands, due, death, inputs, schedules, roster = answer
         self.roster = roster or self.roster
         self.death_at = now + death / MICRO if death >= 0 else float("inf")
+        taken = read_leases(leases, inputs)
+        self.told = max(self.told, *[lease.token for lease in taken], 0)
         return Reply(
             [flag == 49 for flag in settled],
             [flag == 49 for flag in touched],
-            read_leases(leases, inputs),
+            taken,
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
             read_schedules(schedules),
@@ -157,6 +161,7 @@ class Members:
         if before is not None:
             self._deaths.end(before.watch)
         member = Member(self._lines, owner, self._lease, self._deaths.begin(owner))
+        member.told = before.told if before is not None else 0
         try:
             answer = self._call(
                 *("attach", owner.id, owner.name, owner.kind),

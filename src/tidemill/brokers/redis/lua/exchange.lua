@@ -1,7 +1,7 @@
 -- Note, settle, touch and lease, in that order, as one step. Here is what the owner hands in; `taking` and
 -- `answer` go on in the same function.
 --
--- ARGV  5 owner, 6 serial and epoch, packed, 7 microseconds of its owner lease
+-- ARGV  5 owner, 6 serial, the highest token it ever had, and epoch, packed, 7 microseconds of its owner lease
 --       8 the want, or empty: count, mode (0 fair, 1 strict, 2 merged), kinds (1 tasks, 2 messages, 4 lost ones), sleep
 --       9 how many schedules it would see to, 10 queues of the want, then these
 --       n verdicts: (token, outcome, delay, started, ended, hold, sizes of error and traceback, followers)
@@ -13,7 +13,7 @@
 --       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
 --       error, …); schedules (name, record, …); how the list of owners stands.
 
-local owner, serial, epoch = ARGV[5], unpk('>I8I2c0', ARGV[6])
+local owner, serial, told, epoch = ARGV[5], unpk('>I8I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
 local me = call('HMGET', K_OWNER, 'name', 'kind', 'serial', 'answer', 'last', 'epoch', 'roster')
 if not me[1] or me[6] ~= epoch then return 0 end

@@ -29,8 +29,14 @@ local function lend(j, token, envelope, lent)
   return true
 end
 
+-- A server that came back without its last moments would draw again what it drew in them, and a late verdict of
+-- then would fit a lease of now. Only that of the same owner: so it says how far it had come.
 local function draw_tokens(many)
   local token = call('INCRBY', B .. ':seq', many) - many
+  if token < told then
+    call('INCRBY', B .. ':seq', told - token)
+    token = told
+  end
   if first_token == 0 then first_token = token + 1 end
   last_token = token + many
   return token
