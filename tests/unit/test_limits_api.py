@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tidemill import Breaker, InvalidOption, Limit, Tidemill
 from tidemill.gate import Claim, LimitStats, Terms
 from tidemill.limits import rate_text, terms_text
+from tidemill.testing import worker
 from tidemill.trail import explain_in
 
 
@@ -197,3 +199,24 @@ def test_a_call_in_the_caller_has_no_limit() -> None:
             return 5
 
         assert [work.enqueue().result() for _ in range(3)] == [5, 5, 5]
+
+
+def test_a_worker_in_this_process_keeps_to_limits(mill: Tidemill) -> None:
+    # law 13, on memory:// too
+    running: list[int] = []
+    most: list[int] = []
+
+    @mill.task(limit=Limit("200/s", burst=5, concurrency=2))
+    def work(n: int) -> None:
+        running.append(n)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.remove(n)
+
+    started = time.monotonic()
+    jobs = mill.enqueue_many(work.call(n) for n in range(25))
+    with worker(mill, concurrency=8):
+        for job in jobs:
+            job.wait(timeout=30)
+    assert time.monotonic() - started >= 20 / 200
+    assert max(most) == 2
