@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import heapq
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.lmdb.flows import flow, revive
+from tidemill.brokers.lmdb.flows import finish_falls, flow, revive
 from tidemill.brokers.lmdb.inspect import Holders
 from tidemill.brokers.lmdb.keys import Key, find_key, forget_held, put_key, successors
 from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, MICRO, READY_KEY
@@ -62,6 +62,7 @@ def _cancel(moves: Moves, stored: Stored | None, holders: Holders, verb: str) ->
 
 def kick(moves: Moves, ids: Sequence[str]) -> list[bool]:
     """Make jobs ready again."""
+    finish_falls(moves)
     return _each(moves, ids, lambda stored: _kick(moves, stored))
 
 
@@ -142,11 +143,12 @@ def purge(moves: Moves, queue: str, most: int) -> int:
         return 0
     lines = *row.lines, row.lost_line
     moves.sync()
-    ids = [job_id for line in lines for job_id in _ready(moves, line, most)]
-    ids += moves.lanes.jobs_in(lines, most)
-    ids = list(dict.fromkeys(ids))[:most]
-    if len(ids) < most and row.scheduled + row.waiting:
-        ids += _unready(moves, row.lines, most - len(ids))
+    # Those behind others first: what is purged is not cancelled for what was purged before it.
+    ids = _unready(moves, row.lines, most) if row.scheduled + row.waiting else []
+    if len(ids) < most:
+        ids += [job_id for line in lines for job_id in _ready(moves, line, most)]
+        ids += moves.lanes.jobs_in(lines, most)
+        ids = list(dict.fromkeys(ids))[:most]
     return sum([_delete(moves, moves.load(job_id)) for job_id in ids])
 
 
@@ -162,7 +164,10 @@ def _ready(moves: Moves, line: int, most: int) -> list[bytes]:
 
 
 def _unready(moves: Moves, lines: Sequence[int], most: int) -> list[bytes]:
-    """Scheduled jobs of some lines, found by their due time, and waiting ones, by their key."""
+    """Scheduled jobs of some lines, found by their due time, and waiting ones, by their key.
+
+    In the order in which they were put, which is that of jobs that come behind one another.
+    """
     ids: list[bytes] = []
     for key, job_id in moves.txn.cursor(moves.t.due):
         if DUE_KEY.unpack(key)[2] == DUE_JOB:
@@ -171,8 +176,8 @@ def _unready(moves: Moves, lines: Sequence[int], most: int) -> list[bytes]:
     ids += [job_id for job_id, _ in moves.txn.cursor(moves.t.wait)]
     jobs = ((job_id, moves.load(job_id)) for job_id in ids)
     mine = (
-        job_id
+        (stored.head.seq, job_id)
         for job_id, stored in jobs
         if stored and stored.head.line in lines and stored.head.state in (WAITING, SCHEDULED)
     )
-    return list(itertools.islice(mine, most))
+    return [job_id for _, job_id in heapq.nsmallest(most, mine)]

@@ -27,7 +27,7 @@ from tidemill.brokers.base import (
 from tidemill.brokers.lmdb import acts
 from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.exchange import exchange
-from tidemill.brokers.lmdb.flows import flow, is_unfinished
+from tidemill.brokers.lmdb.flows import FALL_MOST, finish_falls, flow, is_unfinished
 from tidemill.brokers.lmdb.handoff import hand_over
 from tidemill.brokers.lmdb.inspect import Inspection
 from tidemill.brokers.lmdb.members import Members
@@ -177,13 +177,24 @@ class LmdbBroker:
             return self._store.commits.run(self._moves, whole)
 
     def _act(self, apply: Callable[[Moves], T], /) -> T:
-        """A commit that is refused once the store is on its way to another."""
+        """A commit that is refused once the store is on its way to another, and what it leaves."""
+        last: Moves
 
         def here(moves: Moves) -> T:
+            nonlocal last
+            last = moves
             check_here(moves)
             return apply(moves)
 
-        return self._commit(here)
+        def go_on(moves: Moves) -> None:
+            nonlocal last
+            last = moves
+            come_due(moves)
+
+        value = self._commit(here)
+        while last.fallen >= FALL_MOST:  # others may write in between
+            self._commit(go_on)
+        return value
 
     # -- producing ------------------------------------------------------------------------------
 
@@ -393,7 +404,12 @@ class LmdbBroker:
     # -- moving to another store ----------------------------------------------------------------
 
     def depart(self, where: str, *, seal: bool = False) -> Departure:
-        return self._commit(lambda moves: depart(moves, where, seal))
+        def leave(moves: Moves) -> Departure:
+            if seal:
+                finish_falls(moves)
+            return depart(moves, where, seal)
+
+        return self._commit(leave)
 
     def stay(self) -> None:
         self._commit(stay)

@@ -3,6 +3,9 @@
 What a job still waits for lies in a table of its own, so that a group's end is counted without
 touching the record. The two numbers always tell how those before it stand, also after it has ended
 itself; so a failed job that is made ready again gives those behind it another chance.
+
+A long fall (the head of a chain of many steps is cancelled) goes in pieces: what one commit leaves
+is due at once, so that whoever comes next goes on with it, also when its cause was killed.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 
 import lmdb
+import msgspec
 
 from tidemill.brokers.links import not_waiting
-from tidemill.brokers.lmdb.layout import MICRO, Tables
+from tidemill.brokers.lmdb.layout import DUE_FALL, DUE_KEY, MICRO, Tables
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
@@ -25,16 +29,20 @@ from tidemill.brokers.lmdb.record import (
     WAITING,
     Flag,
     Stored,
+    encode,
     envelope_of,
     state_and_line,
 )
 from tidemill.job import Envelope, Input, Links, Waits
 
 __all__ = [
+    "FALL_MOST",
     "NO_LINKS",
     "count_down",
     "counts_of",
+    "finish_falls",
     "flow",
+    "go_on",
     "inputs_of",
     "is_needed",
     "is_unfinished",
@@ -45,7 +53,11 @@ __all__ = [
 
 _HOW = {FAILED: "failed", CANCELLED: "was cancelled", EXPIRED: "expired"}
 _COUNTS = struct.Struct(">II")  # pending, failures
+_LEFT = msgspec.msgpack.Decoder(tuple[str, tuple[int, int, str]])
 NO_LINKS = Links()
+
+FALL_MOST = 2000
+"""Jobs that are counted down in one commit: some 0.1 s."""
 
 
 def links_of(stored: Stored) -> Links:
@@ -136,8 +148,39 @@ def flow(moves: Moves) -> None:
             for name in links_of(stored).next:
                 number, failures, first = counts.get(name, (0, 0, ""))
                 counts[name] = number + 1, failures + failed, first or why
-        for name, (number, failures, why) in counts.items():
-            count_down(moves, name.encode(), number, failures, why)
+        for name, count in counts.items():
+            if moves.fallen < FALL_MOST:
+                moves.fallen += 1
+                count_down(moves, name.encode(), *count)
+            else:
+                key = DUE_KEY.pack(0, moves.now, DUE_FALL, moves.next_number())
+                moves.txn.put(key, encode((name, count)), db=moves.t.due)
+                moves.untimed = True
+
+
+def go_on(moves: Moves, left: bytes) -> None:
+    """Count down what an earlier commit left."""
+    name, count = _LEFT.decode(left)
+    moves.fallen += 1
+    count_down(moves, name.encode(), *count)
+
+
+def finish_falls(moves: Moves) -> None:
+    """All that is left, however much: before what must find the counts as they will be."""
+    moves.fallen = -FALL_MOST * 1_000_000
+    cursor = moves.txn.cursor(moves.t.due)
+    found, left = cursor.set_range(DUE_KEY.pack(0, 0, 0, 0)), []
+    while found:
+        clock, time, kind, _ = DUE_KEY.unpack(cursor.key())
+        if clock or time > moves.now:
+            break
+        if kind == DUE_FALL:
+            left.append(cursor.item())
+        found = cursor.next()
+    for key, value in left:
+        moves.txn.delete(key, db=moves.t.due)
+        go_on(moves, value)
+    flow(moves)
 
 
 def count_down(moves: Moves, job_id: bytes, number: int, failures: int, why: str) -> None:

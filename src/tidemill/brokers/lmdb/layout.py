@@ -32,6 +32,7 @@ import lmdb
 
 __all__ = [
     "DUE_EXPIRY",
+    "DUE_FALL",
     "DUE_GATE",
     "DUE_HELD",
     "DUE_JOB",
@@ -65,7 +66,7 @@ LOST = 1 << 31
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
-DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE, DUE_LANE = range(6)
+DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE, DUE_LANE, DUE_FALL = range(7)
 HELD, UNUSED = 2, 3
 """The clocks of what nobody needs to be woken for."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq

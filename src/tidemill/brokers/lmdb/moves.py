@@ -83,6 +83,7 @@ class Moves:
         self._told: list[tuple[Told, int]] = []
         self._rings: dict[tuple[str, int], int] = {}
         self._finished: list[bytes] = []
+        self.fallen = 0  # jobs counted down behind those
         self.ended: list[tuple[Stored, int]] = []  # those behind which are still to be counted down
         self._shrunk: set[str] = set()
         self.gates = Gates(self)

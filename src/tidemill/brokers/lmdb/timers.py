@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tidemill.brokers.lmdb.flows import flow, is_needed
+from tidemill.brokers.lmdb.flows import FALL_MOST, flow, go_on, is_needed
 from tidemill.brokers.lmdb.kept import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT
 from tidemill.brokers.lmdb.keys import sweep
 from tidemill.brokers.lmdb.layout import (
+    DUE_FALL,
     DUE_GATE,
     DUE_JOB,
     DUE_KEY,
@@ -39,13 +40,15 @@ def come_due(moves: Moves) -> bool:
             found, time, kind, number = DUE_KEY.unpack(cursor.key())
             if found != clock or time > now:
                 break
-            if done >= _PROMOTE_MOST:
+            if done >= _PROMOTE_MOST or (kind == DUE_FALL and moves.fallen >= FALL_MOST):
                 return True
             done += 1
             reference = cursor.value()
             cursor.delete()
             if kind == DUE_LEASE:
                 _time_out(moves, reference, number)
+            elif kind == DUE_FALL:
+                go_on(moves, reference)
             elif kind == DUE_LANE:
                 moves.lanes.came_due(reference)
             elif kind == DUE_GATE:
