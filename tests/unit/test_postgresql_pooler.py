@@ -14,7 +14,7 @@ from servers import PgBouncer, Postgres
 
 from tidemill.brokers.base import Broker, Step, open_broker
 from tidemill.clock import new_id
-from tidemill.job import Owner, State, Verdict
+from tidemill.job import Links, Owner, State, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +90,26 @@ def test_with_a_direct_url_sleepers_hear(url: str, server: Postgres) -> None:
     finally:
         broker.close()
         other.close()
+
+
+def test_a_flow_behind_the_pooler_and_a_job_handed_over_to_who_hears(
+    url: str, server: Postgres
+) -> None:
+    # cases C1, C2
+    broker = open_broker(url + "&direct=" + urllib.parse.quote(server.url(), safe=""))
+    try:
+        broker.attach(Owner(id="o", name="w"))
+        members = [job(id=f"m{n}", links=Links(next=("all",))) for n in range(4)]
+        whole = job(id="all", links=Links(next=("last",), waits="barrier"))
+        last = job(id="last", links=Links(waits="success", inputs=("m0",)))
+        broker.put([last, whole, *members])
+        assert sorted(work_off(broker, "o", 5)) == ["last", "m0", "m1", "m2", "m3"]
+        broker.wait("o", 0.0)
+        assert take(broker, "o") == []
+        broker.put([job(id="alone")])
+        record = broker.get("alone")
+        assert record is not None
+        assert record.state is State.RUNNING
+        assert work_off(broker, "o", 1) == ["alone"]
+    finally:
+        broker.close()
