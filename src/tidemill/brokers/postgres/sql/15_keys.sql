@@ -8,6 +8,26 @@ BEGIN
     PERFORM pg_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
 END $$;
 
+-- The keys of some jobs, and others, in the order in which all lock them: before what is behind jobs,
+-- and before leases, which whoever has the lock may wait for.
+CREATE OR REPLACE FUNCTION tidemill.lock_keys(jobs bigint[], names text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock('key'::regclass::oid::int, h) FROM (
+        SELECT DISTINCT hashtext(name) AS h FROM (
+            SELECT n AS name FROM unnest(names) AS n UNION ALL
+            SELECT job.key FROM unnest(jobs) AS j CROSS JOIN LATERAL (
+                SELECT key FROM job WHERE job.seq = j OFFSET 0) AS job) AS x
+        WHERE name IS NOT NULL ORDER BY h) AS ordered;
+END $$;
+
+-- The keys that jobs are put with.
+CREATE OR REPLACE FUNCTION tidemill.keys_of(shapes jsonb) RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY (SELECT s ->> 'key' FROM jsonb_array_elements(shapes) AS s);
+END $$;
+
 -- Who has a key, with the lock on it; nothing when it is free.
 CREATE OR REPLACE FUNCTION tidemill.find_key(name text, t float8) RETURNS SETOF tidemill.key
 LANGUAGE plpgsql AS $$

@@ -29,6 +29,7 @@ DECLARE
     one    record;
     g      given;
     bound  int[];
+    seen   bigint[];
     linked boolean := jsonb_path_exists(shapes, '$[*].linked') OR cardinality(let_go) > 0;
 BEGIN
     PERFORM check_here();
@@ -45,8 +46,12 @@ BEGIN
         PERFORM pg_advisory_xact_lock('queue'::regclass::oid::int, one.number);
         bound := bound || one.number;
     END LOOP;
+    IF bound IS NOT NULL THEN
+        seen := end_by_time(t);
+        PERFORM lock_keys(seen, keys_of(shapes));
+    END IF;
     IF linked THEN
-        PERFORM lock_flows('{}', '{}', let_go || ARRAY (
+        PERFORM lock_flows(coalesce(seen, '{}'), all_bad(seen), names_of(seen) || let_go || ARRAY (
             SELECT DISTINCT n FROM jsonb_array_elements(shapes) AS s
             CROSS JOIN LATERAL jsonb_array_elements_text(s -> 'next') AS n));
     END IF;
@@ -58,7 +63,7 @@ BEGIN
         RETURN NULL;
     END IF;
     -- A job whose time has passed must not refuse another.
-    PERFORM come_due(t, p);
+    PERFORM come_due(seen, t, p);
     answer := '[]';
     FOR g IN SELECT * FROM unpack(ids, envelopes, shape, shapes) ORDER BY ord LOOP
         answer := answer || jsonb_build_array(put_one(g, true, t, p));

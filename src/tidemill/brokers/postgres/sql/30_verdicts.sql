@@ -199,7 +199,8 @@ DECLARE
     j    record;
     mine bigint[] := ARRAY (SELECT seq FROM lease WHERE owner = who);
 BEGIN
-    mine := lock_flows(mine, array_fill(true, ARRAY[cardinality(mine)]), '{}');
+    PERFORM lock_keys(mine, '{}');
+    mine := lock_flows(mine, all_bad(mine), '{}');
     FOR l IN SELECT * FROM lease WHERE owner = who ORDER BY seq FOR UPDATE LOOP
         held := held + 1;
         at := array_position(ran, l.token);

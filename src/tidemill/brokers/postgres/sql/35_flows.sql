@@ -42,6 +42,10 @@ BEGIN
           AND NOT EXISTS (SELECT FROM done WHERE seq = j));
 END $$;
 
+-- That any of these may end otherwise than well.
+CREATE OR REPLACE FUNCTION tidemill.all_bad(jobs bigint[]) RETURNS boolean[]
+LANGUAGE sql IMMUTABLE AS $$ SELECT array_fill(true, ARRAY[coalesce(cardinality(jobs), 0)]) $$;
+
 -- Count down behind those of some jobs that have ended since they were locked. A message that was
 -- acked is gone. True when anything began or ended for it.
 CREATE OR REPLACE FUNCTION tidemill.flow(jobs bigint[], t float8, p tidemill.prefs) RETURNS boolean

@@ -12,20 +12,22 @@ BEGIN
                  (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL));
 END $$;
 
--- Jobs of flows that may end since their time is over, some of them.
+-- Jobs that may end since their time is over, some of them; NULL when nothing at all has come due.
 CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM behind) THEN
-        RETURN '{}';
+    IF coalesce(next_due() > t, true) THEN
+        RETURN NULL;
     END IF;
     RETURN ARRAY (SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT 5000)
         || ARRAY (SELECT seq FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 5000);
 END $$;
 
 -- Move everything whose time has come, or a few thousand; true when anything moved. What another
--- transaction is moving is skipped.
-CREATE OR REPLACE FUNCTION tidemill.come_due(t float8, p tidemill.prefs) RETURNS boolean
+-- transaction is moving is skipped. Only jobs "seen" by end_by_time may end, whose keys are locked: of
+-- one that came since, nothing that is behind it would be locked, nor counted down.
+CREATE OR REPLACE FUNCTION tidemill.come_due(seen bigint[], t float8, p tidemill.prefs)
+RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     l     lease;
@@ -33,19 +35,20 @@ DECLARE
     most  int := 5000;
     ends  bigint[];
 BEGIN
-    IF coalesce(next_due() > t, true) THEN
+    IF seen IS NULL THEN
         RETURN false;
     END IF;
-    ends := end_by_time(t);
-    ends := lock_flows(ends, array_fill(true, ARRAY[cardinality(ends)]), names_of(ends));
+    ends := lock_flows(seen, all_bad(seen), names_of(seen));
     FOR l IN
-        SELECT * FROM lease WHERE deadline <= t ORDER BY deadline LIMIT most FOR UPDATE SKIP LOCKED
+        SELECT * FROM lease WHERE seq = ANY (seen) AND deadline <= t
+        ORDER BY deadline FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM close_attempt(l, coalesce((SELECT name FROM owner WHERE number = l.owner), ''), 1, 0,
                               'ttr passed without an ack', '', 0, t, NULL, false, t, p);
     END LOOP;
     FOR which IN
-        SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT most FOR UPDATE SKIP LOCKED
+        SELECT seq FROM expiry WHERE seq = ANY (seen) AND due <= t
+        ORDER BY due FOR UPDATE SKIP LOCKED
     LOOP
         DELETE FROM expiry WHERE seq = which;
         IF unplace(which, false) IN ('ready', 'scheduled', 'waiting') THEN
@@ -67,6 +70,16 @@ BEGIN
     INSERT INTO tally (queue, ready, scheduled)
     SELECT line / 4, count(*), -count(*) FROM placed GROUP BY 1;
     RETURN true;
+END $$;
+
+-- The same, for who has nothing else to lock.
+CREATE OR REPLACE FUNCTION tidemill.move_due(t float8, p tidemill.prefs) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    seen bigint[] := end_by_time(t);
+BEGIN
+    PERFORM lock_keys(seen, '{}');
+    RETURN come_due(seen, t, p);
 END $$;
 
 -- Forget finished jobs that are too old or too many, up to "most"; how many.

@@ -96,7 +96,7 @@ BEGIN
     INTO got, leases, overdue, single FROM taken;
     IF overdue IS NOT NULL OR single IS NOT NULL THEN
         ends := coalesce(overdue, '{}') || coalesce(single, '{}');
-        ends := lock_flows(ends, array_fill(true, ARRAY[cardinality(ends)]), '{}');
+        ends := lock_flows(ends, all_bad(ends), '{}');
     END IF;
     IF overdue IS NOT NULL THEN  -- more came due than one step moves
         FOREACH which IN ARRAY overdue LOOP
@@ -191,28 +191,38 @@ BEGIN
     END LOOP;
 END $$;
 
--- Lock what is behind the jobs that a step may end, or that its followers name.
+-- Lock what a step may change, or wait for, in the order in which all lock: keys, what is behind the
+-- jobs that it may end or that its followers name, leases. Returns what lock_flows does.
 CREATE OR REPLACE FUNCTION tidemill.lock_step(
-    tokens bigint[], verdicts jsonb, shapes jsonb, t float8) RETURNS bigint[]
+    tokens bigint[], verdicts jsonb, shapes jsonb, others bigint[], seen bigint[])
+RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    jobs bigint[];
-    bad  boolean[];
-    ends bigint[];
+    jobs  bigint[];
+    bad   boolean[];
+    flows bigint[] := '{}';
+    held  bigint[] := ARRAY (
+        SELECT x >> 16 FROM unnest(tokens || others) AS x UNION ALL
+        SELECT (v ->> 'token')::bigint >> 16 FROM jsonb_array_elements(verdicts) AS v);
 BEGIN
-    IF NOT EXISTS (SELECT FROM behind) THEN
-        RETURN '{}';
+    IF shapes IS NOT NULL OR EXISTS (SELECT FROM key) THEN
+        PERFORM lock_keys(held || seen, keys_of(shapes));
     END IF;
-    ends := end_by_time(t);
-    SELECT coalesce(array_agg(x.seq), '{}'), coalesce(array_agg(x.bad), '{}') INTO jobs, bad FROM (
-        SELECT token >> 16 AS seq, false AS bad FROM unnest(tokens) AS token
-        UNION ALL
-        SELECT (v ->> 'token')::bigint >> 16, (v ->> 'outcome')::int <> 0
-        FROM jsonb_array_elements(verdicts) AS v
-        UNION ALL SELECT seq, true FROM unnest(ends) AS seq) AS x;
-    RETURN lock_flows(jobs, bad, names_of(ends) || ARRAY (
-        SELECT DISTINCT n FROM jsonb_array_elements(shapes) AS s
-        CROSS JOIN LATERAL jsonb_array_elements_text(s -> 'next') AS n));
+    IF EXISTS (SELECT FROM behind) THEN
+        SELECT coalesce(array_agg(x.seq), '{}'), coalesce(array_agg(x.bad), '{}') INTO jobs, bad FROM (
+            SELECT token >> 16 AS seq, false AS bad FROM unnest(tokens) AS token
+            UNION ALL
+            SELECT (v ->> 'token')::bigint >> 16, (v ->> 'outcome')::int <> 0
+            FROM jsonb_array_elements(verdicts) AS v
+            UNION ALL SELECT seq, true FROM unnest(seen) AS seq) AS x;
+        flows := lock_flows(jobs, bad, names_of(seen) || ARRAY (
+            SELECT DISTINCT n FROM jsonb_array_elements(shapes) AS s
+            CROSS JOIN LATERAL jsonb_array_elements_text(s -> 'next') AS n));
+    END IF;
+    IF verdicts IS NOT NULL OR cardinality(others) > 1 THEN
+        PERFORM FROM lease WHERE seq = ANY (held) ORDER BY seq FOR UPDATE;
+    END IF;
+    RETURN flows;
 END $$;
 
 -- The first transaction of a step: note, settle, touch, lease, in that order. A step that is repeated
@@ -241,6 +251,7 @@ DECLARE
     unheard  bigint[];
     handed   bytea := '';
     flows    bigint[];
+    seen     bigint[];
     d        float8;
 BEGIN
     ended := '{}';
@@ -263,6 +274,10 @@ BEGIN
     END IF;
     -- Handed to us while we slept, and never heard of.
     unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (heard));
+    IF mine.serial <> this THEN
+        seen := end_by_time(t);
+        flows := lock_step(tokens, verdicts, f_shapes, touch_tokens || unheard, seen);
+    END IF;
     IF w.mode IS NOT NULL THEN
         mine.handed := '{}';
         IF cardinality(unheard) > 0 THEN
@@ -287,14 +302,12 @@ BEGIN
         FROM lease AS l JOIN job AS j USING (seq) WHERE l.owner = me AND l.serial = this;
         hungry := CASE WHEN leases = '' THEN w.count ELSE 0 END;
     ELSE
-        flows := lock_step(tokens, verdicts, f_shapes, t);
-        IF verdicts IS NOT NULL OR cardinality(touch_tokens) > 1 THEN
-            PERFORM FROM lease WHERE seq = ANY (ARRAY (
-                SELECT x >> 16 FROM unnest(tokens || touch_tokens) AS x UNION ALL
-                SELECT (e ->> 'token')::bigint >> 16 FROM jsonb_array_elements(verdicts) AS e))
-            ORDER BY seq FOR UPDATE;
+        IF come_due(seen, t, p) THEN  -- and what ended for that is counted down
+            moved := true;
+            flows := ARRAY (SELECT f FROM unnest(flows) AS f
+                            WHERE EXISTS (SELECT FROM job WHERE seq = f)
+                              AND NOT EXISTS (SELECT FROM done WHERE seq = f));
         END IF;
-        moved := come_due(t, p) OR moved;
         IF notes IS NOT NULL THEN
             PERFORM take_notes(me, notes);
         END IF;

@@ -96,6 +96,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     t        float8 := clock(p);
     chosen   int[];
+    seen     bigint[];
     left_out jsonb := '{}';
     plain    boolean := true;
     one      record;
@@ -127,7 +128,9 @@ BEGIN
             shapes, t);
         RETURN left_out;
     END IF;
-    PERFORM come_due(t, p);  -- a job whose time has passed must not keep another out
+    seen := end_by_time(t);
+    PERFORM lock_keys(seen, keys_of(shapes));
+    PERFORM come_due(seen, t, p);  -- a job whose time has passed must not keep another out
     FOR g IN SELECT * FROM unpack(ids, envelopes, shape, shapes) ORDER BY ord LOOP
         CONTINUE WHEN NOT g.ord = ANY (chosen);
         why := put_if_it_fits(g, t, p);

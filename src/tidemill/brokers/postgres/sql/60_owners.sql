@@ -111,7 +111,7 @@ DECLARE
     t    float8 := clock(p);
     more boolean;
 BEGIN
-    more := come_due(t, p);
+    more := move_due(t, p);
     DELETE FROM await WHERE until < t;
     DELETE FROM call WHERE seen > 0 AND seen < t - 600;
     PERFORM fold();

@@ -4,18 +4,18 @@ CREATE OR REPLACE FUNCTION tidemill.cancel(ids text[], verb text, p tidemill.pre
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     done   boolean[] := '{}';
-    job_id text;
     which  bigint;
     stood  text;
     t      float8 := clock(p);
+    seqs   bigint[] := seqs_of(ids);
+    seen   bigint[] := end_by_time(t);
     flows  bigint[];
 BEGIN
     PERFORM check_here();
-    flows := lock_acts(ids, t);
-    PERFORM come_due(t, p);
-    FOREACH job_id IN ARRAY ids LOOP
-        SELECT seq INTO which FROM job WHERE id = job_id;
-        stood := CASE WHEN FOUND THEN unplace(which, false) END;
+    flows := lock_acts(ids, seqs, seen);
+    PERFORM come_due(seen, t, p);
+    FOREACH which IN ARRAY seqs LOOP
+        stood := unplace(which, false);
         IF stood = 'running' THEN
             UPDATE job SET cancelling = true WHERE seq = which;
             PERFORM add_line(which, CASE verb WHEN 'cancel' THEN 'cancel was asked for'
@@ -38,27 +38,29 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
-    done   boolean[] := '{}';
-    job_id text;
-    t      float8 := clock(p);
+    done  boolean[] := '{}';
+    which bigint;
+    t     float8 := clock(p);
+    seqs  bigint[] := seqs_of(ids);
+    seen  bigint[] := end_by_time(t);
 BEGIN
     PERFORM check_here();
-    PERFORM lock_acts(ids, t);
-    PERFORM come_due(t, p);
-    FOREACH job_id IN ARRAY ids LOOP
-        done := done || kick_one(job_id, t, p);
+    PERFORM lock_acts(ids, seqs, seen);
+    PERFORM come_due(seen, t, p);
+    FOREACH which IN ARRAY seqs LOOP
+        done := done || kick_one(which, t, p);
     END LOOP;
     PERFORM tell_all('all');
     RETURN done;
 END $$;
 
-CREATE OR REPLACE FUNCTION tidemill.kick_one(job_id text, t float8, p tidemill.prefs) RETURNS boolean
+CREATE OR REPLACE FUNCTION tidemill.kick_one(which bigint, t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     j record;
     d record;
 BEGIN
-    SELECT seq, key, line INTO j FROM job WHERE id = job_id;
+    SELECT seq, key, line INTO j FROM job WHERE seq = which;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -103,15 +105,14 @@ CREATE OR REPLACE FUNCTION tidemill.delete(ids text[], p tidemill.prefs) RETURNS
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     done   boolean[] := '{}';
-    job_id text;
     which  bigint;
+    seqs   bigint[] := seqs_of(ids);
     flows  bigint[];
     l      record;
 BEGIN
     PERFORM check_here();
-    flows := lock_acts(ids, clock(p));
-    FOREACH job_id IN ARRAY ids LOOP
-        SELECT seq INTO which FROM job WHERE id = job_id;
+    flows := lock_acts(ids, seqs, '{}');
+    FOREACH which IN ARRAY seqs LOOP
         IF which = ANY (flows) AND NOT EXISTS (SELECT FROM done WHERE seq = which) THEN
             l := less_behind(ARRAY[which], '{0}');
         END IF;
@@ -160,7 +161,7 @@ DECLARE
     here    bigint[];
     flows   bigint[];
     which   bigint;
-    removed int := 0;
+    removed bigint[] := '{}';
     l       record;
 BEGIN
     PERFORM check_here();
@@ -170,32 +171,47 @@ BEGIN
         UNION ALL
         SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
         LIMIT most);
-    flows := lock_flows(here, array_fill(true, ARRAY[cardinality(here)]), names_of(here));
-    l := less_behind(flows, array_fill(0, ARRAY[cardinality(flows)]));
+    PERFORM lock_keys(here, '{}');
+    flows := lock_flows(here, all_bad(here), names_of(here));
     FOREACH which IN ARRAY here LOOP
         IF unplace(which, false) IN ('ready', 'scheduled', 'waiting') THEN
             PERFORM give_up_key(key, which, clock(p)) FROM job WHERE seq = which AND key IS NOT NULL;
-            PERFORM forget(which);
-            removed := removed + 1;
+            removed := removed || which;
         END IF;
+    END LOOP;
+    -- Not behind one that was leased meanwhile: that runs, and is still waited for.
+    flows := ARRAY (SELECT f FROM unnest(flows) AS f WHERE f = ANY (removed));
+    l := less_behind(flows, array_fill(0, ARRAY[cardinality(flows)]));
+    FOREACH which IN ARRAY removed LOOP
+        PERFORM forget(which);
     END LOOP;
     -- Not before all are gone: what is purged is not cancelled.
     DELETE FROM edge WHERE parent = ANY (flows);
     PERFORM count_down(l.names, l.numbers, l.failed, l.whys, clock(p), p);
     PERFORM tell_all('all');
-    RETURN removed;
+    RETURN cardinality(removed);
+END $$;
+
+-- The numbers of these jobs, NULL where there is none. Acts on jobs look once, before they lock: of one
+-- that comes later nothing would be locked.
+CREATE OR REPLACE FUNCTION tidemill.seqs_of(ids text[]) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY (SELECT (SELECT seq FROM job WHERE id = n)
+                  FROM unnest(ids) WITH ORDINALITY AS x (n, ord) ORDER BY ord);
 END $$;
 
 -- Lock what acts on these jobs may end, in the order in which all lock; those that have any behind them.
-CREATE OR REPLACE FUNCTION tidemill.lock_acts(ids text[], t float8) RETURNS bigint[]
+CREATE OR REPLACE FUNCTION tidemill.lock_acts(ids text[], seqs bigint[], seen bigint[])
+RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    these bigint[] := ARRAY (SELECT seq FROM job WHERE id = ANY (ids));
-    ends  bigint[] := end_by_time(t);
-    jobs  bigint[] := these || ends;
-    flows bigint[] := lock_flows(jobs, array_fill(true, ARRAY[cardinality(jobs)]),
-                                 ids || names_of(ends));
+    these bigint[] := array_remove(seqs, NULL);
+    jobs  bigint[] := these || seen;
+    flows bigint[];
 BEGIN
+    PERFORM lock_keys(jobs, '{}');
+    flows := lock_flows(jobs, all_bad(jobs), ids || names_of(seen));
     -- What is ready stays so, or it would be leased and ended by somebody who waits for us.
     PERFORM FROM (SELECT * FROM job WHERE seq = ANY (these)) AS j CROSS JOIN LATERAL (
         SELECT FROM ready AS r WHERE r.line = j.line AND r.rank = j.rank AND r.seq = j.seq

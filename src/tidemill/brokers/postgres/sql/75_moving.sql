@@ -78,6 +78,7 @@ BEGIN
     IF start + last > last_number() THEN
         PERFORM setval('acceptance', start + last);
     END IF;
+    PERFORM lock_keys('{}', keys_of(records));
     FOR r IN
         SELECT x.*, envelopes[n] AS envelope, nullif(results[n], '') AS result
         FROM jsonb_array_elements(records) WITH ORDINALITY AS e (item, n),

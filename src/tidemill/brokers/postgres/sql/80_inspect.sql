@@ -66,7 +66,7 @@ LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET plan_cache_mode = force
 DECLARE
     t float8 := clock(p);
 BEGIN
-    IF come_due(t, p) THEN
+    IF move_due(t, p) THEN
         PERFORM tell_all('all');
     END IF;
     refs := ARRAY (SELECT job.seq FROM unnest(ids) AS i (id) JOIN job USING (id)
