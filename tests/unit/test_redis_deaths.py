@@ -25,7 +25,7 @@ from tidemill.job import Envelope, Owner, Record, State
 
 HERE = socket.gethostname()
 
-MORTAL = """
+MORTAL = r"""
 import os, sys, time
 from tidemill.brokers.base import *
 from tidemill.job import *
@@ -36,10 +36,10 @@ want = Want(2, tasks=kind == "worker", messages=kind == "consumer")
 leases = broker.exchange(Step(me, want=want)).leases
 if os.environ.get("FORKS") and os.fork() == 0:
     os.setpgid(0, 0)
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\n" % os.getpid())
     time.sleep(60)
     os._exit(0)
-print(*[lease.token for lease in leases], flush=True)
+os.write(1, (" ".join(str(lease.token) for lease in leases) + "\n").encode())  # as one
 sys.stdin.readline()
 """
 

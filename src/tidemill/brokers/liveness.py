@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Collection, Iterable, Sequence
 
 __all__ = ["WATCHED", "Liveness", "neighbours"]
@@ -32,6 +33,7 @@ class Liveness:
         self._folder = folder
         os.makedirs(folder, exist_ok=True)
         self._held: dict[int, int] = {}
+        self._holding = threading.Lock()
         self._watched: dict[int, int] = {}
 
     def path(self, number: int) -> str:
@@ -39,20 +41,36 @@ class Liveness:
         return os.path.join(self._folder, f"{number}.fifo")
 
     def hold(self, number: int) -> None:
-        """Be alive as this owner. Under the write lock; never blocks."""
+        """Be alive as this owner. Under the write lock, if the store has one; never blocks."""
+        with self._holding:
+            self._hold(number)
+
+    def _hold(self, number: int) -> None:
         # Nobody may see it while nobody holds it. One of that name is of an earlier store here.
+        os.makedirs(self._folder, exist_ok=True)
         new = self.path(number) + ".new"
         self._remove(f"{number}.fifo.new")
         os.mkfifo(new, 0o600)
         self._held[number] = os.open(new, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.rename(new, self.path(number))
 
+    def keep(self) -> None:
+        """Show that what is held is in use: old files are cleared from where temporary ones lie."""
+        with self._holding:
+            for number, fd in list(self._held.items()):
+                try:
+                    os.utime(self.path(number))
+                except FileNotFoundError:
+                    self._hold(number)
+                    os.close(fd)  # who watches looks, and finds the new one
+
     def let_go(self, number: int) -> None:
         """No longer be this owner."""
-        fd = self._held.pop(number, None)
-        if fd is not None:
-            self._remove(f"{number}.fifo")
-            os.close(fd)
+        with self._holding:
+            fd = self._held.pop(number, None)
+            if fd is not None:
+                self._remove(f"{number}.fifo")
+                os.close(fd)
 
     def alive(self, number: int) -> bool:
         """True while the owner's process has not died or let go."""
@@ -103,9 +121,16 @@ class Liveness:
 
     def sweep(self, listed: Collection[int]) -> None:
         """Remove the files of owners off the list. Under the write lock, with the list there."""
-        for name in os.listdir(self._folder):
+        for name in self.names():
             if _number_in(name) not in listed:
                 self._remove(name)
+
+    def names(self) -> list[str]:
+        """The files that are here; none where the folder was cleared away."""
+        try:
+            return os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
 
     def remove(self, number: int) -> None:
         """Remove the file of an owner that is gone."""
@@ -122,6 +147,7 @@ class Liveness:
         for fd in (*self._held.values(), *self._watched.values()):
             os.close(fd)
         self._held, self._watched = {}, {}
+        self._holding = threading.Lock()  # another thread of the parent may have had it
 
 
 def _number_in(name: str) -> int:

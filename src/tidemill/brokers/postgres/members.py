@@ -279,6 +279,7 @@ class Members:
 
     def reap(self) -> int:
         """Give back what owners that died held; how many owners that were."""
+        self._liveness.keep()
         rows = self.rows()
         dead = [row for row in rows if row.number not in self._members and self._is_dead(row, rows)]
         for row in dead:

@@ -144,6 +144,7 @@ class Deaths:
         """Owners of this machine whose process is gone."""
         if self._liveness is None:
             return 0
+        self._liveness.keep()
         rows = self.rows(self._brisk)
         live, ours = self._liveness, self._ours()
         dead = [
@@ -162,7 +163,7 @@ class Deaths:
     @staticmethod
     def _sweep(live: Liveness, listed: Collection[int]) -> None:
         """Remove the FIFOs of those that are not on the list, and are not about to be."""
-        for name in os.listdir(os.path.dirname(live.path(0))):
+        for name in live.names():
             number, _, kind = name.partition(".")
             if kind == "fifo" and int(number) not in listed and not live.alive(int(number)):
                 live.remove(int(number))

@@ -1,0 +1,53 @@
+"""FIFOs that say who lives, where temporary files lie: those that look old are cleared away."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tidemill.brokers.liveness import Liveness
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "owners"
+
+
+def test_what_is_held_never_looks_old(folder: Path) -> None:
+    live = Liveness(str(folder))
+    live.hold(1)
+    os.utime(live.path(1), (0, 0))
+    live.keep()
+    assert os.stat(live.path(1)).st_mtime > 0
+
+
+def test_what_was_cleared_away_is_there_again_and_alive(folder: Path) -> None:
+    live, other = Liveness(str(folder)), Liveness(str(folder))
+    live.hold(1)
+    (fd,), gone = other.watch([1])
+    assert not gone
+    shutil.rmtree(folder)
+    assert other.names() == []
+    assert not other.is_here(1)
+    # when
+    live.keep()
+    # then: who watched is called, looks, and finds that it lives
+    assert other.is_here(1)
+    assert other.alive(1)
+    poll = select.poll()
+    poll.register(fd, 0)
+    assert poll.poll(0)
+    # and its end is seen as ever
+    live.let_go(1)
+    assert not other.alive(1)
+
+
+def test_an_owner_can_come_when_the_folder_is_gone(folder: Path) -> None:
+    live = Liveness(str(folder))
+    shutil.rmtree(folder)
+    live.hold(2)
+    assert Liveness(str(folder)).alive(2)
