@@ -14,6 +14,7 @@ an owner, a :class:`Verdict` says what became of it.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +46,7 @@ __all__ = [
     "Waits",
     "priority_of",
     "rank_of",
+    "was_held",
 ]
 
 
@@ -302,6 +304,11 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
     ended: float = 0.0
     followers: tuple[Envelope, ...] = ()
     hold: bool = False
+
+
+def was_held(attempts: Sequence[Attempt], leased: float) -> bool:
+    """True when the run of a lease made at that time is written down already (``Verdict.hold``)."""
+    return bool(attempts) and attempts[-1].leased == leased
 
 
 class Note(msgspec.Struct, array_like=True, gc=False):

@@ -177,6 +177,34 @@ def test_what_goes_back_before_it_ran_gives_its_token_back(
     assert worker.take_ids() == []
 
 
+@pytest.mark.parametrize("how", ["interrupted", "held", "held, owner dies", "lost", "failed"])
+def test_what_ran_or_may_have_run_does_not_give_its_token_back(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock, how: str
+) -> None:
+    # law 13: a rate holds also when runs are killed
+    limits.set_limit("a", Terms(rate=(1, 3600), burst=2), queue=True)
+    ids = put(broker, 4, queue="a", limit=keyed(Terms(window=(2, 3600))))
+    dying = Hand(broker, "w2")
+    [lease] = dying.take(1)
+    if how == "interrupted":
+        dying.settle(lease, Outcome.RELEASE, started=1.0)
+    elif how == "lost":
+        broker.release(dying.id, None)
+    elif how == "failed":
+        broker.release(dying.id, {lease.token: "killed"})
+    else:
+        assert dying.settle(lease, Outcome.RETRY, hold=True, started=1.0, ended=2.0)
+        if how == "held":
+            dying.settle(lease, Outcome.RELEASE)
+        else:
+            broker.release(dying.id, {})
+    broker.put([job("a", id="urgent", priority=9, limit=keyed(Terms(window=(2, 3600))))])
+    assert len(worker.take_ids(4)) == 1
+    assert state(broker, ids[1]) is State.READY
+    clock.advance(3500)
+    assert worker.take_ids() == []
+
+
 def test_a_window_is_never_overfull(
     broker: Broker, limits: Limiting, worker: Hand, clock: Clock
 ) -> None:

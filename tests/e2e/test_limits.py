@@ -172,3 +172,16 @@ def test_a_message_consumer_waits_for_the_limit(place: Place) -> None:
         assert message.body == expected
         message.ack()
     assert times[2] - times[0] >= 0.19
+
+
+def test_a_run_that_was_interrupted_has_spent_its_token(place: Place) -> None:
+    # law 13
+    job = place.enqueue("slow", 60, limit="1/h")
+    worker = place.worker("--shutdown-timeout", "0.2").wait_ready()
+    place.wait_notes("begin")
+    worker.send(signal.SIGTERM)
+    worker.wait()
+    assert job.refresh().state is State.READY
+    found = place.mill.broker.held(job.id)  # type: ignore[attr-defined]
+    assert found is not None
+    assert found.until > 3000

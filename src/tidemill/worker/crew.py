@@ -377,7 +377,7 @@ class Crew:
                 why = "its worker was stopped" if self.closing else "another job there was stuck"
                 after = f"after {now - running[token]:.3f} s"
                 self.notes.append(Note(token, line=f"interrupted {after}: {why}", time=now))
-                self.verdicts.append(Verdict(token, Outcome.RELEASE))
+                self.verdicts.append(Verdict(token, Outcome.RELEASE, started=running[token]))
                 self.interrupted = self.interrupted or self.closing
             else:
                 self.verdicts.append(_unstarted(token))

@@ -22,7 +22,7 @@ from tidemill.brokers.lmdb.record import (
     Stored,
     encode,
 )
-from tidemill.job import NOT_STARTED, WHILE_RUNNING, Attempt, Note, Outcome, Verdict
+from tidemill.job import NOT_STARTED, WHILE_RUNNING, Attempt, Note, Outcome, Verdict, was_held
 
 __all__ = ["drop_lease", "leases_of", "log", "note", "release_owner", "settle", "touch"]
 
@@ -69,10 +69,11 @@ def _close_attempt(
     row = moves.row_of(head.line)
     row.running -= 1
     row.dirty = True
+    back = outcome == _RELEASE and not verdict.started and not was_held(tail.attempts, leased)
     if row.gated:
-        moves.gates.ended(row, outcome, ran=bool(verdict.started))
+        moves.gates.ended(row, outcome, back=back)
     if head.flags & _LIMITED:
-        moves.lanes.ended(stored, back=outcome == _RELEASE and not verdict.started)
+        moves.lanes.ended(stored, back=back)
     if outcome not in _BACK:
         head.attempt += 1
         tail.attempts.append(_attempt(head.attempt, worker, leased, verdict))
@@ -226,4 +227,5 @@ def _lose(moves: Moves, owner: int, worker: str, token: int) -> None:
         moves.end(stored, FAILED, stored.tail, f"lost {head.losses} times with its worker")
     else:
         moves.save(stored)
-        settle(moves, owner, worker, Verdict(token, Outcome.RELEASE))
+        # It may have run.
+        settle(moves, owner, worker, Verdict(token, Outcome.RELEASE, started=moves.wall / MICRO))

@@ -9,7 +9,16 @@ from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.leases import ttr_of
 from tidemill.brokers.memory.limits import attempted, unstart
 from tidemill.brokers.memory.puts import follow
-from tidemill.job import NOT_STARTED, WHILE_RUNNING, Attempt, Note, Outcome, State, Verdict
+from tidemill.job import (
+    NOT_STARTED,
+    WHILE_RUNNING,
+    Attempt,
+    Note,
+    Outcome,
+    State,
+    Verdict,
+    was_held,
+)
 
 __all__ = ["TOO_LATE", "close_attempt", "log", "note", "release_owner", "settle", "touch"]
 
@@ -38,13 +47,14 @@ def settle(jobs: Jobs, owner: str, verdict: Verdict) -> bool:
 def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
     """Count and write down the attempt, and move the job on."""
     record, outcome = item.record, Outcome(verdict.outcome)
+    ran = bool(verdict.started) or was_held(record.attempts, record.leased)
     if outcome not in _BACK:
         record.attempt += 1
         record.attempts.append(_attempt(item, verdict))
         del record.attempts[:-KEEP_ATTEMPTS]
     if outcome in _TOLD:
         attempted(jobs, item, well=outcome is Outcome.SUCCESS)
-    elif outcome is Outcome.RELEASE and not verdict.started:
+    elif outcome is Outcome.RELEASE and not ran:
         unstart(jobs, item)
     if outcome is Outcome.RETRY and item.limit and record.attempt >= item.limit:
         outcome = Outcome.FAIL
@@ -121,5 +131,5 @@ def _lose(jobs: Jobs, item: Item) -> None:
     record.losses += 1
     if item.limit and record.losses >= item.limit:
         jobs.finish(item, State.FAILED, f"lost {record.losses} times with its worker")
-    else:
-        close_attempt(jobs, item, Verdict(item.token, Outcome.RELEASE))
+    else:  # it may have run
+        close_attempt(jobs, item, Verdict(item.token, Outcome.RELEASE, started=record.leased))

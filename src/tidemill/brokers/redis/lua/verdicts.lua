@@ -57,10 +57,17 @@ local function succeed_plainly(id, data, owner, worker, v)
   return true
 end
 
+-- True when the run of this lease is written down already: it was held.
+function Limits.was_held(j)
+  local at = 1
+  for _ = 2, j.trail do at = at + 4 + unpk('>I4', j.attempts, at) end
+  return j.trail > 0 and unpk('>d', j.attempts, at + 8) == j.leased / 1000000
+end
+
 -- Close the lease of a running job: count the attempt, and place the job or end it.
 local function close_attempt(j, worker, v)
   local outcome, row = v.outcome, row_of(j.queue)
-  local back = outcome == O_RELEASE and v.started == 0
+  local back = outcome == O_RELEASE and v.started == 0 and not Limits.was_held(j)
   if row.gate then
     local well = nil
     if outcome == O_SUCCESS then well = true elseif outcome == O_RETRY or outcome == O_FAIL then well = false end
@@ -106,7 +113,9 @@ local function lose(j, worker)
     end_lease(j)
     finish(j, FAILED, 'lost ' .. j.losses .. ' times with its worker')
   else
-    close_attempt(j, worker, died(O_RELEASE, ''))
+    local v = died(O_RELEASE, '')
+    v.started = now / 1000000 -- it may have run
+    close_attempt(j, worker, v)
   end
 end
 
