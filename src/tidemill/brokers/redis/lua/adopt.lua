@@ -66,7 +66,7 @@ local function adopt_schedule(name, record)
   call('HSET', B .. ':schedule', name, pack('>I8', version) .. sub(record, 9))
   call('ZADD', B .. ':schedules', '0', name)
   if due > 0 then
-    call('ZADD', B .. ':firing', string.format('%.0f', due * 1000000), name)
+    call('ZADD', B .. ':firing', string.format('%.0f', due * 1000000), pack('>I8', version) .. name)
     fire_sooner(due * 1000000)
   end
   return '1'

@@ -47,12 +47,12 @@ local function put_if_it_fits(id, record, envelope, wish)
 end
 
 local sooner -- the earliest of the new times
-local touched = {} -- names
+local touched = {} -- name → the version it had, packed, or ''
 
 local function change(name, c)
   local version = records[name] and unpk('>I8', records[name]) or 0
   if version ~= c.expect then return 0 end
-  touched[name] = true
+  touched[name] = touched[name] or records[name] and sub(records[name], 1, 8) or ''
   local left_out, why = {}, nil
   for i = c.jobs, c.jobs + 4 * c.many - 1, 4 do
     why = put_if_it_fits(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
@@ -72,7 +72,7 @@ local did = {}
 for i, c in ipairs(changes) do did[i] = change(names[i], c) end
 
 local set, listed, order, idle, gone = {}, {}, {}, {}, {}
-for name in pairs(touched) do
+for name, before in pairs(touched) do
   local record, due = records[name], 0
   if record then
     due = select(2, unpk('>I8d', record))
@@ -83,17 +83,17 @@ for name in pairs(touched) do
   end
   if due > 0 then
     order[#order + 1] = string.format('%.0f', due * 1000000)
-    order[#order + 1] = name
-  else
-    idle[#idle + 1] = name
+    order[#order + 1] = sub(record, 1, 8) .. name
   end
+  if before ~= '' then idle[#idle + 1] = before .. name end
 end
 call_all('HSET', K_SCHEDULE, set)
 call_all('ZADD', K_SCHEDULES, listed)
 call_all('HDEL', K_SCHEDULE, gone)
 call_all('ZREM', K_SCHEDULES, gone)
-call_all('ZADD', K_FIRING, order)
 call_all('ZREM', K_FIRING, idle)
+call_all('ZREM', B .. ':claimed', idle)
+call_all('ZADD', K_FIRING, order)
 finish_step()
 if sooner then fire_sooner(sooner * 1000000) end
 return say(did)

@@ -35,7 +35,7 @@
 --   B:said:S   string  serial and answer of a client's last call, kept 10 minutes
 --   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear   limits, see limits.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
---   B:firing   zset    schedule by when it is to be handed out
+--   B:firing, B:claimed  zset  version8·schedule by when it is to be handed out, for the first time or again
 --   B:fires    zset    owner that sees to schedules by when it was told that the next is due
 --   B:departure hash   mark, where, sealed: all of the store goes to another
 --   B:from:MARK hash   cursor, first: how far a departed store was taken in, and where its numbers begin
