@@ -178,21 +178,19 @@ class LmdbBroker:
 
     def _act(self, apply: Callable[[Moves], T], /) -> T:
         """A commit that is refused once the store is on its way to another, and what it leaves."""
-        last: Moves
+        last: list[Moves] = []
 
         def here(moves: Moves) -> T:
-            nonlocal last
-            last = moves
+            last[:] = [moves]
             check_here(moves)
             return apply(moves)
 
         def go_on(moves: Moves) -> None:
-            nonlocal last
-            last = moves
+            last[:] = [moves]
             come_due(moves)
 
         value = self._commit(here)
-        while last.fallen >= FALL_MOST:  # others may write in between
+        while last[0].fallen >= FALL_MOST:  # others may write in between
             self._commit(go_on)
         return value
 
