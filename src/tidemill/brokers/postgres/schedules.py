@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ from tidemill.brokers.postgres.puts import pack_jobs
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import blobs, floats, ints, texts
 from tidemill.brokers.schedules import CLAIM, Change, Changed, Schedule
-from tidemill.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 __all__ = ["change", "get", "hand_out", "page"]
 
+_LOG = logging.getLogger("tidemill.postgres")
 _FIELDS = "name, version, due, body"
 
 
@@ -39,7 +41,9 @@ def hand_out(session: Session, step: Step, reply: Reply, firing: float) -> None:
     if firing <= 0:
         try:
             [(*columns, wait)] = session.rows("hand_out", [step.fires], "int")
-        except BrokerUnavailable:  # what the step did counts; these are handed out again
+        except TidemillError as error:  # what the step did counts; these are handed out again
+            if not isinstance(error, BrokerUnavailable):
+                _LOG.warning("schedules are not handed out: %s", error)
             columns, wait = [()] * 4, CLAIM
         reply.schedules = [Schedule(*row) for row in zip(*(c or () for c in columns), strict=True)]
         firing = float("inf") if wait is None else wait

@@ -68,6 +68,9 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
         return not_waiting(diag.message_detail or "")
     if state == "TM003":
         return StoreMoved(f"this store moves to {diag.message_detail}; use that url")
+    # It did happen, but for the end of it; where nobody can be told any more, when that commits.
+    if state == "TM005" or (state == "54000" and "NOTIFY" in _said(error)):
+        return BrokerUnavailable(f"PostgreSQL at {where} broke off: {_said(error)}")
     if state in _FULL:
         return StoreFull(
             f"PostgreSQL at {where} has no room left ({_said(error)}); make room on its disk"

@@ -320,7 +320,11 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
         COMMIT;
         PERFORM set_config('synchronous_commit', 'off', true);
-        PERFORM pg_notify(place, word);
+        BEGIN
+            PERFORM pg_notify(place, word);
+        EXCEPTION WHEN OTHERS THEN  -- it is accepted, and found with the next step
+            RAISE WARNING 'nobody was told of a job: %', SQLERRM;
+        END;
         COMMIT;
         PERFORM tidemill.flush();
         COMMIT;

@@ -428,7 +428,8 @@ END $$;
 -- Tell those who sleep: as many as there are jobs for, one for a time that comes earlier than any of
 -- them wakes, and those who wait for what has ended. "rest" says that jobs may have ended, or queues
 -- have space, that are not among "ended". What is there decides, not what happened: so whoever takes a
--- full hand and leaves something behind passes the hint on.
+-- full hand and leaves something behind passes the hint on. This comes after a commit: should it fail,
+-- what was committed is to be answered nevertheless; the same goes for chores.
 CREATE OR REPLACE FUNCTION tidemill.ring(
     me int, rest boolean, ended bigint[], p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql
@@ -472,6 +473,8 @@ BEGIN
         PERFORM pg_notify(channel, 'await') FROM (
             SELECT DISTINCT channel FROM await WHERE rest OR ref = ANY (ended) OR ref < 0) AS a;
     END IF;
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'nobody was told of jobs: %', SQLERRM;
 END $$;
 
 -- The same for a put that is made again since its reply was lost: whoever it handed something to may
@@ -483,6 +486,8 @@ BEGIN
     PERFORM pg_notify(owner.channel, owner.number::text)
     FROM pulse JOIN owner ON owner.number = pulse.owner
     WHERE pulse.handed <> '{}' AND owner.channel <> '';
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'nobody was told of jobs: %', SQLERRM;
 END $$;
 
 -- One step: two transactions, one round trip. The second commit need not reach the disk unless
@@ -506,7 +511,14 @@ BEGIN
     END IF;
     COMMIT;
     IF s.hungry > 0 THEN
-        a := tidemill.look_again(me, this, s.turn, w, p);
+        BEGIN
+            a := tidemill.look_again(me, this, s.turn, w, p);
+        EXCEPTION
+            WHEN serialization_failure OR deadlock_detected THEN
+                RAISE;
+            WHEN OTHERS THEN  -- the step counts all the same: it is to be sent again, and answered
+                RAISE EXCEPTION USING ERRCODE = 'TM005', MESSAGE = SQLERRM;
+        END;
         more := a.leases;
         answer := answer || jsonb_build_object('due', a.due);
     END IF;

@@ -181,6 +181,8 @@ CREATE OR REPLACE FUNCTION tidemill.fire_sooner() RETURNS void
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     PERFORM pg_notify(channel, number::text) FROM owner WHERE kind <> 'consumer' AND channel <> '';
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'nobody was told of schedules: %', SQLERRM;
 END $$;
 
 -- One call, committed; then those who sleep are told, as after a put.
