@@ -376,3 +376,17 @@ def test_schedules_are_adopted_as_they_are(broker: Broker, worker: Hand) -> None
     assert taken.body == b"here"
     assert names(worker) == ["due"]
     there.close()
+
+
+def test_a_server_tells_by_which_time_they_are_due(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
+    # law 19: next times are reckoned by the clock of who hands them out
+    due = wall_time() + 3600
+    add(broker, "a", due)
+    assert worker.exchange(fires=1).wall == 0
+    clock.advance(3605)
+    reply = worker.exchange(fires=1)
+    assert [schedule.name for schedule in reply.schedules] == ["a"]
+    assert (reply.wall == 0) == broker.url.startswith(("memory:", "lmdb:"))
+    assert not reply.wall or due + 5 <= reply.wall < due + 65

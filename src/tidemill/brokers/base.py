@@ -137,7 +137,8 @@ class Reply(msgspec.Struct):
 
     ``settled`` and ``touched`` answer in order; False means the lease was lost and nothing changed.
     ``next_due`` is seconds until something in the store becomes due; infinity when nothing will.
-    ``schedules`` are due, and nobody else's for :data:`~.schedules.CLAIM` seconds.
+    ``schedules`` are due, and nobody else's for :data:`~.schedules.CLAIM` seconds; ``wall`` is the
+    wall time they are due by, when that is a server's, else 0.
     """
 
     settled: list[bool] = []
@@ -146,6 +147,7 @@ class Reply(msgspec.Struct):
     commands: list[Command] = []
     next_due: float = float("inf")
     schedules: list[Schedule] = []
+    wall: float = 0.0
 
 
 class Departure(msgspec.Struct, array_like=True, frozen=True):

@@ -128,6 +128,8 @@ def fired(record: Schedule, now: float) -> Change:
         stored.fired += 1
         stored.last = stored.planned
         stored.planned = _next(stored, now)
+        if stored.jitter:  # the next one is late by itself
+            break
     if stored.ended and not stored.code:
         return Change(record.name, record.version, gone=True, jobs=tuple(jobs))
     return _to(record.name, record.version, stored, tuple(jobs))
@@ -177,7 +179,7 @@ def _next(stored: Stored, now: float) -> float:
     if stored.repeats and stored.fired >= stored.repeats:
         return 0.0
     following = next_time(stored.rule, stored.planned)
-    if following <= now and not stored.catch_up:  # this job stands for those that were missed
+    if following + stored.jitter <= now and not stored.catch_up:  # this job stands for those that were missed
         following = next_time(stored.rule, now)
     return _finite(following)
 

@@ -53,13 +53,16 @@ class Firing:
 
     # -- firing ---------------------------------------------------------------------------------
 
-    def fire(self, broker: Broker, due: Sequence[Schedule]) -> None:
+    def fire(self, broker: Broker, due: Sequence[Schedule], wall: float = 0.0) -> None:
         """Put the jobs of schedules that are due, and set their next times.
+
+        ``wall`` is the wall time they are due by; else this machine's clock may not have come so
+        far, or be beyond, and the next times would not be those of who hands them out.
 
         Raises:
             BrokerUnavailable: it may not have happened; who is handed them next sees.
         """
-        now = wall_time()
+        now = wall or wall_time()
         changes = [_fired(schedule, now) for schedule in due]
         point("worker.firing")
         try:

@@ -200,7 +200,7 @@ class Supervisor:
         if reply.schedules:
             reply.next_due = 0.0
             try:
-                self._firing.fire(broker, reply.schedules)
+                self._firing.fire(broker, reply.schedules, reply.wall)
             except BrokerUnavailable as error:
                 self._trouble(error)
                 reply.next_due = RETRY_AFTER

@@ -40,12 +40,13 @@ def hand_out(session: Session, step: Step, reply: Reply, firing: float) -> None:
     """Take what is due; ``firing`` is in how many seconds that is."""
     if firing <= 0:
         try:
-            [(*columns, wait)] = session.rows("hand_out", [step.fires], "int")
+            [(*columns, wait, wall)] = session.rows("hand_out", [step.fires], "int")
         except TidemillError as error:  # what the step did counts; these are handed out again
             if not isinstance(error, BrokerUnavailable):
                 _LOG.warning("schedules are not handed out: %s", error)
-            columns, wait = [()] * 4, CLAIM
+            columns, wait, wall = [()] * 4, CLAIM, None
         reply.schedules = [Schedule(*row) for row in zip(*(c or () for c in columns), strict=True)]
+        reply.wall = wall or 0.0
         firing = float("inf") if wait is None else wait
     reply.next_due = min(reply.next_due, max(0.0, firing))
 

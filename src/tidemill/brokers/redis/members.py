@@ -97,7 +97,8 @@ class Member:
             taken,
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
-            read_schedules(schedules),
+            read_schedules(schedules[1:]),
+            int(schedules[0]) / MICRO if schedules else 0.0,
         )
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:

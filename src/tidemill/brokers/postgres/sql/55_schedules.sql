@@ -8,10 +8,12 @@ BEGIN
     RETURN (SELECT next FROM schedule WHERE next IS NOT NULL ORDER BY next LIMIT 1);
 END $$;
 
--- Those that are due, at most so many, and in how many seconds the next is.
-CREATE OR REPLACE FUNCTION tidemill.hand_out(
+-- Those that are due, at most so many, by which time, and in how many seconds the next is.
+DROP FUNCTION IF EXISTS tidemill.hand_out(int, tidemill.prefs); -- what it returns may have changed
+CREATE FUNCTION tidemill.hand_out(
     most int, p tidemill.prefs,
-    OUT names text[], OUT versions bigint[], OUT dues float8[], OUT bodies bytea[], OUT wait float8)
+    OUT names text[], OUT versions bigint[], OUT dues float8[], OUT bodies bytea[], OUT wait float8,
+    OUT wall float8)
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -30,6 +32,7 @@ BEGIN
            array_agg(due ORDER BY due, version), array_agg(body ORDER BY due, version)
     INTO names, versions, dues, bodies FROM claimed;
     wait := next_firing() - t;
+    wall := t;
 END $$;
 
 -- Change one record, if it still has the version expected. "sooner": it comes due earlier than it did.

@@ -16,7 +16,7 @@ local function next_firing()
   return soonest
 end
 
--- Those that are due, at most so many, as (name, record, …).
+-- Those that are due, at most so many, as (now, name, record, …); nothing when there are none.
 local function hand_out(most)
   local members, names, out, claimed = {}, {}, {}, {}
   for _, key in ipairs({B .. ':claimed', B .. ':firing'}) do
@@ -31,8 +31,9 @@ local function hand_out(most)
     claimed[#claimed + 1] = member
   end
   call_all('ZADD', B .. ':claimed', claimed)
+  if #names > 0 then out[1] = text_of(now) end
   for i, record in ipairs(fetch_all(B .. ':schedule', names)) do
-    out[2 * i - 1], out[2 * i] = names[i], record
+    out[2 * i], out[2 * i + 1] = names[i], record
   end
   return out
 end
