@@ -179,7 +179,8 @@ def _next(stored: Stored, now: float) -> float:
     if stored.repeats and stored.fired >= stored.repeats:
         return 0.0
     following = next_time(stored.rule, stored.planned)
-    if following + stored.jitter <= now and not stored.catch_up:  # this job stands for those that were missed
+    if following + stored.jitter <= now and not stored.catch_up:
+        # This job stands for those that were missed.
         following = next_time(stored.rule, now)
     return _finite(following)
 
