@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from postgres_desk import connect, job
+from postgres_desk import connect, job, take
 from servers import postgres_url
 
-from tidemill.brokers.base import open_broker
+from tidemill.brokers.base import Broker, Step, Want, open_broker
 from tidemill.brokers.postgres import schema
 from tidemill.brokers.schemes import migrate_store
 from tidemill.clock import new_id
 from tidemill.errors import BrokerUnavailable, InvalidOption
+from tidemill.job import Owner, State, Verdict
 
 
 @pytest.fixture
@@ -111,3 +113,38 @@ def test_bad_options_are_named(option: str, named: str) -> None:
     # case Q17
     with pytest.raises(InvalidOption, match=named):
         open_broker(f"postgresql://nobody@127.0.0.1:1/none?{option}")
+
+
+@pytest.fixture
+def old(url: str) -> Iterator[Broker]:
+    """The broker of a worker that runs, with one of two jobs leased, as its store is migrated."""
+    broker = open_broker(f"{url}&migrate=1")
+    broker.attach(Owner(id="old"))
+    broker.put([job(id="a"), job(id="b")])
+    yield broker
+    broker.close()
+
+
+def test_a_worker_that_the_store_has_outgrown_leaves(
+    name: str, url: str, old: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    # laws 3, 5: else it would keep its jobs as long as it lives
+    [lease] = take(old, "old")
+    with connect(url, autocommit=True) as conn:
+        conn.execute(f"ALTER TYPE {name}.want ADD ATTRIBUTE more int".encode())
+        step = Step("old", [Verdict(lease.token, 0)], want=Want(1))
+        with pytest.raises(BrokerUnavailable, match="does not fit"):
+            old.exchange(step)  # the version is the same: nobody migrated it
+        conn.execute(f"UPDATE {name}.meta SET functions = 'new'".encode())
+    for _ in range(2):
+        reply = old.exchange(step)
+        assert reply.settled == [False]
+        assert {command.verb for command in reply.commands} == {"quiet"}
+    assert caplog.text.count("this worker leaves") == 1
+    old.detach("old")
+    record = old.get("a")
+    assert record is not None
+    assert (record.state, record.losses, record.attempt) == (State.READY, 0, 0)
+    old.attach(Owner(id="c", kind="consumer"))
+    with pytest.raises(BrokerUnavailable, match="does not fit"):
+        old.exchange(Step("c", want=Want(1)))

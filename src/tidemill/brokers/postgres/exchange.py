@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tidemill.brokers.base import Reply, Step, Want
 from tidemill.brokers.postgres.lines import Connection, Line
 from tidemill.brokers.postgres.puts import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
+from tidemill.brokers.postgres.trouble import Unfit
 from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of
 from tidemill.errors import StoreMoved
 from tidemill.job import Command, Verdict
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["send"]
 
+_LOG = logging.getLogger("tidemill.postgres")
 _NOTHING = Want(0, sleep=False)
 
 
@@ -79,7 +82,12 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         return row
 
     handed.sent()
-    answer, leases, more = session.lines.run(work)
+    try:
+        answer, leases, more = session.lines.run(work)
+    except Unfit as error:
+        if member.owner.kind == "consumer" or not session.outgrown():
+            raise
+        return _leave(member, step, error)
     said = msgspec.convert(answer, _Answer)
     reply = _reply(step, plain, said, leases + (more or b""))
     if step.fires and said.firing is not None:
@@ -92,6 +100,15 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
     # It was not marked asleep: what it got starts at once, and it looks again before it sleeps.
     member.partial = want.sleep and 0 < len(reply.leases) < want.count
     return reply
+
+
+def _leave(member: Member, step: Step, error: Unfit) -> Reply:
+    """A worker that the store has outgrown ends what it runs and goes, so that others run that."""
+    if not member.outgrown:
+        member.outgrown = True
+        _LOG.error("%s; this worker leaves, what it holds runs again", error)
+    lost = [False] * len(step.verdicts), [False] * len(step.touch)
+    return Reply(*lost, commands=[Command("quiet")], next_due=float("inf"))
 
 
 def _is_plain(verdict: Verdict) -> bool:

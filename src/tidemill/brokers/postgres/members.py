@@ -76,6 +76,7 @@ class Member:
         self.handed = Handed()
         self.renewed = time.monotonic()
         self.partial = False  # the last step took something, and less than was wanted
+        self.outgrown = False  # the store is of another version by now
         self.watched: list[int] = []
         self.watched_fds: list[int] = []
         self.read, self.write = os.pipe()

@@ -12,7 +12,7 @@ from tidemill.brokers.postgres import servertime
 from tidemill.brokers.postgres.address import Address
 from tidemill.brokers.postgres.hearing import Hearing
 from tidemill.brokers.postgres.lines import Connection, Lines
-from tidemill.brokers.postgres.schema import check, migrate
+from tidemill.brokers.postgres.schema import check, installed, migrate
 from tidemill.brokers.postgres.wire import texts
 
 __all__ = ["Session", "Statements"]
@@ -140,6 +140,16 @@ class Session:
             text = f'SELECT * FROM "{self.address.schema}".queue_numbers(%s)'
             self.queues.update(dict(self.query(text, [texts(new)])))
         return names
+
+    def outgrown(self) -> bool:
+        """True when somebody has brought the store to another version since we opened it."""
+
+        def look(_: object, conn: Connection) -> bool:
+            found = installed(conn, self.address.schema)
+            ours = self.installed.version, self.installed.functions
+            return found is not None and (found.version, found.functions) != ours
+
+        return self.lines.run(look)
 
     def chores(self, settled: int) -> int:
         """How many finished jobs the next call may prune, besides; 0 mostly: not yet."""

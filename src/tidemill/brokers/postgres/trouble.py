@@ -14,11 +14,15 @@ from tidemill.errors import (
     TidemillError,
 )
 
-__all__ = ["NOT_MIGRATED", "Refused", "is_lost", "is_worth_repeating", "translated"]
+__all__ = ["NOT_MIGRATED", "Refused", "Unfit", "is_lost", "is_worth_repeating", "translated"]
 
 
 class Refused(BrokerUnavailable):
     """The server is there and does not let us in: waiting does not help."""
+
+
+class Unfit(BrokerUnavailable):
+    """The store is not as this code knows it: it is gone, or of another version."""
 
 
 NOT_MIGRATED = "run: tidemill migrate URL"
@@ -34,7 +38,7 @@ _REFUSED = {
     "42501": "this user may not; grant it the rights on the schema, or use the one that migrated",
 }
 _FOR_GOOD = ("28P01", "28000", "3D000", "42501")
-_UNMIGRATED = ("3F000", "42P01", "42883", "42704", "42703", "42809")
+_UNMIGRATED = ("3F000", "42P01", "42883", "42704", "42703", "42804", "42809", "42846")
 _FULL = ("53100", "53200", "54000", "53400")
 
 
@@ -76,7 +80,7 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
             f"PostgreSQL at {where} has no room left ({_said(error)}); make room on its disk"
         )
     if state in _UNMIGRATED:
-        return BrokerUnavailable(
+        return Unfit(
             f"the store at {where} does not fit this version of tidemill ({_said(error)}); "
             + NOT_MIGRATED
         )
