@@ -124,6 +124,15 @@ def test_the_zone_of_the_start_is_the_zone(mill: Tidemill) -> None:
     assert found[2].utcoffset() == dt.timedelta(hours=2)
 
 
+@pytest.mark.parametrize("options", [{"cron": "0 3 * * *"}, {"every": "month"}])
+def test_a_fixed_offset_is_no_zone(options: dict[str, Any]) -> None:
+    start = dt.datetime(2027, 1, 31, 0, 30, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    with pytest.raises(InvalidOption, match=r"zone must be named.*UTC.02:00"):
+        When(start=start, **options)
+    assert When(start=start.astimezone(dt.UTC), **options).rule.zone == ""
+    assert When(start=start, zone="Europe/Berlin", **options).rule.zone == "Europe/Berlin"
+
+
 def test_a_time_without_a_zone_is_in_that_of_the_schedule(mill: Tidemill) -> None:
     at = dt.datetime(2099, 7, 1, 12)
     shown = mill.schedules.add("s", mill.call("report"), at=at, zone="Europe/Berlin")

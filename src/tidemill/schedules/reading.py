@@ -6,7 +6,7 @@ import datetime as dt
 import math
 import re
 import zoneinfo
-from typing import Any
+from typing import Any, TypeGuard
 
 from cronsim import CronSim, CronSimError
 
@@ -83,6 +83,12 @@ class When:
             said = f"not both {' and '.join(named)}" if named else "as cron='0 3 * * *'"
             raise InvalidOption(f"a schedule takes one of cron=, every= and at=, {said}")
         tz = _zone(zone, start)
+        local = cron is not None or isinstance(every, str)
+        if local and tz is None and _is_foreign(start):
+            raise InvalidOption(
+                f"zone must be named, as zone='Europe/Berlin': that of start, {start.tzname()}, "
+                "is an offset that does not follow the changes of a zone"
+            )
         rule = Rule(
             cron=_cron(cron) if cron is not None else "",
             zone=tz.key if tz else "",
@@ -144,6 +150,11 @@ def _zone(zone: object, start: object) -> zoneinfo.ZoneInfo | None:
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         pass
     raise InvalidOption(f"zone {zone!r} is no time zone this machine knows; as 'Europe/Berlin'")
+
+
+def _is_foreign(start: object) -> TypeGuard[dt.datetime]:
+    """Whether a datetime is in a zone of its own that is neither UTC nor known by a name."""
+    return isinstance(start, dt.datetime) and bool(start.utcoffset())
 
 
 def _moment(field: str, value: Any, tz: zoneinfo.ZoneInfo | None) -> float:

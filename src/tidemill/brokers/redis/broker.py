@@ -55,7 +55,7 @@ __all__ = ["RedisBroker", "open_url"]
 
 log = logging.getLogger("tidemill.redis")
 
-FORMAT = b"1"
+FORMAT = b"2"
 """Raised when what is written can no longer be read by an older tidemill."""
 
 _PRUNE_MOST = 2000
