@@ -238,6 +238,7 @@ class Tidemill:
                 f"task {name!r} is declared twice: by {before.function.__module__}."
                 f"{before.function.__qualname__} and by {own}; give one another name="
             )
+        self.limits.check_shared(name, options.limit)
         task = self.tasks[name] = make_task(self, function, name, options)
         if name == own and "<locals>" in function.__qualname__:
             self.inner.add(name)
@@ -345,10 +346,9 @@ class Tidemill:
             jobs = batch.add(envelopes)
             if jobs is not None:
                 return jobs
-        broker = self.broker
         if txn is not None:
-            need(broker, Feature.TRANSACTIONS, "txn=")
-        return [Job(self, put.id, put.placed) for put in broker.put(envelopes, txn=txn)]
+            need(self.broker, Feature.TRANSACTIONS, "txn=")
+        return [Job(self, put.id, put.placed) for put in self.broker.put(envelopes, txn=txn)]
 
     def envelope(self, call: Call[Any], job_id: str = "", links: Links | None = None) -> Envelope:
         """The job that stands for a call: encoded, checked, signed."""

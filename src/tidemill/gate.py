@@ -11,6 +11,8 @@ has left the window, so there are never more than allowed in any window, whereve
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "clear_at",
     "ended",
     "give_back",
+    "hold_to",
     "opens",
     "room",
     "take",
@@ -72,8 +75,8 @@ class Claim(msgspec.Struct, array_like=True, frozen=True, gc=False):
         key: who the job is for: each key has the limit for itself, and keys take turns. Empty for
             a limit that is one for all.
         cost: tokens the job takes.
-        terms: as its producer declares them. They hold until somebody sets others, or a producer
-            declares others than the last.
+        terms: as its producer declares them. They hold until a producer declares others, or
+            somebody sets others by hand: those stay.
     """
 
     name: str
@@ -118,17 +121,42 @@ class LimitStats(msgspec.Struct, kw_only=True, frozen=True):
     """A limit in numbers: of a queue, or of a name, then over all its keys.
 
     ``until`` is seconds until a job can start again, 0 when one could now, infinity when no time
-    opens it; of a queue. ``keys`` are those in use; of a name. ``declared`` is what code said last.
+    opens it; of a queue. ``keys`` are those in use; of a name. ``declared`` is what code said last;
+    ``by_hand`` says that the terms are somebody's, and not the code's.
     """
 
     name: str
     queue: bool = False
     terms: Terms = Terms()
     declared: Terms | None = None
+    by_hand: bool = False
     running: int = 0
     failures: int = 0
     until: float = 0.0
     keys: int = 0
+
+
+class Setting(Protocol):
+    """What a broker keeps of a limit that people and code set."""
+
+    terms: Terms
+    declared: Terms | None
+    by_hand: bool
+
+
+def hold_to(limit: Setting, terms: Terms | None, *, declared: bool) -> Terms:
+    """Note what code declares, or a person sets: what has held up to now, for ``limit.terms``.
+
+    What was set by hand stays whatever code declares, until None, by hand, has the code's hold.
+    """
+    old = limit.terms
+    if declared:
+        limit.declared = terms
+    else:
+        limit.by_hand = terms is not None
+    if not (declared and limit.by_hand):
+        limit.terms = terms or limit.declared or Terms()
+    return old
 
 
 def tokens(terms: Terms, gate: Gate, now: int) -> float:

@@ -22,6 +22,7 @@ from tidemill.config import (
 )
 from tidemill.errors import InvalidOption
 from tidemill.gate import Claim, LimitStats, Terms
+from tidemill.job import Ref
 
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
@@ -135,6 +136,7 @@ class Limits:
 
     def __init__(self, mill: Tidemill) -> None:
         self._mill = mill
+        self._queues: dict[str, dict[str, Any]] = {}  # what this app has said of each
 
     def list(self) -> list[LimitStats]:
         """Every limit in numbers, those of queues first, then by name."""
@@ -144,8 +146,8 @@ class Limits:
         """Change a limit by its name, which is the task's if it has none of its own.
 
         Options as of :class:`Limit`: ``rate burst window concurrency``. What is not given stays;
-        None lifts that part. It holds at once, for all workers, until somebody changes it again or
-        code declares something else than before.
+        None lifts that part. It holds at once, for all workers, whatever code declares, until
+        somebody changes it again or has the code's hold: :meth:`reset`.
         """
         check_known("a limit", changes, [term for term in TERMS if term != "breaker"])
         self._change(check_name("name of a limit", name), changes, queue=False)
@@ -155,9 +157,21 @@ class Limits:
         check_known("the limit of a queue", changes, TERMS)
         self._change(check_name("queue", name), changes, queue=True)
 
+    def reset(self, name: str) -> None:
+        """Have a limit be what code declared last, and what it declares from now on."""
+        check_name("name of a limit", name)
+        limiting(self._mill.broker, "a limit").set_limit(name, None)
+
+    def reset_queue(self, name: str) -> None:
+        """The same for the limit of a queue."""
+        check_name("queue", name)
+        limiting(self._mill.broker, "a limit").set_limit(name, None, queue=True)
+
     def declare_queue(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Have a queue's limit be as code says, unless code said so before."""
-        terms = terms_from(settings)
+        """Have a queue's limit be as code says, unless somebody set it by hand."""
+        said = {**self._queues.get(name, {}), **settings}
+        terms = terms_from(said)
+        self._queues[name] = said
         option = f"{next(iter(settings))}="
         limiting(self._mill.broker, option).set_limit(name, terms, queue=True, declared=True)
 
@@ -169,10 +183,40 @@ class Limits:
         old = rows[0].terms if rows else Terms()
         broker.set_limit(name, terms_from(changes, old), queue=queue)
 
+    def check_shared(self, task: str, limit: Limit | None) -> None:
+        """Refuse a task's limit that another task of the app declares otherwise.
+
+        Raises:
+            InvalidOption: which of the two holds would change with every job.
+        """
+        if limit is None:
+            return
+        name = limit.name or task
+        for other in self._mill.tasks.values():
+            theirs = other.options.limit
+            if theirs is None or other.name == task or (theirs.name or other.name) != name:
+                continue
+            if theirs.terms != limit.terms:
+                raise InvalidOption(
+                    f"the limit {name!r} of task {task!r} is declared otherwise by task "
+                    f"{other.name!r}; share one Limit, or give one of them another name="
+                )
+
     def claim(
         self, limit: Limit, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Claim:
-        """The claim of a job that is about to be put."""
+        """The claim of a job that is about to be put.
+
+        Raises:
+            InvalidOption: its key or its cost cannot be said, or cannot be used.
+        """
+        computed = callable(limit.key) or callable(limit.cost)
+        if computed and _holds_ref([*args, *kwargs.values()]):
+            what = "key" if callable(limit.key) else "cost"
+            raise InvalidOption(
+                f"the {what} of the limit of {name!r} is a function of the arguments, and those "
+                "that come from a job before it are not known yet; give a fixed one with using(…)"
+            )
         if not self._mill.sync:
             limiting(self._mill.broker, "limit=")
         return limit.claim(name, args, kwargs)
@@ -216,11 +260,12 @@ def terms_from(given: Mapping[str, Any], old: Terms = Terms()) -> Terms:  # noqa
     breaker = old.breaker
     if "rate" in given:
         rate = None if given["rate"] is None else check_rate("rate", given["rate"])
-        burst = max(1.0, rate[0] / rate[1]) if rate else 1.0
     if given.get("burst") is not None:
         if rate is None:
             raise InvalidOption("burst goes with a rate; give rate= with it")
         burst = _check_number("burst", given["burst"], 1)
+    elif "burst" in given or rate is None or burst == _own_burst(old.rate):
+        burst = _own_burst(rate)
     if "window" in given:
         window = None if given["window"] is None else _check_window(given["window"])
     if "concurrency" in given:
@@ -230,6 +275,11 @@ def terms_from(given: Mapping[str, Any], old: Terms = Terms()) -> Terms:  # noqa
     if "breaker" in given:
         breaker = None if given["breaker"] is None else _check_breaker(given["breaker"])
     return Terms(rate, burst, window, concurrency, breaker)
+
+
+def _own_burst(rate: tuple[float, float] | None) -> float:
+    """The burst of a rate for which none is given: what comes in a second."""
+    return max(1.0, rate[0] / rate[1]) if rate else 1.0
 
 
 def _check_number(field: str, value: object, least: float) -> float:
@@ -252,6 +302,13 @@ def _check_breaker(value: object) -> tuple[int, float]:
     breaker = value if isinstance(value, Breaker) else Breaker(value)  # type: ignore[arg-type]
     failures = check_count("failures of a breaker", breaker.failures, 1)
     return failures, check_seconds("pause of a breaker", breaker.pause)
+
+
+def _holds_ref(value: object) -> bool:
+    """True when something of it is known only when another job has ended."""
+    if isinstance(value, (list, tuple)):
+        return any(_holds_ref(item) for item in value)
+    return isinstance(value, Ref)
 
 
 # -- showing -------------------------------------------------------------------------------------

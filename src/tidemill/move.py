@@ -120,7 +120,8 @@ def _take_settings(source: Broker, target: Broker) -> None:
         there = limiting(target, f"the limit {limit.name!r}")
         if limit.declared is not None:
             there.set_limit(limit.name, limit.declared, queue=limit.queue, declared=True)
-        there.set_limit(limit.name, limit.terms, queue=limit.queue)
+        if limit.by_hand:
+            there.set_limit(limit.name, limit.terms, queue=limit.queue)
 
 
 def _has_schedules(source: Broker) -> bool:

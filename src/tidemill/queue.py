@@ -30,8 +30,9 @@ class Queue:
 
     ``max_size`` bounds its unfinished jobs; 0 means no bound. ``rate burst window concurrency``
     limit what is started of it, tasks too, over all workers (as :class:`Limit` has them), and
-    ``breaker``, a :class:`Breaker` or a number of failures. What code says of limits holds until
-    somebody changes it (:meth:`limit`), and again when code says something else.
+    ``breaker``, a :class:`Breaker` or a number of failures. What an app says of a queue adds up;
+    it holds unless somebody changes the limit (:meth:`limit`): that stays, until it is given back
+    to the code with ``mill.limits.reset_queue``.
     """
 
     def __init__(self, mill: Tidemill, name: str, **settings: Unpack[QueueSettings]) -> None:

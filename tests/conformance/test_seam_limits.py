@@ -12,7 +12,7 @@ from seam import Hand, ids_of, job, message, state
 from tidemill.brokers.base import Broker, Feature, Mode, Want
 from tidemill.brokers.limiting import Limiting, limiting
 from tidemill.gate import Claim, Held, LimitStats, Terms
-from tidemill.job import Envelope, Lease, Outcome, State
+from tidemill.job import Envelope, Lease, Outcome, Planned, State
 
 NEVER = float("inf")
 
@@ -386,24 +386,59 @@ def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
 # -- terms ---------------------------------------------------------------------------------------
 
 
-def test_code_declares_a_limit_and_does_not_undo_what_was_set_since(
+def test_code_declares_a_limit_and_does_not_undo_what_was_set_by_hand(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:
-    first, later = Terms(concurrency=1), Terms(concurrency=2)
+    first, later, mine = Terms(concurrency=1), Terms(concurrency=2), Terms(concurrency=4)
     put(broker, 2, "a", queue="a", limit=keyed(first))
-    limits.set_limit("api", Terms(concurrency=4))
-    put(broker, 6, "b", queue="a", limit=keyed(first))
-    leases = worker.take(9)
-    assert len(leases) == 4
-    put(broker, 1, "c", queue="a", limit=keyed(later))  # code that says something else
+    put(broker, 1, "b", queue="a", limit=keyed(later))  # code that says something else
     assert terms_of(limits, "api") == later
-    for lease in leases[:3]:
-        worker.settle(lease)
-    assert len(worker.take(9)) == 1
-    limits.set_limit("q", first, queue=True, declared=True)
-    limits.set_limit("q", Terms(), queue=True)
-    limits.set_limit("q", first, queue=True, declared=True)
-    assert terms_of(limits, "q", queue=True) == Terms()
+    limits.set_limit("api", mine)
+    for code in (later, first, later):  # several versions of it, in turns
+        broker.put([job("b", limit=keyed(code))])
+        assert terms_of(limits, "api") == mine
+    put(broker, 6, "d", queue="a", limit=keyed(first))
+    (row,) = limits.limits()
+    assert (row.declared, row.by_hand) == (first, True)
+    assert len(worker.take(9)) == 4
+    limits.set_limit("api", None)  # back to what code says
+    (row,) = limits.limits()
+    assert (row.terms, row.by_hand) == (first, False)
+    put(broker, 1, "e", queue="a", limit=keyed(later))
+    assert terms_of(limits, "api") == later
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_what_was_set_before_code_declared_anything_stays(
+    broker: Broker, limits: Limiting, queue: bool
+) -> None:
+    code, mine = Terms(rate=(10, 1), burst=10), Terms(rate=(0, 1))
+
+    def declare() -> None:
+        if queue:
+            limits.set_limit("api", code, queue=True, declared=True)
+        else:
+            broker.put([job("a", limit=keyed(code))])
+
+    limits.set_limit("api", mine, queue=queue)
+    declare()
+    declare()
+    (row,) = limits.limits()
+    assert (row.terms, row.declared, row.by_hand) == (mine, code, True)
+    limits.set_limit("api", None, queue=queue)
+    assert terms_of(limits, "api", queue=queue) == code
+
+
+def test_a_job_of_a_schedule_declares_its_limit_only_when_it_is_not_known(
+    broker: Broker, limits: Limiting
+) -> None:
+    old, new = Terms(concurrency=1), Terms(concurrency=2)
+    broker.put([job("a", limit=keyed(old), planned=Planned("s", 1.0))])
+    assert terms_of(limits, "api") == old
+    broker.put([job("a", limit=keyed(new))])
+    broker.put([job("a", limit=keyed(old), planned=Planned("s", 2.0))])
+    (row,) = limits.limits()
+    assert (row.terms, row.declared) == (new, new)
 
 
 def terms_of(limits: Limiting, name: str, *, queue: bool = False) -> Terms:
@@ -561,3 +596,18 @@ def test_a_moved_job_takes_its_limit_along(
     assert broker.adopt(departure, records, "1:") == [True] * 3
     source.close()
     assert worker.take_ids() == ids[:2]
+
+
+def test_a_moved_job_does_not_change_a_limit_that_is_known(
+    broker: Broker, limits: Limiting
+) -> None:
+    from tidemill.brokers.base import open_broker
+
+    source = open_broker("memory://")
+    old, new = Terms(concurrency=1), Terms(concurrency=2)
+    ids = put(source, 2, queue="a", limit=keyed(old))
+    records = [record for i in ids if (record := source.get(i))]
+    limits.set_limit("api", new, declared=True)
+    assert broker.adopt(source.depart(broker.url), records, "1:") == [True] * 2
+    source.close()
+    assert terms_of(limits, "api") == new

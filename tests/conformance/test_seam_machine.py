@@ -158,11 +158,11 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from([*QUEUES, *QUEUES, "shared", "keyed", "turns"]),
-        terms=st.sampled_from([*TERMS, *BREAKERS, Terms()]),
+        terms=st.sampled_from([*TERMS, *BREAKERS, Terms(), None]),
         declared=st.booleans(),
     )
-    def set_limit(self, name: str, terms: Terms, declared: bool) -> None:
-        if self.limited:
+    def set_limit(self, name: str, terms: Terms | None, declared: bool) -> None:
+        if self.limited and (terms or not declared):
             queue = name in QUEUES
             self.agree(
                 lambda b, _: limiting(b, "").set_limit(name, terms, queue=queue, declared=declared)

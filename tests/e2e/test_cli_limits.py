@@ -47,6 +47,10 @@ def test_limits_are_listed_and_changed(desk: Desk) -> None:
         (["sums", "--queue", "--rate", "fast"], "rate must be jobs per time"),
         (["sums", "--queue", "--concurrency", "1.5"], "concurrency must be a whole number or none"),
         (["sums", "--queue", "--rate", "none", "--burst", "5"], "burst goes with a rate"),
+        (["sums", "--queue", "--burst", "big"], "burst must be a number or none"),
+        (["sum", "--queue", "--rate", "5/s"], "there is no queue 'sum'"),
+        (["sums", "--queue", "--rate", "5/s", "--declared"], "give no other with it"),
+        (["--declared"], "name the limit that is to change"),
     ],
 )
 def test_a_mistake_is_one_sentence(desk: Desk, words: list[str], sentence: str) -> None:
@@ -62,3 +66,13 @@ def test_explain_names_the_limit(desk: Desk) -> None:
     said = desk.run("explain", job.id).stdout
     assert "waits for the limit of 'add' for key 'ada': 0 of 0 are running" in said
     assert desk.json("job", job.id)["limit"] == {"name": "add", "key": "ada"}
+
+
+def test_a_limit_goes_back_to_what_code_declares(desk: Desk) -> None:
+    desk.mill.queue("sums", rate="10/s", burst=50)
+    (row,) = desk.json("limit", "sums", "--queue", "--rate", "1/s")["limits"]
+    assert (row["rate"], row["burst"], row["by_hand"]) == ("1/s", 50, True)
+    (row,) = desk.json("limit", "sums", "--queue", "--burst", "none")["limits"]
+    assert (row["rate"], row["burst"]) == ("1/s", 1)
+    (row,) = desk.json("limit", "sums", "--queue", "--declared")["limits"]
+    assert (row["rate"], row["burst"], row["by_hand"]) == ("10/s", 50, False)

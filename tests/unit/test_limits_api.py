@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import Breaker, InvalidOption, Limit, Tidemill
+from tidemill import Breaker, InvalidOption, Limit, Tidemill, chain
 from tidemill.gate import Claim, LimitStats, Terms
 from tidemill.limits import rate_text, terms_text
 from tidemill.testing import worker
@@ -126,10 +126,17 @@ def test_a_queue_is_limited_where_it_is_named_and_at_run_time(mill: Tidemill) ->
     mill.queue("orders", rate="10/s", burst=20, breaker=Breaker(3, 60))  # another worker starts
     assert only(mill).terms == Terms((10, 1), 20, concurrency=2)
     orders.limit(rate="30/m", concurrency=None)
+    assert only(mill).terms == Terms((30, 60), 20)  # what is not given stays
+    orders.limit(burst=None)
     assert only(mill).terms == Terms((30, 60), 1)
     mill.queue("orders", breaker=4)
-    assert only(mill).terms == Terms(breaker=(4, 30))
-    for wrong in ({"rates": "1/s"}, {"breaker": 0}, {"breaker": Breaker(1, -1)}, {"burst": 2}):
+    assert only(mill).terms == Terms((30, 60), 1)  # it was set by hand
+    mill.limits.reset_queue("orders")
+    assert only(mill).terms == Terms((10, 1), 20, breaker=(4, 30))  # what code says adds up
+    mill.queue("orders", concurrency=7)
+    assert only(mill).terms == Terms((10, 1), 20, concurrency=7, breaker=(4, 30))
+    mistakes: list[Any] = [{"rates": "1/s"}, {"breaker": 0}, {"breaker": Breaker(1, -1)}]
+    for wrong in [*mistakes, {"rate": None, "burst": 2}]:
         with pytest.raises(InvalidOption):
             orders.limit(**wrong)
     with pytest.raises(InvalidOption, match="rates"):
@@ -220,3 +227,49 @@ def test_a_worker_in_this_process_keeps_to_limits(mill: Tidemill) -> None:
             job.wait(timeout=30)
     assert time.monotonic() - started >= 20 / 200
     assert max(most) == 2
+
+
+def test_what_was_set_by_hand_stays_until_it_is_given_back(mill: Tidemill) -> None:
+    @mill.task(name="work", limit="10/s")
+    def work(n: int = 0) -> None: ...
+
+    mill.limits.set("work", rate="5/s")  # before any job has come
+    work.enqueue()
+    mill.schedules.add("often", work.call(1), every=60)
+    assert only(mill).terms.rate == (5, 1)
+    mill.limits.reset("work")
+    assert only(mill).terms.rate == (10, 1)
+
+
+def test_a_schedule_declares_the_limit_when_it_is_added_and_not_when_it_fires(
+    mill: Tidemill,
+) -> None:
+    mill.schedules.add("often", mill.task(name="work", limit="10/s")(work).call(), every=60)
+    assert only(mill).terms.rate == (10, 1)
+    newer = mill.task(name="work", limit="20/s")(work)
+    newer.enqueue()
+    mill.schedules.run("often")
+    assert only(mill).terms.rate == (20, 1)
+
+
+def work(user: int = 0) -> None: ...
+
+
+def test_tasks_that_share_a_limit_agree_on_it(mill: Tidemill) -> None:
+    mill.task(name="one", limit=Limit("10/s", name="api"))(work)
+    mill.task(name="two", limit=Limit("10/s", name="api", key="k"))(work)
+    with pytest.raises(InvalidOption, match=r"the limit 'api' of task 'three' is declared other"):
+        mill.task(name="three", limit=Limit("20/s", name="api"))(work)
+
+
+@pytest.mark.parametrize("what", ["key", "cost"])
+def test_a_limit_by_arguments_that_are_not_known_yet_is_refused(mill: Tidemill, what: str) -> None:
+    @mill.task(name="find")
+    def find() -> int: ...  # type: ignore[empty-body]
+
+    by_user = Limit("1/s", **{what: lambda user: user})  # type: ignore[arg-type]
+    mail = mill.task(name="mail", limit=by_user)(work)
+    with pytest.raises(InvalidOption, match=f"the {what} of the limit of 'mail' is a function"):
+        mill.enqueue(chain(find.call(), mail))
+    fixed = mail.using(limit=Limit("1/s", key="fixed"))
+    mill.enqueue(chain(find.call(), fixed))

@@ -9,22 +9,24 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 from tidemill.brokers.base import Broker, Feature, need
-from tidemill.gate import Held, LimitStats, Terms
+from tidemill.gate import Claim, Held, LimitStats, Terms
 
-__all__ = ["Limiting", "limiting"]
+__all__ = ["Limiting", "declare_limit", "limiting"]
 
 
 class Limiting(Protocol):
     """A broker that keeps limits."""
 
     def set_limit(
-        self, name: str, terms: Terms, *, queue: bool = False, declared: bool = False
+        self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
         """Have these terms hold for a limit, or for a queue, from now on.
 
-        Terms that are ``declared``, as by code that starts, change nothing if the same were
-        declared before: what was set since stays. A job's ``Claim`` declares its limit when the job
-        is stored. A ready job that may not start yet waits aside; it does not fail.
+        Terms that are ``declared``, as by code that starts, are noted, and hold unless others were
+        set by hand, before or after; None, by hand, has those hold that were declared last. A job's
+        ``Claim`` declares its limit when the job is stored; that of a schedule's job, or of one
+        that comes from another store, only when the limit is not known. A ready job that may not
+        start yet waits aside; it does not fail.
         """
         ...
 
@@ -35,6 +37,12 @@ class Limiting(Protocol):
     def held(self, job_id: str) -> Held | None:
         """What keeps a ready job from starting now; None when no limit does."""
         ...
+
+
+def declare_limit(broker: Broker, claim: Claim | None) -> None:
+    """Have a broker know what code says of a limit, before a job does."""
+    if claim is not None:
+        limiting(broker, "limit=").set_limit(claim.name, claim.terms, declared=True)
 
 
 def limiting(broker: Broker, option: str) -> Limiting:

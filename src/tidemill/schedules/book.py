@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tidemill.brokers.base import Feature, need
+from tidemill.brokers.limiting import declare_limit
 from tidemill.brokers.schedules import Change
 from tidemill.brokers.schedules import Schedule as Record
 from tidemill.clock import wall_time
@@ -141,6 +142,7 @@ class Schedules:
         change = kept.added(name, stored, wall_time())
         if stored.ended:
             raise InvalidOption(f"schedule {name!r} would never fire: its time is past")
+        declare_limit(self._broker, stored.job.limit)
         (changed,) = self._broker.change_schedules([change])
         if not changed.done:
             raise ScheduleExists(

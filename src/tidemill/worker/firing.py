@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from tidemill.brokers.base import Broker, Feature, need
+from tidemill.brokers.limiting import declare_limit
 from tidemill.brokers.schedules import Change, Changed, LeftOut, Schedule
 from tidemill.clock import machine_time, wall_time
 from tidemill.crash import point
@@ -112,6 +113,7 @@ class Firing:
                 return
             if change is None:
                 return
+            declare_limit(broker, new.job.limit)
             if broker.change_schedules([change])[0].done:
                 log.info("schedule %r is %s", name, "stored" if old is None else "changed")
                 return

@@ -128,7 +128,9 @@ def set_queue(moves: Moves, queue: str, *, paused: bool | None, max_size: int | 
     moves.store.bells.ring(TASKS | MESSAGES | SPACE, ALL)
 
 
-def set_limit(moves: Moves, name: str, terms: Terms, *, queue: bool, declared: bool) -> None:
+def set_limit(
+    moves: Moves, name: str, terms: Terms | None, *, queue: bool, declared: bool
+) -> None:
     """Have other terms hold for a limit or a queue, and wake whoever they kept waiting."""
     if queue:
         moves.gates.set_queue(moves.row(name), terms, declared=declared)

@@ -348,7 +348,7 @@ class LmdbBroker:
         self._act(lambda moves: acts.set_queue(moves, queue, paused=paused, max_size=max_size))
 
     def set_limit(
-        self, name: str, terms: Terms, *, queue: bool = False, declared: bool = False
+        self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
         self._act(
             lambda moves: acts.set_limit(moves, name, terms, queue=queue, declared=declared)

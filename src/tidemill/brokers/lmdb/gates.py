@@ -24,6 +24,7 @@ from tidemill.gate import (
     change,
     ended,
     give_back,
+    hold_to,
     opens,
     room,
     take,
@@ -46,12 +47,14 @@ class Limited(msgspec.Struct, array_like=True):
     Attributes:
         gate: of a queue; a limit by name has one in each of its lanes.
         due: the time of its entry in the due table, 0 for none.
+        by_hand: the terms are somebody's, and not the code's.
     """
 
-    terms: Terms
+    terms: Terms = Terms()
     declared: Terms | None = None
     gate: Gate = msgspec.field(default_factory=Gate)
     due: int = 0
+    by_hand: bool = False
 
 
 _LIMITED = msgspec.msgpack.Decoder(Limited)
@@ -140,27 +143,18 @@ class Gates:
         limited.due = when
         self._dirty.add(GATES + name)
 
-    def set_queue(self, row: Row, terms: Terms, *, declared: bool) -> None:
+    def set_queue(self, row: Row, terms: Terms | None, *, declared: bool) -> None:
         """Have these terms hold for a queue."""
         if not row.gated:
             row.gated = 1
             row.dirty = True
-            self._queues[row.name] = row, Limited(terms)
+            self._queues[row.name] = row, Limited()
         limited = self._queues[row.name][1]
-        if self._change(limited, terms, declared=declared):
-            change(limited.terms, terms, limited.gate, self._moves.now)
-            limited.terms = terms
+        old = hold_to(limited, terms, declared=declared)
+        self._dirty.add(GATES + row.name)
+        if limited.terms != old:
+            change(old, limited.terms, limited.gate, self._moves.now)
             self._closed.add(row.name)
-            self._dirty.add(GATES + row.name)
-
-    @staticmethod
-    def _change(limited: Limited, terms: Terms, *, declared: bool) -> bool:
-        """False when code declares what it had declared before."""
-        if declared and limited.declared == terms:
-            return False
-        if declared:
-            limited.declared = terms
-        return True
 
     # -- limits by name -------------------------------------------------------------------------
 
@@ -178,21 +172,21 @@ class Gates:
                 self._names[name] = limited
         return limited
 
-    def declare(self, claim: Claim) -> None:
-        """A job is stored that brings a limit along."""
-        limited = self._names.get(claim.name)
-        if limited is None or limited.declared != claim.terms:
+    def declare(self, claim: Claim, *, anew: bool = True) -> None:
+        """A job is stored that brings a limit along; without ``anew`` a known one stays."""
+        limited = self._named(claim.name)
+        if limited is None or (anew and limited.declared != claim.terms):
             self.set_named(claim.name, claim.terms, declared=True)
 
-    def set_named(self, name: str, terms: Terms, *, declared: bool) -> None:
+    def set_named(self, name: str, terms: Terms | None, *, declared: bool) -> None:
         """Have these terms hold for a limit, in all its lanes."""
         limited = self._named(name)
         if limited is None:
-            limited = self._names[name] = Limited(terms)
-        if self._change(limited, terms, declared=declared):
-            old, limited.terms = limited.terms, terms
-            self._dirty.add(LIMITS + name)
-            self._moves.lanes.change(name, old, terms)
+            limited = self._names[name] = Limited()
+        old = hold_to(limited, terms, declared=declared)
+        self._dirty.add(LIMITS + name)
+        if limited.terms != old:
+            self._moves.lanes.change(name, old, limited.terms)
 
     def write(self) -> None:
         """Store what has changed."""
@@ -225,6 +219,7 @@ def gate_shown(limited: Limited, row: Row, now: int) -> LimitStats:
         queue=True,
         terms=limited.terms,
         declared=limited.declared,
+        by_hand=limited.by_hand,
         running=row.running,
         failures=limited.gate.failures,
         until=seconds_until(when, now) if when else 0.0,

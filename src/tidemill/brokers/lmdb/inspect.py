@@ -139,10 +139,14 @@ class Inspection:
                 assert limited is not None
                 lanes = [lane for _, lane in lanes_of(txn, store.tables, name)]
                 running = sum(lane.running for lane in lanes)
-                terms, declared = limited.terms, limited.declared
                 shown.append(
                     LimitStats(
-                        name=name, terms=terms, declared=declared, running=running, keys=len(lanes)
+                        name=name,
+                        terms=limited.terms,
+                        declared=limited.declared,
+                        by_hand=limited.by_hand,
+                        running=running,
+                        keys=len(lanes),
                     )
                 )
         return shown

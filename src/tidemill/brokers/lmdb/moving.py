@@ -138,7 +138,7 @@ def _adopt_one(moves: Moves, record: Record, first: int) -> bool:
     if envelope.key and not record.state.finished and not _take_key(moves, record):
         return False
     if envelope.limit is not None:
-        moves.gates.declare(envelope.limit)
+        moves.gates.declare(envelope.limit, anew=False)
     head = _header(moves, record, first)
     data = encode_envelope(envelope)
     head.size = len(data)

@@ -190,7 +190,7 @@ def _insert(
         moves.untimed = True
     if job.limit is not None:
         flags |= Flag.LIMITED
-        moves.gates.declare(job.limit)
+        moves.gates.declare(job.limit, anew=job.planned is None)
     if state == READY and due and moves.left(due, flags & Flag.WALL) > 0:
         state = SCHEDULED
     envelope = encode_envelope(job)

@@ -280,7 +280,7 @@ class MemoryBroker:
             self._wake_all()
 
     def set_limit(
-        self, name: str, terms: Terms, *, queue: bool = False, declared: bool = False
+        self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
         with self._lock:
             check_here(self._jobs)

@@ -51,9 +51,10 @@ class Item:
 class Limited:
     """A limit as it is set: the terms that hold, and those that code declared last."""
 
-    def __init__(self, terms: Terms, declared: Terms | None) -> None:
-        self.terms = terms
-        self.declared = declared
+    def __init__(self) -> None:
+        self.terms = Terms()
+        self.declared: Terms | None = None
+        self.by_hand = False  # the terms are somebody's, and not the code's
         self.gate = Gate()  # of a queue; that of a name has one in each of its lanes
 
     @property

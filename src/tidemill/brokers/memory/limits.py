@@ -21,6 +21,7 @@ from tidemill.gate import (
     clear_at,
     ended,
     give_back,
+    hold_to,
     opens,
     take,
 )
@@ -50,25 +51,24 @@ def micros(jobs: Jobs) -> int:
 # -- setting -------------------------------------------------------------------------------------
 
 
-def set_limit(jobs: Jobs, name: str, terms: Terms, *, queue: bool, declared: bool) -> None:
+def set_limit(
+    jobs: Jobs, name: str, terms: Terms | None, *, queue: bool, declared: bool
+) -> None:
     """Have these terms hold, at once."""
     table = jobs.queue_limits if queue else jobs.limits
     if queue:
         jobs.queue(name)
-    known = table.get(name)
-    if known is None:
-        known = table[name] = Limited(terms, None)
-    elif declared and known.declared == terms:
-        return
-    lanes = [lane.gate for (whose, _), lane in jobs.lanes.items() if whose == name]
-    for gate in [known.gate] if queue else lanes:
-        change(known.terms, terms, gate, micros(jobs))
-    known.terms, known.declared = terms, terms if declared else known.declared
+    known = table.setdefault(name, Limited())
+    old = hold_to(known, terms, declared=declared)
+    if known.terms != old:
+        lanes = [lane.gate for (whose, _), lane in jobs.lanes.items() if whose == name]
+        for gate in [known.gate] if queue else lanes:
+            change(old, known.terms, gate, micros(jobs))
 
 
-def declare(jobs: Jobs, claim: Claim | None) -> None:
-    """A job is stored that brings a limit along."""
-    if claim is not None:
+def declare(jobs: Jobs, claim: Claim | None, *, anew: bool = True) -> None:
+    """A job is stored that brings a limit along; without ``anew`` a known one stays."""
+    if claim is not None and (anew or claim.name not in jobs.limits):
         set_limit(jobs, claim.name, claim.terms, queue=False, declared=True)
 
 
@@ -198,6 +198,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
             queue=True,
             terms=limited.terms,
             declared=limited.declared,
+            by_hand=limited.by_hand,
             running=jobs.queue(name).running,
             failures=limited.gate.failures,
             until=_seconds(jobs, _queue_opens(jobs, name)),
@@ -210,6 +211,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
             name=name,
             terms=limited.terms,
             declared=limited.declared,
+            by_hand=limited.by_hand,
             running=sum(lane.running for (whose, _), lane in jobs.lanes.items() if whose == name),
             keys=sum(whose == name for whose, _ in jobs.lanes),
         )

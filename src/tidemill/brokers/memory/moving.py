@@ -55,7 +55,7 @@ def _adopt_one(jobs: Jobs, record: Record, first: int) -> bool:
         if len(holders) > (state is State.WAITING):
             return False
         holders.append(envelope.id)
-    declare(jobs, envelope.limit)
+    declare(jobs, envelope.limit, anew=False)
     item = jobs.items[envelope.id] = Item(envelope, first + record.seq)
     item.record = msgspec.structs.replace(
         record, seq=first + record.seq, attempts=list(record.attempts), log=list(record.log)

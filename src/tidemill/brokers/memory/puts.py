@@ -125,7 +125,7 @@ def _merge(jobs: Jobs, item: Item, job: Envelope) -> None:
 
 
 def _insert(jobs: Jobs, job: Envelope, state: State, since: float = 0.0) -> None:
-    declare(jobs, job.limit)
+    declare(jobs, job.limit, anew=job.planned is None)
     item = jobs.items[job.id] = Item(job, jobs.next_number())
     jobs.queue(job.queue).accepted += 1
     if job.key:

@@ -347,7 +347,7 @@ class RedisBroker:
     # -- limits ---------------------------------------------------------------------------------
 
     def set_limit(
-        self, name: str, terms: Terms, *, queue: bool = False, declared: bool = False
+        self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
         self._call("limit", *change(name, terms, queue=queue, declared=declared))
 

@@ -21,7 +21,7 @@ class Ledger:
     def all(self) -> list[LimitStats]:
         """Every limit in numbers, by name, queues first."""
         facts = self._lines.call("look", b"limits")
-        rows = [_stats(*facts[i : i + 8]) for i in range(0, len(facts), 8)]
+        rows = [_stats(*facts[i : i + 9]) for i in range(0, len(facts), 9)]
         return sorted(rows, key=lambda row: (not row.queue, row.name))
 
     def held(self, job_id: str) -> Held | None:
@@ -38,10 +38,11 @@ class Ledger:
         )
 
 
-def change(name: str, terms: Terms, *, queue: bool, declared: bool) -> Sequence[bytes]:
+def change(name: str, terms: Terms | None, *, queue: bool, declared: bool) -> Sequence[bytes]:
     """The arguments of a change."""
+    packed = pack_terms(terms) if terms is not None else b""
     kind = b"q" if queue else b"n"
-    return kind, name.encode(), pack_terms(terms), b"1" if declared else b"0"
+    return kind, name.encode(), packed, b"1" if declared else b"0"
 
 
 def _stats(
@@ -53,6 +54,7 @@ def _stats(
     failures: int,
     until: int,
     keys: int,
+    by_hand: int,
 ) -> LimitStats:
     return LimitStats(
         name=name.decode(),
@@ -63,6 +65,7 @@ def _stats(
         failures=failures,
         until=_seconds(until),
         keys=keys,
+        by_hand=bool(by_hand),
     )
 
 

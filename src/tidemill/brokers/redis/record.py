@@ -97,9 +97,9 @@ def _pack_lane(claim: Claim) -> bytes:
     return _SHORT.pack(len(lane)) + lane + _DOUBLE.pack(claim.cost)
 
 
-def pack_terms(t: Terms) -> bytes:
-    """Which terms there are, and their numbers."""
-    which = (t.rate is not None) | (t.window is not None) << 1
+def pack_terms(t: Terms, *, if_new: bool = False) -> bytes:
+    """Which terms there are, and their numbers; ``if_new``: they change no limit that is known."""
+    which = (t.rate is not None) | (t.window is not None) << 1 | if_new << 4
     which |= (t.concurrency is not None) << 2 | (t.breaker is not None) << 3
     none = (0.0, 0.0)
     concurrency = t.concurrency or 0
@@ -116,7 +116,9 @@ def _pack_unique(job: Envelope, until: float) -> bytes:
 
 def _pack_wish(job: Envelope, until: float = 0.0) -> bytes:
     """How to treat a job that has its key, its times, its links, and the terms of its limit."""
-    limit = pack_terms(job.limit.terms) if job.limit is not None else b""
+    limit = b""
+    if job.limit is not None:
+        limit = pack_terms(job.limit.terms, if_new=job.planned is not None)
     wish = _WISH.pack(_CONFLICTS[Conflict(job.on_conflict)], job.delay, job.at, job.expires)
     links = job.links
     if links is None:

@@ -41,7 +41,7 @@ local function adopt_one(id, record, envelope, result, said, wish, wait, first)
       call('RPUSH', B .. ':g:' .. id, line)
     end
   end
-  if j.lane then Lanes.declare(j.lane, wish) end
+  if j.lane then Lanes.declare(j.lane, wish, true) end
   if flagged(j.flags, LINKED) then flows.links[id], flows.new[id] = wish, wish end
   if wait ~= '' then flows.waits[id], flows.counted[id] = parse_wait(wait), true end
   save(j)

@@ -1,6 +1,6 @@
 -- Changing a limit.
 --
--- ARGV  5 q for a queue's or n for one by name, 6 its name, 7 terms, 8 '1' when code declares them
+-- ARGV  5 q for a queue's or n for one by name, 6 its name, 7 terms, or '' for those declared, 8 '1' when code declares them
 -- Returns 1, or {'moved', where}.
 
 local again = said_before() or departure()

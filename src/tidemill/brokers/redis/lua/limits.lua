@@ -7,7 +7,7 @@
 -- number of the lane's last lease for its sequence, when that is higher: keys take turns.
 --
 --   B:gate     hash    queue → when its gate is due to open, gate
---   B:terms    hash    n·NAME or q·QUEUE → terms, and those that code declared last, if any
+--   B:terms    hash    n·NAME or q·QUEUE → terms, those that code declared last, if any; ! if set by hand
 --   B:lane     hash    LANE (name, a zero, key) → see pack_lane; B:lanes zset, all 0, has them in order
 --   B:lane:LINE\0LANE  zset seq8·id by rank     its ready jobs
 --   B:parked:LINE      set  LANE that has ready jobs there
@@ -21,13 +21,19 @@ do
 
 -- -- terms -----------------------------------------------------------------------------------------
 
--- What holds, and what code declared, of a limit by name (n) or a queue's (q); nil when nobody said.
+local function no_terms() return pack('>Bdddddddd', 0, 0, 0, 1, 0, 0, 0, 0, 0) end
+local IF_NEW = 16 -- beside which terms there are: a job that declares its limit only if it is not known
+
+-- What holds, what code declared, and whether the first was set by hand, of a limit by name (n) or a queue's
+-- (q); nil when nobody said.
 function Terms.known(kind, name)
   local field = kind .. name
   local known = limits.terms[field]
   if known == nil then
     local data = call('HGET', B .. ':terms', field)
-    known = data and {packed = sub(data, 1, Gate.TERMS), declared = sub(data, Gate.TERMS + 1)}
+    local by_hand = data and #data % Gate.TERMS == 1
+    if by_hand then data = sub(data, 1, -2) end
+    known = data and {packed = sub(data, 1, Gate.TERMS), declared = sub(data, Gate.TERMS + 1), by_hand = by_hand}
     limits.terms[field] = known
   end
   return known or nil
@@ -35,15 +41,21 @@ end
 
 function Terms.of(kind, name) return Gate.terms(Terms.known(kind, name).packed) end
 
--- Note other terms; the old ones when they are to be changed for these, or false.
+-- Note what code declares, or a person sets ('' has the code's hold): what was set by hand stays whatever code
+-- declares. The old terms and the new when they are to be changed, or false.
 local function set_terms(kind, name, packed, declared)
   local known = Terms.known(kind, name)
   if known and declared and known.declared == packed then return false end
-  local old = known and known.packed or packed
-  known = {packed = packed, declared = declared and packed or known and known.declared or ''}
+  local is_new = not known
+  known = known or {packed = no_terms(), declared = '', by_hand = false}
+  local old = known.packed
+  if declared then known.declared = packed else known.by_hand = packed ~= '' end
+  if packed == '' then packed = known.declared ~= '' and known.declared or no_terms() end
+  if not (declared and known.by_hand) then known.packed = packed end
   limits.terms[kind .. name] = known
-  call('HSET', B .. ':terms', kind .. name, known.packed .. known.declared)
-  return Gate.terms(old)
+  call('HSET', B .. ':terms', kind .. name, known.packed .. known.declared .. (known.by_hand and '!' or ''))
+  if known.packed == old and not is_new then return false end
+  return Gate.terms(old), Gate.terms(known.packed)
 end
 
 -- -- gates of queues -------------------------------------------------------------------------------
@@ -89,9 +101,9 @@ end
 -- Have other terms hold for a queue.
 function Gates.set(queue, packed, declared)
   local row = row_of(queue)
-  local old = set_terms('q', queue, packed, declared)
+  local old, new = set_terms('q', queue, packed, declared)
   if not old then return end
-  row.terms = Gate.terms(packed)
+  row.terms = new
   if not row.gate then
     row.gate, row.gate_due = Gate.new(), 0
     row.base = tonumber(call('HGET', row.key, 'running')) or 0
@@ -229,9 +241,9 @@ end
 
 -- Have other terms hold for a limit, in all its lanes.
 function Lanes.set(limit, packed, declared)
-  local old = set_terms('n', limit, packed, declared)
+  local old, new = set_terms('n', limit, packed, declared)
   if not old then return end
-  local new, names = Gate.terms(packed), {}
+  local names = {}
   for _, name in ipairs(call('ZRANGEBYLEX', B .. ':lanes', '[' .. limit .. '\0', '(' .. limit .. '\1')) do names[name] = true end
   for name in pairs(limits.lanes) do
     if Lanes.split(name) == limit then names[name] = true end
@@ -242,8 +254,13 @@ function Lanes.set(limit, packed, declared)
   end
 end
 
--- A job is stored that brings a limit along; its wish ends in the terms.
-function Lanes.declare(name, wish) Lanes.set((Lanes.split(name)), sub(wish, -Gate.TERMS), true) end
+-- A job is stored that brings a limit along; its wish ends in the terms. With `if_new` a known one stays.
+function Lanes.declare(name, wish, if_new)
+  local limit, packed = Lanes.split(name), sub(wish, -Gate.TERMS)
+  local which = byte(packed)
+  if which >= IF_NEW then if_new, packed = true, string.char(which - IF_NEW) .. sub(packed, 2) end
+  if not if_new or not Terms.known('n', limit) then Lanes.set(limit, packed, true) end
+end
 
 -- Have another job stand in a ready line for its lane, or none.
 local function stand(line, old, new)

@@ -10,7 +10,7 @@
 -- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
 --       stand or ''}, or 0: get one each;
 --       limits {q or n, name, terms, declared, running, failures, microseconds until it opens (-1 when no time opens it),
---       keys, …}; held 0, or {name, key, 1 if it is the queue's, until, running, terms, 1 if its breaker does it};
+--       keys, 1 if by hand, …}; held 0, or {name, key, 1 if it is the queue's, until, running, terms, 1 if its breaker does it};
 --       schedules their records or 0, schedules_after {name, record, …}; find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
 
 local names = {}
@@ -75,11 +75,12 @@ local function limits_shown()
   end
   local fields = call('HGETALL', B .. ':terms')
   for i = 1, #fields, 2 do
-    local kind, name, packed = sub(fields[i], 1, 1), sub(fields[i], 2), sub(fields[i + 1], 1, Gate.TERMS)
-    local declared = sub(fields[i + 1], Gate.TERMS + 1)
+    local kind, name = sub(fields[i], 1, 1), sub(fields[i], 2)
+    local known = Terms.known(kind, name)
+    local packed, declared, by_hand = known.packed, known.declared, known.by_hand and 1 or 0
     if kind == 'q' then
       local row = find_row(name)
-      show(kind, name, packed, declared, row.base, row.gate.failures, until_(Gate.opens(row.terms, row.gate, row.base, 1)), 0)
+      show(kind, name, packed, declared, row.base, row.gate.failures, until_(Gate.opens(row.terms, row.gate, row.base, 1)), 0, by_hand)
     else
       local running, keys = 0, 0
       for _, lane in ipairs(call('ZRANGEBYLEX', B .. ':lanes', '[' .. name .. '\0', '(' .. name .. '\1')) do
@@ -87,7 +88,7 @@ local function limits_shown()
         running = running + lane.running
         if next(lane.lines) or lane.running > 0 or Gate.clear_at(Gate.terms(packed), lane.gate) > now then keys = keys + 1 end
       end
-      show(kind, name, packed, declared, running, 0, 0, keys)
+      show(kind, name, packed, declared, running, 0, 0, keys, by_hand)
     end
   end
   return all
