@@ -11,7 +11,7 @@ from cli_store import Desk
 
 import tidemill.cli.act
 import tidemill.cli.queues
-from tidemill import State, Tidemill, group
+from tidemill import State, Tidemill, chain, group
 
 
 @pytest.fixture
@@ -257,6 +257,17 @@ def test_a_backup_opens_as_a_store(desk: Desk, tmp_path: Path) -> None:
     again = desk.run("backup", str(target))
     assert again.exit_code == 2
     assert "holds a store already" in again.stderr
+
+
+def test_a_chain_is_cancelled_and_deleted_whole(desk: Desk) -> None:
+    # its id is that of its last step, which waits for the others
+    for verb, gone in (("cancel", State.CANCELLED), ("delete", None)):
+        handle = desk.mill.enqueue(chain(desk.add.call(1), desk.add, desk.add))
+        steps = [handle.id, *(job.id for job in desk.mill.jobs(group=handle.id))]
+        assert len(steps) == 3
+        assert desk.run(verb, handle.id).exit_code == 0
+        records = [desk.mill.broker.get(step) for step in steps]
+        assert [record and record.state for record in records] == [gone] * 3
 
 
 def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:

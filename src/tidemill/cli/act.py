@@ -16,11 +16,12 @@ from tidemill.cli.choose import every, filter_options, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.groups import JobGroup
 from tidemill.job import GROUP, Record, State
-from tidemill.wholes import is_hook
+from tidemill.wholes import cancel_whole, delete_whole, is_hook
 
 __all__ = ["cancel", "delete", "retry"]
 
 _BATCH = 500
+_HOOKS_MOST = 3  # that a job may have
 _RETRIED = frozenset({State.FAILED})
 _CANCELLED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
 
@@ -66,14 +67,19 @@ def cancel(
     """Cancel jobs that have not finished.
 
     By id, or the beginning of one, or by filters. One that does not run yet never will; a running
-    one is asked to stop, or made to with --terminate.
+    one is asked to stop, or made to with --terminate. The id of a group or a chain means all of it.
     """
     chosen = _chosen(mill, ids, what, _CANCELLED, "cancel", everything)
 
     def do(part: Sequence[str]) -> list[bool]:
         return mill.broker.cancel(part, terminate=terminate)
 
-    by_id = _with_groups(mill, do, lambda group: group.cancel(terminate))
+    by_id = _with_groups(
+        mill,
+        do,
+        lambda group: group.cancel(terminate),
+        lambda whole: cancel_whole(mill, whole, terminate),
+    )
     _act("cancelled", chosen, by_id if ids else do, mill, as_json)
 
 
@@ -88,33 +94,50 @@ def delete(
 ) -> None:
     """Forget jobs, with their results, in whatever state.
 
-    By id, or the beginning of one, or by filters. One that runs loses its lease. Of a group its id
-    alone means all of it: its members and hooks, too.
+    By id, or the beginning of one, or by filters. One that runs loses its lease. Of a group or a
+    chain its id alone means all of it: its members or steps, and its hooks, too.
     """
     chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
 
-    by_id = _with_groups(mill, mill.broker.delete, lambda group: group.delete())
+    by_id = _with_groups(
+        mill,
+        mill.broker.delete,
+        lambda group: group.delete(),
+        lambda whole: delete_whole(mill, whole),
+    )
     _act("deleted", chosen, by_id if ids else mill.broker.delete, mill, as_json)
 
 
 def _with_groups(
     mill: Tidemill,
     do: Callable[[Sequence[str]], list[bool]],
-    do_whole: Callable[[JobGroup[Any]], int],
+    do_group: Callable[[JobGroup[Any]], int],
+    do_chain: Callable[[str], int] | None = None,
 ) -> Callable[[Sequence[str]], list[bool]]:
-    """An act on jobs that were given by id, where that of a group means all of it."""
+    """An act on jobs that were given by id, where that of a group, or a chain, means all of it.
+
+    A chain has the id of its last step.
+    """
 
     def each(ids: Sequence[str]) -> list[bool]:
         answers = []
         for job_id in ids:
             record = mill.broker.get(job_id)
             if record is not None and record.envelope.task == GROUP:
-                answers.append(bool(do_whole(mill.group(job_id))))
+                answers.append(bool(do_group(mill.group(job_id))))
+            elif do_chain is not None and _has_steps(mill, job_id):
+                answers.append(bool(do_chain(job_id)))
             else:
                 answers += do([job_id])
         return answers
 
     return each
+
+
+def _has_steps(mill: Tidemill, job_id: str) -> bool:
+    """Whether other jobs than hooks are parts of a whole of this id."""
+    parts = mill.broker.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
+    return any(not is_hook(record) for record in parts)
 
 
 def _chosen(
