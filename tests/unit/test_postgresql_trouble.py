@@ -14,9 +14,9 @@ import pytest
 from postgres_desk import connect, ids, job, take
 from servers import Postgres, free_port
 
-from tidemill.brokers.base import Broker, Step, Want, open_broker
+from tidemill.brokers.base import Broker, Filter, Step, Want, open_broker
 from tidemill.errors import BrokerUnavailable, StoreFull
-from tidemill.job import Owner, State, Verdict
+from tidemill.job import Command, Owner, State, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +304,52 @@ def test_a_step_whose_reply_was_lost_is_answered_and_not_done_again(
     row = broker.stats()[0]
     assert (row.succeeded, row.retried, row.running, row.scheduled) == (1, 1, 2, 1)
     assert broker.get("j1").attempt == 1
+
+
+@pytest.mark.parametrize("act", ["cancel", "kick", "delete"])
+def test_an_act_whose_reply_was_lost_is_answered_and_not_done_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    # laws 4, 14
+    broker.put([job(id="a", delay=60.0), job(id="b", delay=60.0)])
+    lost = lose_replies(monkeypatch, b"." + act.encode() + b"(")
+    assert getattr(broker, act)(["a", "none"]) == [True, False]
+    assert lost
+    assert getattr(broker, act)(["b"]) == [True]
+
+
+def test_what_is_counted_or_said_once_is_so_when_the_reply_was_lost(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 4
+    broker.attach(Owner(id="o", name="w"))
+    broker.attach(Owner(id="gone", name="gone"))
+    broker.put([job(id="a"), job(id="b", delay=60.0)])
+    take(broker, "gone")
+    assert lose_replies(monkeypatch, b".send_command(") == []
+    assert broker.command("o", Command("dump"))
+    assert [command.verb for command in broker.exchange(Step("o")).commands] == ["dump"]
+    lost = lose_replies(monkeypatch, b".let_go(")
+    assert broker.release("gone", None) == 1
+    assert lost
+    record = broker.get("a")
+    assert record is not None
+    assert record.losses == 1
+    lost = lose_replies(monkeypatch, b".purge(")
+    assert broker.purge("default") == 2
+    assert lost
+
+
+def test_jobs_taken_in_whose_reply_was_lost_are_said_to_be_taken(
+    server: Postgres, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # laws 1, 4
+    source = open_broker(f"{server.url()}?migrate=1&schema=source")
+    source.put([job(id="a"), job(id="b")])
+    departure = source.depart("postgresql://elsewhere/x", seal=True)
+    records = source.find(Filter(), 10).records
+    source.close()
+    lost = lose_replies(monkeypatch, b".adopt_all(")
+    assert broker.adopt(departure, records, "far") == [True, True]
+    assert lost
+    assert ids(broker) == {"a", "b"}

@@ -239,7 +239,7 @@ class PostgresBroker:
         self._check_open()
         ids = texts([job_id.replace("\0", "") for job_id in job_ids])
         types = ", ".join(["text[]", *["text"] * len(more)])
-        done: list[bool] = self._session.call(name, [ids, *more], types)
+        done: list[bool] = self._session.once(name, [ids, *more], types)
         return done
 
     def set_queue(
@@ -253,14 +253,14 @@ class PostgresBroker:
     def purge(self, queue: str) -> int:
         self._check_open()
         removed = 0
-        while batch := self._session.call("purge", [queue, _PURGE_MOST], "text, int"):
+        while batch := self._session.once("purge", [queue, _PURGE_MOST], "text, int"):
             removed += batch
         return removed
 
     def command(self, owner_id: str, command: Command) -> bool:
         self._check_open()
         arguments = [owner_id, command.verb, command.token]
-        told: bool = self._session.call("send_command", arguments, "text, text, bigint", plain=True)
+        told: bool = self._session.once("send_command", arguments, "text, text, bigint", plain=True)
         return told
 
     def backup(self, target: str) -> None:

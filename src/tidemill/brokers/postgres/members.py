@@ -196,7 +196,7 @@ class Members:
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         """Take an owner of any process off the list; how many leases it had."""
         ran = causes or {}
-        held: int = self._session.call(
+        held: int = self._session.once(
             "let_go",
             [
                 *(owner_id, causes is not None, ints(list(ran))),

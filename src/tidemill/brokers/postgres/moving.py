@@ -41,7 +41,7 @@ def adopt(
 ) -> list[bool]:
     """Take in jobs of a departed store, and schedules."""
     session.known({record.envelope.queue for record in records})
-    taken: list[bool] = session.call(
+    taken: list[bool] = session.once(
         "adopt_all",
         [
             *(departure.mark, departure.last, cursor),

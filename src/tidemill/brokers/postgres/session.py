@@ -11,7 +11,7 @@ from typing import Any
 from tidemill.brokers.postgres import servertime
 from tidemill.brokers.postgres.address import Address
 from tidemill.brokers.postgres.hearing import Hearing
-from tidemill.brokers.postgres.lines import Connection, Lines
+from tidemill.brokers.postgres.lines import Connection, Line, Lines
 from tidemill.brokers.postgres.schema import check, installed, migrate
 from tidemill.brokers.postgres.wire import texts
 
@@ -113,6 +113,31 @@ class Session:
 
         def work(_: object, conn: Connection) -> Any:
             row = conn.execute(text.encode(), values).fetchone()
+            assert row is not None
+            return row[0]
+
+        return self.lines.run(work, patience=self.address.patience)
+
+    def once(self, name: str, arguments: Sequence[Any], types: str, *, plain: bool = False) -> Any:
+        """The same for what changes something: when its reply is lost it is answered again."""
+        schema = self.address.schema
+        holes = [f"%s::{kind.strip()}" for kind in types.split(",")]
+        prefs = self.statements.prefs(schema)
+        act = f'"{schema}".{name}({", ".join(holes if plain else [*holes, prefs])})'
+        text = (
+            f'WITH known AS MATERIALIZED (SELECT * FROM "{schema}".begin_call(%s, %s, {prefs})) '
+            f'SELECT CASE WHEN fresh THEN "{schema}".end_call(%s, to_jsonb({act})) ELSE told END '
+            "FROM known"
+        )
+        values = [*arguments] if plain else [*arguments, self.prefs()]
+        serials: dict[str, int] = {}
+
+        def work(line: Line, conn: Connection) -> Any:
+            if line.id not in serials:  # else it is done again, its reply was lost
+                line.serial += 1
+                serials[line.id] = line.serial
+            begun = [line.id, serials[line.id], self.prefs(), line.id]
+            row = conn.execute(text.encode(), [*begun, *values]).fetchone()
             assert row is not None
             return row[0]
 

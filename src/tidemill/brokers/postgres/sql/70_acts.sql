@@ -1,5 +1,29 @@
 -- Acting on jobs by their ids: each says whether it did anything. Whoever sleeps or waits looks again.
 
+-- A call that changes something, on a line of a client: whether it is new, and else what it was told.
+CREATE OR REPLACE FUNCTION tidemill.begin_call(
+    client text, this bigint, p tidemill.prefs, OUT fresh boolean, OUT told jsonb)
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    UPDATE call SET serial = this, seen = clock(p), answer = NULL
+    WHERE line = client AND serial < this;
+    IF NOT FOUND THEN
+        INSERT INTO call (line, serial, seen) VALUES (client, this, clock(p)) ON CONFLICT DO NOTHING;
+    END IF;
+    fresh := FOUND;
+    IF NOT fresh THEN
+        told := (SELECT answer FROM call WHERE line = client);
+    END IF;
+END $$;
+
+-- What it came to, kept for when the reply is lost.
+CREATE OR REPLACE FUNCTION tidemill.end_call(client text, said jsonb) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    UPDATE call SET answer = said WHERE line = client;
+    RETURN said;
+END $$;
+
 CREATE OR REPLACE FUNCTION tidemill.cancel(ids text[], verb text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
