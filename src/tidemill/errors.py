@@ -81,11 +81,20 @@ class QueueFull(TidemillError, queue.Full):
 
 
 class DuplicateJob(TidemillError):
-    """A job with this id is kept already, or an unfinished one has this key."""
+    """A job with this id is kept already, or another one has this key."""
 
     def __init__(self, message: str, job_id: str = "") -> None:
         super().__init__(message)
         self.job_id = job_id
+
+    @classmethod
+    def of_key(cls, key: str, job_id: str) -> DuplicateJob:
+        """Another job has the key."""
+        return cls(
+            f"a job has the key {key!r} already: it is unfinished, or was put with unique_for= and "
+            "that time is not over",
+            job_id,
+        )
 
 
 class LeaseLost(TidemillError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -381,6 +382,27 @@ def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
     worker.settle(lease)
     assert worker.exchange(want=want).leases == []
     assert worker.take_ids() == ids[:1]
+
+
+def test_a_lost_task_is_not_forgotten_when_its_queue_opens(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    limits.set_limit("a", Terms(concurrency=1), queue=True)
+    ids = put(broker, 1, queue="a")
+    dying = Hand(broker, "w2")
+    assert dying.take_ids(1) == ids
+    broker.release(dying.id, None)
+    other = Hand(broker, "w3")
+    broker.put([job("a", id="first", priority=9)])
+    [lease] = other.exchange(want=Want(1, alone=False)).leases
+    for _ in range(3):  # it has heard of all there was
+        assert worker.take_ids() == []
+        broker.wait(worker.id, 0)
+    other.settle(lease)
+    begun = time.monotonic()
+    broker.wait(worker.id, 30)
+    assert time.monotonic() - begun < 20  # it was woken
+    assert worker.take_ids() == ids
 
 
 # -- terms ---------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ WITHOUT_ROOM = 30.0
 
 _WHY = {
     LeftOut.ID: "a job has its id",
-    LeftOut.KEY: "an unfinished job has its key",
+    LeftOut.KEY: "a job has its key",
     LeftOut.FULL: "its queue is full",
 }
 

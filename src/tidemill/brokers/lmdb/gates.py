@@ -125,7 +125,7 @@ class Gates:
     def _ring(self, row: Row) -> None:
         count = self.room(row, row.ready)
         cursor = self._moves.txn.cursor(self._moves.t.ready)
-        for line in row.lines:
+        for line in (*row.lines, row.lost_line):
             prefix = READY_KEY.pack(line, 0, 0)[:4]
             if count and cursor.set_range(prefix) and cursor.key()[:4] == prefix:
                 self._moves.ring(row, line & 1, count)

@@ -92,7 +92,7 @@ def _put_one(moves: Moves, job: Envelope, *, limited: bool = True) -> Put:
 def _put_beside(moves: Moves, job: Envelope, key: Key, *, limited: bool) -> Put:
     """A job has the key already."""
     if job.on_conflict == Conflict.REJECT:
-        raise DuplicateJob(f"an unfinished job has the key {job.key!r} already", job.id)
+        raise DuplicateJob.of_key(job.key, job.id)
     if moves.txn.get(job.id.encode(), db=moves.t.job) is not None:
         raise _id_taken(job)
     if key.over:

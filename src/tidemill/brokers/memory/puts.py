@@ -68,7 +68,7 @@ def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
         held = holders[job.key] if job.key else []
         over = bool(job.key and jobs.held_by(job.key))
         if (held or over) and job.on_conflict == Conflict.REJECT:
-            raise DuplicateJob(f"an unfinished job has the key {job.key!r} already", job.id)
+            raise DuplicateJob.of_key(job.key, job.id)
         if job.id in jobs.items or job.id in ids:
             raise DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
         if over or (held and job.on_conflict != Conflict.REPLACE):

@@ -97,8 +97,7 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
 def _duplicate(diag: psycopg.errors.Diagnostic) -> DuplicateJob:
     what = diag.message_detail or ""
     if diag.message_primary == "key":
-        text = f"an unfinished job has the key {what!r} already"
-        return DuplicateJob(text, diag.message_hint or "")
+        return DuplicateJob.of_key(what, diag.message_hint or "")
     return DuplicateJob(f"a job with the id {what!r} is kept already", what)
 
 

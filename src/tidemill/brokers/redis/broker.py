@@ -420,7 +420,7 @@ def _refusal(what: bytes, *facts: str) -> TidemillError:
     if what == b"waits":
         return not_waiting(facts[0])
     if what == b"key":
-        return DuplicateJob(f"an unfinished job has the key {facts[1]!r} already", facts[0])
+        return DuplicateJob.of_key(facts[1], facts[0])
     return QueueFull(f"queue {facts[0]!r} holds max_size={facts[1]} jobs already")
 
 
