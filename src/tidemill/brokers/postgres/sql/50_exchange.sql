@@ -201,11 +201,16 @@ DECLARE
     jobs  bigint[];
     bad   boolean[];
     flows bigint[] := '{}';
-    held  bigint[] := ARRAY (
-        SELECT x >> 16 FROM unnest(tokens || others) AS x UNION ALL
-        SELECT (v ->> 'token')::bigint >> 16 FROM jsonb_array_elements(verdicts) AS v);
+    held  bigint[];
+    keyed boolean := shapes IS NOT NULL OR EXISTS (SELECT FROM key);
+    many  boolean := verdicts IS NOT NULL OR cardinality(others) > 1;
 BEGIN
-    IF shapes IS NOT NULL OR EXISTS (SELECT FROM key) THEN
+    IF keyed OR many THEN
+        held := ARRAY (
+            SELECT x >> 16 FROM unnest(tokens || others) AS x UNION ALL
+            SELECT (v ->> 'token')::bigint >> 16 FROM jsonb_array_elements(verdicts) AS v);
+    END IF;
+    IF keyed THEN
         PERFORM lock_keys(held || seen, keys_of(shapes));
     END IF;
     IF EXISTS (SELECT FROM behind) THEN
@@ -219,7 +224,7 @@ BEGIN
             SELECT DISTINCT n FROM jsonb_array_elements(shapes) AS s
             CROSS JOIN LATERAL jsonb_array_elements_text(s -> 'next') AS n));
     END IF;
-    IF verdicts IS NOT NULL OR cardinality(others) > 1 THEN
+    IF many THEN
         PERFORM FROM lease WHERE seq = ANY (held) ORDER BY seq FOR UPDATE;
     END IF;
     RETURN flows;
