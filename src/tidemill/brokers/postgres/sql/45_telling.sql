@@ -1,0 +1,66 @@
+-- After a commit: those who sleep, or wait for something, are told.
+
+-- Tell those who sleep: as many as there are jobs for, one for a time that comes earlier than any of
+-- them wakes, and those who wait for what has ended. "rest" says that jobs may have ended, or queues
+-- have space, that are not among "ended". What is there decides, not what happened: so whoever takes a
+-- full hand and leaves something behind passes the hint on. This comes after a commit: should it fail,
+-- what was committed is to be answered nevertheless; the same goes for chores.
+CREATE OR REPLACE FUNCTION tidemill.ring(
+    me int, rest boolean, ended bigint[], p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    sleepers int;
+    hinted   int[] := '{}';
+    l        int;
+    s        record;
+    d        float8;
+BEGIN
+    SELECT count(*) INTO sleepers FROM pulse WHERE asleep AND owner <> me;
+    IF sleepers > 0 THEN
+        FOR l IN SELECT * FROM ready_lines() LOOP
+            FOR s IN
+                SELECT pulse.owner, owner.channel FROM pulse JOIN owner ON owner.number = pulse.owner
+                WHERE pulse.asleep AND pulse.owner <> me AND NOT pulse.owner = ANY (hinted)
+                  AND owner.channel <> ''
+                  AND (pulse.queues IS NULL OR l / 4 = ANY (pulse.queues))
+                  AND CASE l & 3 WHEN 0 THEN pulse.tasks WHEN 1 THEN pulse.messages
+                      ELSE pulse.tasks AND pulse.alone END
+                ORDER BY random()
+                LIMIT (SELECT count(*) FROM (SELECT FROM ready WHERE line = l LIMIT sleepers) AS r)
+            LOOP
+                hinted := hinted || s.owner;
+                PERFORM pg_notify(s.channel, s.owner::text);
+            END LOOP;
+        END LOOP;
+        d := next_due();
+        IF d IS NOT NULL AND NOT EXISTS (
+            SELECT FROM pulse WHERE asleep AND (pulse.due <= d OR owner = ANY (hinted)))
+        THEN
+            PERFORM pg_notify(channel, number::text) FROM (
+                SELECT owner.channel, owner.number
+                FROM pulse JOIN owner ON owner.number = pulse.owner
+                WHERE pulse.asleep AND owner.channel <> '' ORDER BY random() LIMIT 1) AS one;
+        END IF;
+    END IF;
+    IF EXISTS (SELECT FROM await) THEN
+        PERFORM pg_notify(channel, 'await') FROM (
+            SELECT DISTINCT channel FROM await WHERE rest OR ref = ANY (ended) OR ref < 0) AS a;
+    END IF;
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'nobody was told of jobs: %', SQLERRM;
+END $$;
+
+-- The same for a put that is made again since its reply was lost: whoever it handed something to may
+-- not have heard of it.
+CREATE OR REPLACE FUNCTION tidemill.ring_again(p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    PERFORM ring(0, true, '{}', p);
+    PERFORM pg_notify(owner.channel, owner.number::text)
+    FROM pulse JOIN owner ON owner.number = pulse.owner
+    WHERE pulse.handed <> '{}' AND owner.channel <> '';
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'nobody was told of jobs: %', SQLERRM;
+END $$;
