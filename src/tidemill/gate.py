@@ -234,12 +234,20 @@ def take(terms: Terms, gate: Gate, now: int, cost: float = 1.0) -> None:
         gate.slots = slots
 
 
-def give_back(terms: Terms, gate: Gate, cost: float = 1.0) -> None:
-    """A job that was taken has not run."""
+def give_back(terms: Terms, gate: Gate, taken: int, cost: float = 1.0) -> None:
+    """A job that was taken at that time has not run.
+
+    Its slot of the window counts it no more; a later one would let too many start in its stead.
+    """
     gate.full -= cost * terms.every
-    if gate.slots:
-        end, count = gate.slots[-1]
-        gate.slots[-1] = end, max(0.0, count - cost)
+    if terms.window is None:
+        return
+    width = max(1, int(terms.window[1] * _MICRO) // _SLOTS)
+    for number, (end, count) in enumerate(gate.slots):
+        if end > taken:
+            if end - width <= taken:
+                gate.slots[number] = end, max(0.0, count - cost)
+            return
 
 
 def ended(terms: Terms, gate: Gate, now: int, *, well: bool) -> None:

@@ -222,6 +222,28 @@ def test_a_window_is_never_overfull(
     assert worker.take_ids() == ids[4:6]
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+def test_what_goes_back_leaves_the_part_of_the_window_it_was_taken_in(
+    broker: Broker, limits: Limiting, worker: Hand, clock: Clock, by_key: bool
+) -> None:
+    terms = Terms(window=(2, 64))
+    if by_key:
+        put(broker, 9, queue="a", limit=keyed(terms, "k"))
+    else:
+        limits.set_limit("a", terms, queue=True)
+        put(broker, 9, queue="a")
+    [first] = worker.take(1)
+    clock.advance(40)
+    assert len(worker.take(9)) == 1
+    worker.settle(first, Outcome.RELEASE)
+    clock.advance(10)
+    assert len(worker.take(9)) == 1
+    clock.advance(20)  # both that ran count still
+    assert worker.take_ids() == []
+    clock.advance(37)
+    assert len(worker.take(9)) == 1
+
+
 def test_messages_are_limited_as_well_and_so_are_those_that_are_gone_when_taken(
     broker: Broker, limits: Limiting, consumer: Hand, clock: Clock
 ) -> None:

@@ -121,7 +121,7 @@ def test_any_gate_opens_when_it_says_and_not_before(
         elif act == "take":
             take(terms, gate, now, data.draw(st.sampled_from([1, 1, 2.5])))
         elif act == "back":
-            give_back(terms, gate)
+            give_back(terms, gate, now)
         elif act == "fail":
             ended(terms, gate, now, well=False)
         else:
@@ -159,3 +159,15 @@ def test_a_change_to_a_smaller_burst_drops_what_does_not_fit() -> None:
     take(old, gate, T0)
     change(old, new, gate, T0)
     assert tokens(new, gate, T0) == pytest.approx(3)
+
+
+def test_what_is_given_back_is_taken_from_its_own_slot() -> None:
+    terms, gate = Terms(window=(2, 64.0)), Gate()
+    take(terms, gate, T0)
+    take(terms, gate, T0 + 30 * S)
+    give_back(terms, gate, T0)
+    take(terms, gate, T0 + 31 * S)
+    assert opens(terms, gate, 0, T0 + 66 * S) > T0 + 94 * S
+    give_back(terms, gate, T0 - 90 * S)  # long gone: it counts no more
+    give_back(terms, gate, T0 + 10 * S)
+    assert sum(count for _, count in gate.slots) == 2

@@ -98,14 +98,14 @@ class Gates:
             take(limited.terms, limited.gate, self._moves.now, count)
             self._dirty.add(GATES + row.name)
 
-    def ended(self, row: Row, outcome: int, *, back: bool) -> None:
-        """A lease of the queue has ended; ``back``: the job never ran."""
+    def ended(self, row: Row, outcome: int, back: int) -> None:
+        """A lease of the queue has ended; ``back``: when it was made, if the job never ran."""
         limited = self._queues[row.name][1]
         if outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
             well = outcome == Outcome.SUCCESS
             ended(limited.terms, limited.gate, self._moves.now, well=well)
         elif back:
-            give_back(limited.terms, limited.gate)
+            give_back(limited.terms, limited.gate, back)
         self._dirty.add(GATES + row.name)
 
     def came_due(self, row: Row) -> None:

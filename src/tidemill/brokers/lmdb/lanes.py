@@ -184,14 +184,14 @@ class Lanes:
         if lane.due or opening < NEVER or not lane.lines:
             self._arm(name, lane, opening)
 
-    def ended(self, stored: Stored, *, back: bool = False) -> None:
-        """A lease of the lane has ended; ``back``: the job never ran."""
+    def ended(self, stored: Stored, back: int = 0) -> None:
+        """A lease of the lane has ended; ``back``: when it was made, if the job never ran."""
         claim = claim_of(stored.envelope)
         name = _name_of(claim)
         lane = self._lane(name)
         lane.running -= 1
         if back:
-            give_back(self._moves.gates.terms(claim.name), lane.gate, claim.cost)
+            give_back(self._moves.gates.terms(claim.name), lane.gate, back, claim.cost)
         self._changed(name)
 
     def goes_on(self, stored: Stored) -> None:

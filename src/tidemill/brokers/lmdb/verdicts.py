@@ -69,11 +69,13 @@ def _close_attempt(
     row = moves.row_of(head.line)
     row.running -= 1
     row.dirty = True
-    back = outcome == _RELEASE and not verdict.started and not was_held(tail.attempts, leased)
+    back = 0  # when it was leased, if it never ran
+    if outcome == _RELEASE and not verdict.started and not was_held(tail.attempts, leased):
+        back = moves.now - moves.wall + round(leased * MICRO)
     if row.gated:
-        moves.gates.ended(row, outcome, back=back)
+        moves.gates.ended(row, outcome, back)
     if head.flags & _LIMITED:
-        moves.lanes.ended(stored, back=back)
+        moves.lanes.ended(stored, back)
     if outcome not in _BACK:
         head.attempt += 1
         tail.attempts.append(_attempt(head.attempt, worker, leased, verdict))

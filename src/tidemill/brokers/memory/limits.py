@@ -153,12 +153,13 @@ def start(jobs: Jobs, item: Item, number: int) -> None:
 def unstart(jobs: Jobs, item: Item) -> None:
     """A lease goes back and the job never ran: it gets its tokens back."""
     envelope = item.record.envelope
+    taken = int((jobs.now - jobs.wall + item.record.leased) * 1e6)
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
-        give_back(limited.terms, limited.gate)
+        give_back(limited.terms, limited.gate, taken)
     if envelope.limit is not None:
         terms = jobs.limits[envelope.limit.name].terms
-        give_back(terms, jobs.lane(envelope.limit).gate, envelope.limit.cost)
+        give_back(terms, jobs.lane(envelope.limit).gate, taken, envelope.limit.cost)
 
 
 def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:

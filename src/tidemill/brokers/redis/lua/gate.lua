@@ -112,11 +112,17 @@ function Gate.take(terms, gate, cost)
   gate.slots = slots
 end
 
--- A job that was taken has not run.
-function Gate.give_back(terms, gate, cost)
+-- A job that was taken at that time has not run: its slot of the window counts it no more.
+function Gate.give_back(terms, gate, taken, cost)
   gate.full = gate.full - cost * terms.every
-  local slots = gate.slots
-  if #slots > 0 then slots[#slots] = math.max(0, slots[#slots] - cost) end
+  if not terms.window then return end
+  local width, slots = math.max(1, math.floor(terms.length / SLOTS)), gate.slots
+  for i = 1, #slots, 2 do
+    if slots[i] > taken then
+      if slots[i] - width <= taken then slots[i + 1] = math.max(0, slots[i + 1] - cost) end
+      return
+    end
+  end
 end
 
 -- An attempt has succeeded, or failed: what the breaker goes by.

@@ -85,10 +85,10 @@ function Gates.take(row, many)
   row.gate_changed = true
 end
 
--- A lease has ended: with an attempt that went well or not, or going back before it ran.
+-- A lease has ended: with an attempt that went well or not, or going back before it ran: when it was made.
 function Gates.ended(row, well, back)
   if well ~= nil then Gate.ended(row.terms, row.gate, well) end
-  if back then Gate.give_back(row.terms, row.gate, 1) end
+  if back then Gate.give_back(row.terms, row.gate, back, 1) end
   row.gate_changed = true
 end
 
@@ -229,7 +229,7 @@ end
 
 -- A lease goes back, and its job never ran.
 function Lanes.give_back(j)
-  Gate.give_back(Terms.of('n', (Lanes.split(j.lane))), Lanes.of(j.lane).gate, j.cost)
+  Gate.give_back(Terms.of('n', (Lanes.split(j.lane))), Lanes.of(j.lane).gate, j.leased, j.cost)
   make_stale(j.lane)
 end
 

@@ -71,7 +71,7 @@ local function close_attempt(j, worker, v)
   if row.gate then
     local well = nil
     if outcome == O_SUCCESS then well = true elseif outcome == O_RETRY or outcome == O_FAIL then well = false end
-    Gates.ended(row, well, back)
+    Gates.ended(row, well, back and j.leased)
   end
   if j.lane and back then Lanes.give_back(j) end
   if outcome ~= O_RELEASE and outcome ~= O_SNOOZE then
