@@ -150,12 +150,13 @@ def test_a_purge_does_not_count_down_behind_a_job_that_was_just_leased(
     assert stands(broker, "c") == (State.READY, 0)
 
 
+@pytest.mark.parametrize("kind", ["worker", "consumer"])
 def test_puts_that_replace_and_steps_that_settle_never_wait_in_a_circle(
-    broker: Broker, server: Postgres
+    broker: Broker, server: Postgres, kind: str
 ) -> None:
     owners = ("w1", "w2")
     for owner in owners:
-        broker.attach(Owner(id=owner, name=owner))
+        broker.attach(Owner(id=owner, name=owner, kind=kind))
     over = threading.Event()
     errors: list[BaseException] = []
 
@@ -167,14 +168,16 @@ def test_puts_that_replace_and_steps_that_settle_never_wait_in_a_circle(
 
     def produce(keys: tuple[str, ...]) -> None:
         for _ in range(150):
-            fields: dict[str, Any] = {"on_conflict": Conflict.REPLACE, "task": "t"}
+            fields: dict[str, Any] = {"on_conflict": Conflict.REPLACE}
+            fields |= {"task": "t"} if kind == "worker" else {"task": "", "ttr": 0.0}
             broker.put([Envelope(id=new_id(), key=key, **fields) for key in keys])
 
     def work(owner: str) -> None:
-        want = Want(5, sleep=False)
+        tasks = kind == "worker"
+        want = Want(5, sleep=False, tasks=tasks, messages=not tasks)
         leases: list[Any] = []
         while not over.is_set() or leases:
-            verdicts = [Verdict(lease.token, Outcome.SUCCESS) for lease in leases]
+            verdicts = [Verdict(lease.token, Outcome.SUCCESS) for lease in leases if tasks]
             leases = list(broker.exchange(Step(owner, verdicts, want=want)).leases)
 
     producers = [

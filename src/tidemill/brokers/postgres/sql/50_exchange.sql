@@ -38,6 +38,21 @@ LANGUAGE sql IMMUTABLE AS $$
                               CASE WHEN w.tasks AND w.alone THEN 2 END], NULL)
 $$;
 
+-- Rows of "ready" but those that end when taken and whose key another has: that may wait for such a row,
+-- so it is not waited for. It tells us when it is done.
+CREATE OR REPLACE FUNCTION tidemill.without_held(rows tid[], t float8) RETURNS tid[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY (
+        SELECT r.row
+        FROM (SELECT ctid AS row, line, seq FROM ready WHERE ctid = ANY (rows)) AS r
+        CROSS JOIN LATERAL (SELECT key, ttr, expires FROM job WHERE job.seq = r.seq OFFSET 0) AS j
+        WHERE CASE WHEN j.key IS NOT NULL AND (r.line & 3 = 1 AND j.ttr = 0
+                                               OR j.expires > 0 AND j.expires <= t)
+              THEN pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(j.key))
+              ELSE true END);
+END $$;
+
 -- Lease up to "most" jobs of some lines, in one order. Returns how many, and them packed.
 CREATE OR REPLACE FUNCTION tidemill.claim(
     lines int[], most int, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
@@ -60,6 +75,9 @@ BEGIN
                 SELECT ctid, rank, seq FROM ready WHERE line = l
                 ORDER BY rank, seq LIMIT most FOR UPDATE SKIP LOCKED) AS first
             ORDER BY first.rank, first.seq LIMIT most);
+    END IF;
+    IF cardinality(rows) > 0 AND EXISTS (SELECT FROM key) THEN
+        rows := without_held(rows, t);
     END IF;
     IF cardinality(rows) = 0 THEN
         RETURN;
