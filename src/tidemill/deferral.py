@@ -39,18 +39,22 @@ def put_off() -> bool:
     _came.clear()
     _waiting[0] = False
     _inside[0] = True
-    try:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
-            if callable(handler) and handler is not _remember:
-                _handlers[number] = handler  # first: ours may be called as soon as it is there
-                _signal.signal(number, _remember)
+    try:  # without a jump: from Python 3.13 on no exception that comes at one is caught here
+        _take(_SIGNALS[0])
+        _take(_SIGNALS[1])
     except ValueError:  # embedded somewhere, and not the main thread after all
         pass
     except BaseException:  # one came before its handler was ours
         call_off()
         raise
     return True
+
+
+def _take(number: int) -> None:
+    handler = _signal.getsignal(number)
+    if callable(handler) and handler is not _remember:
+        _handlers[number] = handler  # first: ours may be called as soon as it is there
+        _signal.signal(number, _remember)
 
 
 def call_off() -> None:

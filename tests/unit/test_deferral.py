@@ -57,6 +57,7 @@ class Interrupted:
         return self.trace
 
     def __enter__(self) -> Interrupted:
+        sys._getframe().f_trace_opcodes = True  # 3.12 traces none that was not asked for before
         sys.settrace(self.trace)
         return self
 

@@ -30,14 +30,14 @@ def task(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_results_by_task_by_group_and_by_name(mill: Tidemill, task: Any) -> None:
     handle = mill.enqueue(map_many(task, range(7)))
     mill.enqueue(map_many(task, range(50, 52)))
-    task.using(id="nightly", tags=["t"], key="k", queue="q").enqueue(99)
+    task.using(id="nightly", tags=["t"], key="k", queue="q").enqueue(99.5)  # which is in no id
     mill.enqueue(chain(task.call(200), task).on_complete(mill.task(name="told")(hear)))
     run_all(mill)
     members = mill.jobs(group=handle.id, task=task)
     assert [job.result() for job in members] == list(range(7, 0, -1))  # newest first
     assert sorted(job.result() for job in members) == handle.results()  # once more
-    assert mill.job("nightly").result() == 100
-    for what in ({"tag": "t"}, {"key": "k"}, {"queue": "q"}, {"text": "99"}):
+    assert mill.job("nightly").result() == 100.5
+    for what in ({"tag": "t"}, {"key": "k"}, {"queue": "q"}, {"text": "99.5"}):
         assert [job.id for job in mill.jobs(**what)] == ["nightly"]
     assert len(list(mill.jobs(task="inc"))) == 12
     assert list(mill.jobs(task="inc", state="failed")) == []
