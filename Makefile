@@ -27,7 +27,7 @@ types: $(VENV)/dev       ## mypy strict and pyright
 
 unit: $(VENV)/dev        ## all tests on this Python
 	@scripts/servers
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 pythons: $(VENV)/dev     ## the fast tests on the other Pythons that are installed
 	scripts/other-pythons 3.12 3.13
