@@ -219,7 +219,7 @@ class Tidemill:
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             task = self._declare(function, name, checked)
             if schedule is not None:
-                self.schedules.declare(task.name, task.call(), schedule)
+                self.schedules.declare_own(task.name, task.call(), schedule)
             return task
 
         return declare(function) if function is not None else declare

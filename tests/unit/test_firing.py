@@ -184,6 +184,25 @@ def test_what_was_paused_meanwhile_does_not_fire(desk: Desk) -> None:
     assert desk.times() == [720]
 
 
+def test_a_single_time_that_passed_while_it_was_paused_is_over(desk: Desk) -> None:
+    # case C7: nothing done meanwhile is made up for, and what has ended gives its name free
+    schedules, call = desk.mill.schedules, desk.mill.call("tick")
+    for name, catch_up in (("once", False), ("caught", True)):
+        schedules.add(name, call, at=NOON + 60, catch_up=catch_up)
+        schedules.pause(name)
+    desk.mill.schedule("code", call, at=NOON + 60)
+    schedules.store()
+    schedules.pause("code")
+    desk.now += 120
+    for name in ("once", "caught", "code"):
+        over = schedules.resume(name)
+        assert (over.ended, over.paused, over.next, over.fired) == (True, False, None, 0)
+    assert [s.name for s in schedules] == ["code"]
+    schedules.add("once", call, every=60)
+    desk.fire()
+    assert desk.times() == []
+
+
 def test_a_clock_that_is_set_neither_doubles_nor_loses_one(desk: Desk) -> None:  # law 19
     desk.mill.schedules.add("s", desk.mill.call("tick"), every=600, catch_up=True)
     desk.now += 610

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import sys
 import time
 import zoneinfo
 from collections.abc import Iterator
@@ -43,6 +44,9 @@ def declare(mill: Tidemill) -> None:
         return what
 
     mill.task(name="report")(report)
+
+
+def nothing() -> None: ...
 
 
 def names(mill: Tidemill) -> list[str]:
@@ -308,11 +312,42 @@ def test_a_single_time_that_is_past_is_stored_as_ended(mill: Tidemill) -> None:
 
 
 def test_a_name_is_declared_once(mill: Tidemill) -> None:
-    mill.task(name="other")(test_a_name_is_declared_once)
+    mill.task(name="other")(nothing)
+    mill.schedule("s", mill.call("report", "eu"), every=60)
+    mill.schedule("s", mill.call("report", "eu"), every=60)  # the same file, run once more
+    was = r"schedule 's' is declared twice, as report\('eu'\) every 60 s and as "
+    for call, every, said in (
+        (mill.call("other"), 60, r"other\(\) every 60 s; give one another name"),
+        (mill.call("report", "us"), 60, r"report\('us'\) every 60 s"),
+        (mill.call("report", "eu"), 90, r"report\('eu'\) every 90 s"),
+        (mill.call("report", "eu").using(queue="q"), 60, r"report\('eu'\) every 60 s"),
+    ):
+        with pytest.raises(InvalidOption, match=was + said):
+            mill.schedule("s", call, every=every)
+    mill.schedules.store()
+    assert mill.schedules.get("s").when == "every 60 s"
+
+
+def test_at_a_prompt_the_latest_declaration_holds(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     mill.schedule("s", mill.call("report"), every=60)
-    mill.schedule("s", mill.call("report"), every=90)  # as in a notebook, or a reload
-    with pytest.raises(InvalidOption, match="'s' is declared twice: of report and of other"):
-        mill.schedule("s", mill.call("other"), every=60)
+    mill.schedule("s", mill.call("report"), every=90)
+    mill.schedules.store()
+    assert mill.schedules.get("s").when == "every 90 s"
+
+
+def test_a_task_that_is_declared_anew_brings_its_schedule_anew(mill: Tidemill) -> None:
+    for every in (60, 90):  # as in a notebook, or a reload
+
+        @mill.task(name="nightly", schedule=every)
+        def nightly() -> None: ...
+
+    mill.schedules.store()
+    assert mill.schedules.get("nightly").when == "every 90 s"
+    with pytest.raises(InvalidOption, match="'nightly' is declared twice"):
+        mill.schedule("nightly", mill.call("nightly"), every=5)
 
 
 def test_a_task_may_carry_its_schedule(mill: Tidemill) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,8 @@ __all__ = ["Schedule", "Schedules"]
 
 T = TypeVar("T")
 PAGE = 500
+
+_Declared = tuple[Call[Any], When]
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +92,8 @@ class Schedules:
 
     def __init__(self, mill: Tidemill) -> None:
         self._mill = mill
-        self._declared: dict[str, tuple[Call[Any], When]] = {}
+        self._declared: dict[str, _Declared] = {}
+        self._of_tasks: set[str] = set()
 
     # -- in code --------------------------------------------------------------------------------
 
@@ -105,16 +109,25 @@ class Schedules:
             when: a cron text, seconds, a timedelta or a :class:`When`; or give its options.
 
         Raises:
-            InvalidOption: something is wrong, or the name is declared already.
+            InvalidOption: something is wrong, or the name is declared already, and not as the same.
         """
         check_name("schedule name", name)
+        new = _checked(name, call), when_of(when, options)
         before = self._declared.get(name)
-        if before is not None and before[0].task != call.task:
+        if before is not None and not _is_same(before, new) and not _is_prompt():
             raise InvalidOption(
-                f"schedule {name!r} is declared twice: of {before[0].task} and of {call.task}; "
-                "give one another name"
+                f"schedule {name!r} is declared twice, as {_in_words(before)} and as "
+                f"{_in_words(new)}; give one another name"
             )
-        self._declared[name] = _checked(name, call), when_of(when, options)
+        self._declared[name] = new
+        self._of_tasks.discard(name)
+
+    def declare_own(self, name: str, call: Call[Any], when: Any) -> None:
+        """Declare what a task carries itself. A task that is declared anew brings it anew."""
+        if name in self._of_tasks:
+            del self._declared[name]
+        self.declare(name, call, when)
+        self._of_tasks.add(name)
 
     def declared(self) -> list[tuple[str, bytes]]:
         """What code declares, as records' bodies, for who stores it."""
@@ -171,7 +184,10 @@ class Schedules:
         return self._change(name, lambda old: kept.paused(_found(name, old)))
 
     def resume(self, name: str) -> Schedule:
-        """Let it go on from now; what it would have done meanwhile is not made up for."""
+        """Let it go on from now; what it would have done meanwhile is not made up for.
+
+        One that has no time left thereby has ended, and is removed unless code declares it.
+        """
         return self._change(name, lambda old: kept.resumed(_found(name, old), wall_time()))
 
     def remove(self, name: str) -> None:
@@ -317,6 +333,24 @@ def _checked(name: str, call: Any) -> Call[Any]:
                 f"schedule {name!r} makes many jobs; leave {option}= out of its call"
             )
     return call
+
+
+def _is_same(one: _Declared, other: _Declared) -> bool:
+    """Whether one may stand for the other, as when a file is run twice."""
+    (call, when), (call2, when2) = one, other
+    return (call.task, call.args, call.kwargs, call.options, when.terms) == (
+        *(call2.task, call2.args, call2.kwargs, call2.options, when2.terms),
+    )
+
+
+def _is_prompt() -> bool:
+    """In a notebook, or at a prompt, what was said before is often said again, and better."""
+    return hasattr(sys, "ps1")
+
+
+def _in_words(declared: _Declared) -> str:
+    call, when = declared
+    return f"{call!r} {in_words(when.rule)}"
 
 
 def _as_declared(name: str, body: bytes, old: Record | None) -> Change | None:

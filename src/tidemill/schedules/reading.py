@@ -112,6 +112,11 @@ class When:
         if rule.every and self.jitter > rule.every:
             raise InvalidOption(f"jitter is longer than every={rule.every:g} s; take a shorter one")
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """All that was said."""
+        return self.rule, self.repeats, self.jitter, self.catch_up
+
     def __repr__(self) -> str:
         return f"When({self.rule!r})"
 

@@ -130,8 +130,6 @@ def fired(record: Schedule, now: float) -> Change:
         stored.planned = _next(stored, now)
         if stored.jitter:  # the next one is late by itself
             break
-    if stored.ended and not stored.code:
-        return Change(record.name, record.version, gone=True, jobs=tuple(jobs))
     return _to(record.name, record.version, stored, tuple(jobs))
 
 
@@ -198,4 +196,5 @@ def _terms(stored: Stored) -> tuple[object, ...]:
 
 
 def _to(name: str, version: int, stored: Stored, jobs: tuple[Envelope, ...] = ()) -> Change:
-    return Change(name, version, due_of(stored), encode(stored), jobs=jobs)
+    over = stored.ended and not stored.code  # code would declare it again
+    return Change(name, version, due_of(stored), encode(stored), gone=over, jobs=jobs)
