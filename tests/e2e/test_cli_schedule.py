@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from cli_store import Desk
 
+from tidemill.brokers.base import Step
+from tidemill.job import Owner
+from tidemill.worker.firing import Firing
+from tidemill.worker.wire import Hello
+
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
@@ -58,6 +63,29 @@ def test_a_task_the_app_does_not_have_says_so(desk: Desk) -> None:
     assert "1 of 1 name a task the app does not have: s (nothing)" in doctor
     document = desk.run("schedule", "list", "--app", app, "--json", url=False).stdout
     assert json.loads(document)["schedules"][0]["known"] is False
+
+
+def test_what_no_living_worker_declares_says_so(desk: Desk) -> None:
+    desk.mill.schedule("s", desk.mill.call("add", 1), every=0.05)
+    declared = Hello(schedules=desk.mill.schedules.declared())
+    for owner in ("gone", "here"):
+        desk.mill.broker.attach(Owner(id=owner, name=owner))
+        Firing("app", owner).declare(desk.mill.broker, declared)
+        declared = Hello(schedules=[("other", declared.schedules[0][1])])
+    desk.mill.schedules.pause("other")
+    desk.mill.broker.detach("gone")
+    assert "no worker declares it" in desk.run("schedule", "list").stdout
+    while not (due := desk.mill.broker.exchange(Step("here", fires=5)).schedules):
+        desk.mill.broker.wait("here", 0.05)
+    Firing("app", "here").fire(desk.mill.broker, due)
+    assert "not declared since 20" in desk.run("schedule", "list").stdout
+    (row,) = [r for r in desk.json("schedule", "list")["schedules"] if r["name"] == "s"]
+    assert (row["declared"], row["next"]) == (False, None)
+    assert row["undeclared"] == pytest.approx(time.time(), abs=600)
+    assert "1 of 2 do not fire, since no worker declares them" in desk.run("doctor").stdout
+    assert desk.run("schedule", "remove", "s").stdout == "s is removed\n"
+    removed = desk.run("schedule", "remove", "other").stdout
+    assert removed == "other is removed, until a worker starts\n"
 
 
 def test_mistakes_say_what_is_wrong(desk: Desk) -> None:  # case C8

@@ -127,14 +127,14 @@ def test_one_that_is_added_while_a_worker_sleeps(place: Place) -> None:
     assert [*mill.schedules] == []
 
 
-def test_new_code_changes_adds_and_removes_what_it_declares(place: Place) -> None:
+def test_new_code_changes_adds_and_withdraws_what_it_declares(place: Place) -> None:
     # case C8: by SIGHUP, and no worker is restarted
     place.write(
         APP
         + """
 mill.schedule("stays", tick.call(), every=3600)
 mill.schedule("changes", tick.call(), every=3600)
-mill.schedule("goes", tick.call(), every=3600)
+mill.schedule("goes", tick.call(), every=0.5)
 """
     )
     worker = place.worker().wait_ready()
@@ -151,11 +151,31 @@ mill.schedule("comes", tick.call(), every=3600)
         load=False,
     )
     worker.send(signal.SIGHUP)
-    worker.wait_line("'goes' is no longer declared")
+    worker.wait_line("'goes' is no longer declared by this worker")
+    worker.wait_line("'goes' fires no more: no worker lives that declares it")
     place.wait_notes("tick changes", 2)
     after = {schedule.name: schedule for schedule in place.mill.schedules}
-    assert sorted(after) == ["changes", "comes", "person", "stays"]
+    assert sorted(after) == ["changes", "comes", "goes", "person", "stays"]
     assert after["stays"] == before["stays"]
+    assert (after["goes"].declared, after["goes"].next) == (False, None)
+    assert (after["stays"].declared, after["person"].declared) == (True, None)
+
+
+def test_another_app_of_the_same_name_takes_nothing_away(place: Place) -> None:
+    # case C8: each fires what both declare, for as long as who declares it lives
+    declared = 'mill.schedule("{}", tick.call(), every=0.5)\n'
+    place.write(APP + declared.format("ours"))
+    place.worker().wait_ready()
+    place.wait_notes("tick ours", 2)
+    place.write(APP + declared.format("theirs"), load=False)
+    theirs = place.worker().wait_ready()
+    place.wait_notes("tick theirs", 2)
+    seen = len(place.wait_notes("tick ours", 2))
+    place.wait_notes("tick ours", seen + 2)
+    theirs.kill_everything()
+    place.workers[0].wait_line("'theirs' fires no more: no worker lives that declares it")
+    seen = len(place.wait_notes("tick ours", 2))
+    place.wait_notes("tick ours", seen + 2)
 
 
 def test_a_task_that_nobody_has_says_so_with_its_schedule(place: Place) -> None:

@@ -1,74 +1,18 @@
-"""How a worker's supervisor sees to schedules: what it fires, and what becomes of them then."""
+"""How a worker's supervisor fires schedules, and what becomes of them then."""
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Iterator
 
 import pytest
+from firing_desk import NOON, Desk, tick
 
-from tidemill import Tidemill, When
-from tidemill.brokers.base import Filter, Step
+from tidemill import Tidemill
+from tidemill.brokers.base import Step
 from tidemill.brokers.schedules import Change
 from tidemill.clock import id_time
 from tidemill.errors import BadSignature, CodecError, StoreFull
-from tidemill.job import Envelope, Owner, Planned, State
-from tidemill.worker.firing import Firing
-from tidemill.worker.wire import Hello
-
-NOON = 1_800_000_000.0  # 2027-01-15 08:00 UTC
-READERS = ("brokers.memory.jobs", "schedules.book", "worker.firing", "app")
-
-
-class Desk:
-    """An app, a broker, a clock, and two supervisors' ways of firing."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = NOON
-        for name in READERS:
-            module = importlib.import_module(f"tidemill.{name}")
-            monkeypatch.setattr(module, "wall_time", lambda: self.now)
-        machine = importlib.import_module("tidemill.brokers.memory.jobs")
-        monkeypatch.setattr(machine, "machine_time", lambda: self.now)
-        self.mill = Tidemill("memory://")
-        self.mill.task(name="tick")(_tick)
-        self.broker = self.mill.broker
-        for owner in ("w1", "w2"):
-            self.broker.attach(Owner(id=owner, name=owner))
-        self.firing = Firing("app:mill")
-
-    def due(self, owner: str = "w1") -> list[str]:
-        return [s.name for s in self.broker.exchange(Step(owner, fires=500)).schedules]
-
-    def fire(self, owner: str = "w1") -> int:
-        """See to all that is due; how many steps that took."""
-        steps = 0
-        while due := self.broker.exchange(Step(owner, fires=500)).schedules:
-            self.firing.fire(self.broker, due)
-            steps += 1
-        return steps
-
-    def jobs(self) -> list[Envelope]:
-        records = self.broker.find(Filter(), 10_000).records
-        return sorted((r.envelope for r in records), key=lambda e: e.planned and e.planned.time)
-
-    def times(self) -> list[float]:
-        """The times that jobs were put for, from the beginning on."""
-        return [job.planned.time - NOON for job in self.jobs() if job.planned]
-
-    def declare(self, firing: Firing | None = None) -> None:
-        """A worker starts with what the app declares now."""
-        hello = Hello(schedules=self.mill.schedules.declared())
-        (firing or Firing("app:mill")).declare(self.broker, hello)
-
-    def again(self) -> Tidemill:
-        """The app as a new version of its code has it: nothing is declared yet."""
-        self.mill.schedules = type(self.mill.schedules)(self.mill)
-        return self.mill
-
-
-def _tick() -> None: ...
+from tidemill.job import Planned, State
 
 
 @pytest.fixture
@@ -303,94 +247,6 @@ def test_what_this_version_cannot_read_is_left_as_it_is(
     desk.mill.schedules.remove("new")
 
 
-# -- what code declares --------------------------------------------------------------------------
-
-
-def test_a_worker_stores_what_code_declares(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
-    desk.declare()
-    (shown,) = desk.mill.schedules
-    assert (shown.name, shown.code, shown.app) == ("s", True, "app")
-    assert "schedule 's' is stored" in caplog.text
-    desk.now += 60
-    desk.fire()
-    desk.declare()  # another worker starts
-    assert "changed" not in caplog.text
-    assert desk.mill.schedules.get("s").fired == 1
-    assert desk.due() == []
-
-
-def test_what_code_no_longer_declares_is_removed(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    desk.mill.schedules.add("person", desk.mill.call("tick"), every=60)
-    for name in ("stays", "goes"):
-        desk.mill.schedule(name, desk.mill.call("tick"), every=60)
-    desk.declare()
-    desk.again().schedule("stays", desk.mill.call("tick"), every=60)
-    desk.declare(Firing("other:mill"))  # of another app, which removes nothing
-    desk.declare(Firing(""))
-    assert [s.name for s in desk.mill.schedules] == ["goes", "person", "stays"]
-    assert desk.mill.schedules.get("stays").app == "other"  # who declares it last has it
-    desk.declare()
-    assert [s.name for s in desk.mill.schedules] == ["person", "stays"]
-    assert "schedule 'goes' is no longer declared in app and is removed" in caplog.text
-
-
-def test_a_declared_one_that_has_ended_does_not_begin_again(desk: Desk) -> None:  # case C7
-    for name, when in (("once", When(at=NOON + 60)), ("few", When(every=60, repeats=2))):
-        desk.mill.schedule(name, desk.mill.call("tick"), when)
-    desk.declare()
-    for _ in range(5):
-        desk.now += 60
-        desk.fire()
-        desk.declare()
-    assert desk.times() == [60, 60, 120]
-    assert [s.ended for s in desk.mill.schedules] == [True, True]
-    desk.again().schedule("few", desk.mill.call("tick"), every=60, repeats=3)
-    desk.declare()
-    assert not desk.mill.schedules.get("few").ended
-
-
-def test_a_change_by_another_meanwhile_is_seen(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
-    change, calls = desk.broker.change_schedules, []
-
-    def late(changes: list[Change]) -> object:
-        calls.append(changes)
-        if len(calls) == 1:
-            change([Change("s", 0, 0.0, changes[0].body)])  # another worker was first
-        return change(changes)
-
-    monkeypatch.setattr(desk.broker, "change_schedules", late)
-    desk.declare()
-    assert desk.mill.schedules.get("s").app == "app"
-
-
-def test_what_found_no_room_is_stored_later(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
-    change, firing, now = desk.broker.change_schedules, Firing("app:mill"), [1000.0]
-    monkeypatch.setattr("tidemill.worker.firing.machine_time", lambda: now[0])
-
-    def full(changes: list[Change]) -> None:
-        raise StoreFull("the disk is full")
-
-    monkeypatch.setattr(desk.broker, "change_schedules", full)
-    for _ in range(3):  # turns of the worker
-        desk.declare(firing)
-    assert caplog.text.count("are not stored: the disk is full") == 1
-    monkeypatch.setattr(desk.broker, "change_schedules", change)
-    now[0] += 31
-    desk.declare(firing)
-    assert [s.name for s in desk.mill.schedules] == ["s"]
-
-
 # -- signatures ----------------------------------------------------------------------------------
 
 
@@ -398,7 +254,7 @@ def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # ca
     from tidemill.codec import verify
 
     mill = Tidemill("memory://", secret_keys=["new", "old"])
-    mill.task(name="tick")(_tick)
+    mill.task(name="tick")(tick)
     mill.schedules.add("s", mill.call("tick"), every=60)
     record = mill.broker.get(mill.schedules.run("s").id)
     assert record is not None

@@ -89,16 +89,21 @@ def examine(mill: Tidemill) -> list[Finding]:
 
 
 def _schedules(mill: Tidemill) -> Iterator[Finding]:
-    """Whether what fires has a task; only an app can tell."""
+    """Whether what fires has a task, which only an app can tell, and somebody who declares it."""
     if Feature.SCHEDULES not in mill.broker.features:
         return
     rows = [*mill.schedules]
     unknown = [f"{row.name} ({row.task})" for row in rows if row.known is False]
-    if unknown:
-        said = f"{len(unknown)} of {len(rows)} name a task the app does not have: "
-        shown = ", ".join(unknown[:5]) + (" …" if len(unknown) > 5 else "")
-        yield Finding("schedules", "warn", said + shown, "tidemill schedule remove NAME")
-    elif rows:
+    undeclared = [row.name for row in rows if row.undeclared]
+    for names, said in (
+        (unknown, "name a task the app does not have"),
+        (undeclared, "do not fire, since no worker declares them any more"),
+    ):
+        if names:
+            shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+            said = f"{len(names)} of {len(rows)} {said}: {shown}"
+            yield Finding("schedules", "warn", said, "tidemill schedule remove NAME")
+    if rows and not (unknown or undeclared):
         yield Finding("schedules", "ok", f"{len(rows)} in the store")
 
 

@@ -64,10 +64,14 @@ def list_(mill: Tidemill, as_json: bool) -> None:
 def _note(row: Schedule) -> Any:
     from tidemill.cli.show import styled
 
+    if row.undeclared:
+        return styled(f"not declared since {_shown(row.undeclared)}")
     if row.known is False:
         return styled("unknown task")
     if row.paused or row.ended:
         return styled("paused" if row.paused else "ended")
+    if row.declared is False:
+        return styled("no worker declares it")
     return f"{row.repeats - row.fired:,} left" if row.repeats else ""
 
 
@@ -268,12 +272,13 @@ def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @store_options
 def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
-    """Forget schedules. One that code declares comes back with the next worker."""
+    """Forget schedules. One that code declares comes back with the next worker that declares it."""
     for name in _known(mill, names):
-        code = mill.schedules.get(name).code
+        row = mill.schedules.get(name)
         mill.schedules.remove(name)
         if not as_json:
-            click.echo(f"{name} is removed{', until a worker starts' if code else ''}")
+            back = row.code and row.declared is not False
+            click.echo(f"{name} is removed{', until a worker starts' if back else ''}")
     if as_json:
         from tidemill.cli.show import print_json
 

@@ -57,6 +57,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         catch_up: whether each missed time is made up for.
         paused, ended: it does not fire now; nor ever again.
         code: it is declared in code; ``app`` says in which, where a worker has told.
+        declared: whether a worker lives that declares it; None when none ever did.
+        undeclared: since when it does not fire, since no such worker lives; None when it does.
         known: whether this app has its task; None when it has no tasks at all.
     """
 
@@ -75,6 +77,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool
     code: bool
     app: str
+    declared: bool | None
+    undeclared: dt.datetime | None
     known: bool | None
 
     def public(self) -> dict[str, Any]:
@@ -82,8 +86,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = {
             name: getattr(self, name) for name in type(self).__struct_fields__
         }
-        values["next"] = self.next.timestamp() if self.next else None
-        values["last"] = self.last.timestamp() if self.last else None
+        for field in ("next", "last", "undeclared"):
+            moment: dt.datetime | None = values[field]
+            values[field] = moment.timestamp() if moment else None
         return values
 
 
@@ -100,8 +105,8 @@ class Schedules:
     def declare(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> None:
         """Have a call made again and again; stored when a worker starts.
 
-        A later start with the same rule keeps the next time; with another, it begins anew. What is
-        no longer declared is removed when a worker of the same app starts.
+        A later start with the same rule keeps the next time; with another, it begins anew. It fires
+        while a worker lives that declares it, and is forgotten when none has for 30 days.
 
         Args:
             name: what it is known by.
@@ -165,10 +170,10 @@ class Schedules:
 
     def __iter__(self) -> Iterator[Schedule]:
         """All of them, by name."""
-        after = ""
+        after, alive = "", self._alive()
         while page := self._broker.list_schedules(after, PAGE):
             for record in page:
-                yield self._shown(record)
+                yield self._shown(record, alive)
             after = page[-1].name
 
     def get(self, name: str) -> Schedule:
@@ -279,17 +284,24 @@ class Schedules:
             repeats=when.repeats,
             jitter=when.jitter,
             catch_up=when.catch_up,
+            said=when.said,
             code=code,
         )
 
-    def _shown(self, record: Record) -> Schedule:
+    def _alive(self) -> set[str]:
+        return {owner.id for owner in self._broker.owners()}
+
+    def _shown(self, record: Record, alive: set[str] | None = None) -> Schedule:
         try:
             stored = kept.decode(record.body)
         except CodecError:  # it is fired by workers that can read it
             rule, job = Rule(at=record.due or 1.0), Envelope(id="", task="?")
             stored = Stored(rule=rule, job=job, planned=record.due)
         job, rule = stored.job, stored.rule
-        idle = stored.paused or stored.ended
+        idle = stored.paused or stored.ended or bool(stored.undeclared)
+        declared = None
+        if stored.declarers is not None:
+            declared = not (self._alive() if alive is None else alive).isdisjoint(stored.declarers)
         return Schedule(
             name=record.name,
             task=job.task,
@@ -306,6 +318,8 @@ class Schedules:
             ended=stored.ended,
             code=stored.code,
             app=stored.app,
+            declared=declared,
+            undeclared=_moment(rule, stored.undeclared) if stored.undeclared else None,
             known=self._knows(job.task),
         )
 

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from cronsim import CronSim, CronSimError
 
+from tidemill.clock import wall_time
 from tidemill.config import check_count, check_known, check_moment, check_seconds
 from tidemill.errors import InvalidOption
 from tidemill.schedules.rules import UNITS, Rule, next_time
@@ -106,6 +107,7 @@ class When:
         if not isinstance(catch_up, bool):
             raise InvalidOption(f"catch_up must be True or False, not {catch_up!r}")
         self.rule = rule
+        self.said = wall_time() if rule.at or rule.start or rule.end else 0.0
         self.repeats = 0 if repeats is None else check_count("repeats", repeats, 1)
         self.jitter = 0.0 if jitter is None else check_seconds("jitter", jitter)
         self.catch_up = catch_up

@@ -5,8 +5,13 @@ due schedule comes to the same change, and the broker lets one of them make it.
 
     due ──(fired)──► due ──► … ──► ended: no time is left, or no repeat
      ▲ │
-     │ └──(paused)──► paused
-     └───(resumed)──────┘
+     │ ├──(paused)──► paused ──────(resumed)──┐
+     │ └──(nobody who declares it lives)──► undeclared ──(30 days)──► gone
+     └───────────────────────────────────(declared)──┘
+
+What code declares has the owners written in it that did so: workers. It fires while one of them
+lives, whoever is handed it. No name of an app says whose it is, and no worker removes what another
+declares: neither two apps of one name, nor two versions of one app, can take each other's away.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from __future__ import annotations
 import copy
 import math
 import random
+from collections.abc import Collection
+from typing import Protocol
 
 import msgspec
 
@@ -21,23 +28,37 @@ from tidemill.brokers.schedules import Change, Schedule
 from tidemill.clock import new_id
 from tidemill.errors import CodecError
 from tidemill.job import Envelope, Planned
-from tidemill.schedules.rules import Rule, next_time
+from tidemill.schedules.rules import Rule, next_time, times
 
 __all__ = [
     "Stored",
     "added",
     "declared",
     "decode",
+    "differs",
     "due_of",
     "encode",
     "fired",
     "job_of",
     "paused",
     "resumed",
+    "withdrawn",
 ]
 
 AT_ONCE = 100
 """Missed times that one step makes up for."""
+
+FORGET = 30 * 86_400.0
+"""Seconds after which a schedule is removed that no living worker declares."""
+
+ABOUT = 10.0
+"""Seconds by which two declarations of ``datetime.now()`` plus something may be inexact."""
+
+
+class Lives(Protocol):
+    """Whether any of these owners is alive."""
+
+    def __call__(self, owners: Collection[str], /) -> bool: ...
 
 
 class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -54,8 +75,12 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
         fired: jobs it has put, or tried to.
         last: the time the latest of them was for.
         paused: it does not fire until it is resumed.
-        app: the app that declares it in its code, as the worker was given it.
+        app: the app that declares it in its code, as the worker was given it; only to be shown.
         code: it is declared in code.
+        declarers: the owners that declared it, workers; whoever fires it sees that one lives. None
+            when it was declared without a worker: it fires in any case.
+        undeclared: since when none of them lives, and it does not fire.
+        said: when the moments of its rule were said, if it has any.
     """
 
     rule: Rule
@@ -70,6 +95,9 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
     paused: bool = False
     app: str = ""
     code: bool = False
+    declarers: tuple[str, ...] | None = None
+    undeclared: float = 0.0
+    said: float = 0.0
 
     @property
     def ended(self) -> bool:
@@ -99,29 +127,74 @@ def added(name: str, new: Stored, now: float) -> Change:
     return _to(name, 0, new)
 
 
-def declared(name: str, new: Stored, old: Schedule | None, now: float) -> Change | None:
+def declared(
+    name: str,
+    new: Stored,
+    old: Schedule | None,
+    now: float,
+    *,
+    owner: str = "",
+    alive: Collection[str] = (),
+) -> Change | None:
     """The change that makes a record what the code says; None when it is that already.
 
     While the rule is the same, the next time and all that was counted stay; what was paused stays
-    so in any case.
+    so in any case. A worker (``owner``) becomes one of the declarers, beside those that are
+    ``alive``. For it there is always a change, and be it but another version: whoever has found
+    that no declarer lives, and is about to say so, was too early.
     """
-    if old is None:
+    was = decode(old.body) if old is not None else None
+    new.declarers = was.declarers if was is not None else None
+    if owner:
+        new.declarers = *(o for o in new.declarers or () if o in alive and o != owner), owner
+    if old is None or was is None:
         return added(name, new, now)
-    was = decode(old.body)
     new.app = new.app or was.app
     new.paused = was.paused
-    if _terms(new) != _terms(was):
+    if not _is_same(new, was, now):
         _begin(new, now)
         return _to(name, old.version, new)
-    new.rule, new.unanchored = was.rule, was.unanchored
+    new.rule, new.unanchored, new.said = was.rule, was.unanchored, was.said
     new.planned, new.fired, new.last = was.planned, was.fired, was.last
     body = encode(new)
-    return Change(name, old.version, old.due, body) if body != old.body else None
+    if body == old.body and not owner:
+        return None
+    return Change(name, old.version, due_of(new) if was.undeclared else old.due, body)
 
 
-def fired(record: Schedule, now: float) -> Change:
-    """The change that puts the jobs of a due schedule and sets its next time."""
+def differs(new: Stored, old: Schedule) -> bool:
+    """Whether what was declared changes more than who declares it."""
+    was = decode(old.body)
+    was.declarers, was.undeclared = new.declarers, new.undeclared
+    return encode(was) != encode(new)
+
+
+def withdrawn(record: Schedule, owner: str) -> Change | None:
+    """The change by which a worker declares it no more; None when it did not."""
     stored = decode(record.body)
+    if owner not in (stored.declarers or ()):
+        return None
+    stored.declarers = tuple(o for o in stored.declarers or () if o != owner)
+    return Change(record.name, record.version, record.due, encode(stored))
+
+
+def _always(owners: Collection[str]) -> bool:
+    return True
+
+
+def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
+    """The change that puts the jobs of a due schedule and sets its next time.
+
+    When it is declared in code, and by no living worker, there are no jobs: it is put aside, and
+    when it comes again, a long time later, it is removed.
+    """
+    stored = decode(record.body)
+    if stored.declarers is not None and not lives(stored.declarers):
+        if stored.undeclared:
+            return Change(record.name, record.version, gone=True)
+        stored.undeclared = now
+        return _to(record.name, record.version, stored)
+    stored.undeclared = 0.0
     jobs: list[Envelope] = []
     while stored.planned and stored.planned <= now and len(jobs) < AT_ONCE:
         jobs.append(job_of(stored, stored.planned, now))
@@ -163,6 +236,8 @@ def due_of(stored: Stored) -> float:
     """When a record is to be handed out: its time, and as much later as jitter has it; 0: never."""
     if stored.paused or stored.ended:
         return 0.0
+    if stored.undeclared:
+        return stored.undeclared + FORGET
     return stored.planned + (random.uniform(0, stored.jitter) if stored.jitter else 0.0)
 
 
@@ -187,12 +262,45 @@ def _finite(when: float) -> float:
     return when if when < math.inf else 0.0
 
 
-def _terms(stored: Stored) -> tuple[object, ...]:
-    """What decides about its times."""
-    rule = stored.rule
-    if stored.unanchored:
-        rule = msgspec.structs.replace(rule, start=0.0)
-    return rule, stored.repeats, stored.jitter, stored.catch_up
+def _is_same(new: Stored, was: Stored, now: float) -> bool:
+    """Whether both say the same about its times, so that what the one began the other goes on with.
+
+    Code may say other moments each time it is loaded, as ``start=datetime.now()``. They are the
+    same when they have moved by as much as the time has in which they were said; and so is a start
+    when both are past and the times from now on are the same.
+    """
+    rules = [
+        msgspec.structs.replace(stored.rule, start=0.0) if stored.unanchored else stored.rule
+        for stored in (new, was)
+    ]
+    for field in ("repeats", "jitter", "catch_up"):
+        if getattr(new, field) != getattr(was, field):
+            return False
+    ours, theirs = rules
+    if ours == theirs:
+        return True
+    if _timeless(ours) != _timeless(theirs):
+        return False
+    if all(bool(a) == bool(b) for a, b in zip(_moments(ours), _moments(theirs), strict=True)):
+        passed = new.said - was.said if was.said else math.inf
+        moved = [a - b for a, b in zip(_moments(ours), _moments(theirs), strict=True) if a != b]
+        if all(abs(seconds - passed) < ABOUT for seconds in moved):
+            return True
+    started = 0 < ours.start <= now and 0 < theirs.start <= now
+    return started and _from(ours, now) == _from(theirs, now)
+
+
+def _timeless(rule: Rule) -> Rule:
+    return msgspec.structs.replace(rule, at=0.0, start=0.0, end=0.0)
+
+
+def _moments(rule: Rule) -> tuple[float, float, float]:
+    return rule.at, rule.start, rule.end
+
+
+def _from(rule: Rule, now: float) -> list[float]:
+    """Some of its times from now on, to the millisecond, and its end."""
+    return [*(round(when, 3) for when in times(rule, now, 13)), rule.end]
 
 
 def _to(name: str, version: int, stored: Stored, jobs: tuple[Envelope, ...] = ()) -> Change:

@@ -9,14 +9,14 @@ done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.brokers.base import Broker, Feature, need
 from tidemill.brokers.limiting import declare_limit
 from tidemill.brokers.schedules import Change, Changed, LeftOut, Schedule
 from tidemill.clock import machine_time, wall_time
 from tidemill.crash import point
-from tidemill.errors import CodecError, StoreFull, StoreMoved
+from tidemill.errors import BrokerUnavailable, CodecError, StoreFull, StoreMoved
 from tidemill.schedules import stored as kept
 from tidemill.worker.wire import Hello
 
@@ -41,9 +41,14 @@ _WHY = {
 
 
 class Firing:
-    """The schedules of one worker. ``app`` is its app as the command line names it, if any."""
+    """The schedules of one worker.
 
-    def __init__(self, app: str = "") -> None:
+    ``app`` is its app as the command line names it, if any; ``owner`` its id with the broker, which
+    it is attached by before it declares. Without one it declares as one who does not stay.
+    """
+
+    def __init__(self, app: str = "", owner: str = "") -> None:
+        self._owner = owner
         self._app = app.partition(":")[0].removesuffix(".py")
         self._stored: Sequence[tuple[str, bytes]] | None = None  # what was declared last
         self._again = 0.0  # machine time; before it there is no room
@@ -64,7 +69,8 @@ class Firing:
             BrokerUnavailable: it may not have happened; who is handed them next sees.
         """
         now = wall or wall_time()
-        changes = [_fired(schedule, now) for schedule in due]
+        lives = self._lives_by(broker)
+        changes = [_fired(schedule, now, lives) for schedule in due]
         point("worker.firing")
         try:
             answers = broker.change_schedules(changes)
@@ -75,12 +81,29 @@ class Firing:
             return
         point("worker.fired")
         for change, changed in zip(changes, answers, strict=True):
-            _tell(change, changed)
+            _tell(change, changed, now)
+
+    def _lives_by(self, broker: Broker) -> kept.Lives:
+        """Asks the broker who lives, once, and only when that is not this worker itself.
+
+        Owners are asked for after the records were handed out: whoever declares one attaches first,
+        so it is seen here, or has changed the record since.
+        """
+        alive: set[str] = set()
+
+        def lives(owners: Collection[str]) -> bool:
+            if self._owner in owners:
+                return True
+            if not alive:
+                alive.update(owner.id for owner in broker.owners())
+            return not alive.isdisjoint(owners)
+
+        return lives
 
     # -- what code declares ---------------------------------------------------------------------
 
     def declare(self, broker: Broker, hello: Hello) -> None:
-        """Store what the app declares, and remove what it no longer does.
+        """Store what the app declares, and withdraw what this worker declared before and no more.
 
         Raises:
             FeatureMissing: it declares schedules, and the broker has none.
@@ -91,61 +114,92 @@ class Firing:
         if hello.schedules:
             need(broker, Feature.SCHEDULES, "a schedule")
         if Feature.SCHEDULES in broker.features:
+            names = {name for name, _ in hello.schedules}
             try:
-                for name, body in hello.schedules:
-                    self._declare(broker, name, body)
-                self._remove_others(broker, {name for name, _ in hello.schedules})
+                self._declare(broker, hello.schedules)
+                for name in [name for name, _ in self._stored or () if name not in names]:
+                    self._withdraw(broker, name)
             except StoreFull as error:
                 log.error("the schedules of the app are not stored: %s", error)
                 self._again = machine_time() + WITHOUT_ROOM
                 return
         self._stored = hello.schedules
 
-    def _declare(self, broker: Broker, name: str, body: bytes) -> None:
-        while True:
-            (old,) = broker.schedules([name])
+    def forget(self) -> None:
+        """The broker may have forgotten what was declared: the next ``declare`` says it again."""
+        self._stored = None
+
+    def _declare(self, broker: Broker, schedules: Sequence[tuple[str, bytes]]) -> None:
+        left = list(schedules)
+        alive = {owner.id: owner.name for owner in broker.owners()} if left else {}
+        while left:
+            batch, left = left[:AT_ONCE], left[AT_ONCE:]
+            left += self._declare_some(broker, batch, alive)
+
+    def _declare_some(
+        self, broker: Broker, batch: list[tuple[str, bytes]], alive: Mapping[str, str]
+    ) -> list[tuple[str, bytes]]:
+        """Store some; those that others changed meanwhile are to be tried again."""
+        tried: list[tuple[str, bytes]] = []
+        changes: list[Change] = []
+        said: list[str] = []
+        records = broker.schedules([name for name, _ in batch])
+        for (name, body), old in zip(batch, records, strict=True):
             new = kept.decode(body)
             new.app = self._app
             try:
-                change = kept.declared(name, new, old, wall_time())
+                change = kept.declared(
+                    name, new, old, wall_time(), owner=self._owner, alive=alive.keys()
+                )
+                differs = old is None or kept.differs(new, old)
             except CodecError as error:
                 log.error("schedule %r stays as it is: %s", name, error)
-                return
+                continue
+            if change is None:
+                continue
+            if differs:
+                declare_limit(broker, new.job.limit)
+                self._tell_others(name, old, alive)
+            tried.append((name, body))
+            changes.append(change)
+            said.append(("stored" if old is None else "changed") if differs else "")
+        again = []
+        answers = broker.change_schedules(changes) if changes else []
+        for declared, did, changed in zip(tried, said, answers, strict=True):
+            if not changed.done:
+                again.append(declared)
+            elif did:
+                log.info("schedule %r is %s", declared[0], did)
+        return again
+
+    def _tell_others(self, name: str, old: Schedule | None, alive: Mapping[str, str]) -> None:
+        """Say that a living worker declares it otherwise: an older version, or another app."""
+        others = kept.decode(old.body).declarers if old is not None else None
+        names = [alive[o] for o in others or () if o in alive and o != self._owner]
+        if names:
+            log.warning(
+                "schedule %r is declared otherwise by worker %s, and is changed: what is declared "
+                "last holds; if that is no other version of this app, give one another name",
+                name,
+                names[0],
+            )
+
+    def _withdraw(self, broker: Broker, name: str) -> None:
+        while True:
+            (record,) = broker.schedules([name])
+            change = kept.withdrawn(record, self._owner) if record is not None else None
             if change is None:
                 return
-            declare_limit(broker, new.job.limit)
             if broker.change_schedules([change])[0].done:
-                log.info("schedule %r is %s", name, "stored" if old is None else "changed")
+                log.info("schedule %r is no longer declared by this worker", name)
                 return
 
-    def _remove_others(self, broker: Broker, names: set[str]) -> None:
-        """Remove what this app declared once and does no longer."""
-        after = ""
-        while self._app and (page := broker.list_schedules(after, AT_ONCE)):
-            after = page[-1].name
-            for schedule in page:
-                if schedule.name in names or _app_of(schedule) != self._app:
-                    continue
-                change = Change(schedule.name, schedule.version, gone=True)
-                if broker.change_schedules([change])[0].done:
-                    log.info(
-                        "schedule %r is no longer declared in %s and is removed",
-                        schedule.name,
-                        self._app,
-                    )
 
-
-def _app_of(schedule: Schedule) -> str:
-    """The app whose code declares it; empty when none does."""
+def _fired(schedule: Schedule, now: float, lives: kept.Lives) -> Change:
     try:
-        return kept.decode(schedule.body).app
-    except CodecError:
-        return ""
-
-
-def _fired(schedule: Schedule, now: float) -> Change:
-    try:
-        return kept.fired(schedule, now)
+        return kept.fired(schedule, now, lives)
+    except BrokerUnavailable:
+        raise
     except Exception as error:  # of a later version, or of a zone that this machine lacks
         log.error(
             "schedule %r cannot be fired here, and is left for %g s: %s: %s",
@@ -157,9 +211,18 @@ def _fired(schedule: Schedule, now: float) -> Change:
         return Change(schedule.name, schedule.version, now + UNREADABLE, schedule.body)
 
 
-def _tell(change: Change, changed: Changed) -> None:
+def _tell(change: Change, changed: Changed, now: float) -> None:
     if changed.done and change.jobs:
         log.debug("schedule %r fired %d job(s)", change.name, len(change.jobs))
+    elif changed.done and change.due == now + kept.FORGET:
+        log.warning(
+            "schedule %r fires no more: no worker lives that declares it; it goes on when one does,"
+            " and else is removed in %d days",
+            change.name,
+            kept.FORGET // 86_400,
+        )
+    elif changed.done and change.gone:
+        log.info("schedule %r is removed: no worker has declared it for long", change.name)
     for why in changed.left_out:
         level = logging.DEBUG if why == LeftOut.KEY else logging.WARNING
         log.log(level, "schedule %r: a job was left out: %s", change.name, _WHY.get(why, why))

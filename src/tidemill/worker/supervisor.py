@@ -77,7 +77,7 @@ class Supervisor:
             concurrency=settings.concurrency * settings.processes,
         )
         self.broker: Broker | None = None
-        self._firing = Firing(settings.app)
+        self._firing = Firing(settings.app, self.owner.id)
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 while serving
         self._asked = 0
         self._troubled = False  # the broker is away, and it has been said
@@ -315,6 +315,7 @@ class Supervisor:
         self.crew.lose()
         with contextlib.suppress(BrokerUnavailable):  # the next exchange says so again
             broker.attach(self.owner)
+        self._firing.forget()
 
     def stop(self) -> None:
         """Ask for a graceful stop, from any thread."""

@@ -1,0 +1,68 @@
+"""An app, a memory broker and a clock, for tests of what a supervisor does with schedules."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tidemill import Tidemill
+from tidemill.brokers.base import Filter, Step
+from tidemill.job import Envelope, Owner
+from tidemill.worker.firing import Firing
+from tidemill.worker.wire import Hello
+
+NOON = 1_800_000_000.0  # 2027-01-15 08:00 UTC
+READERS = (
+    *("brokers.memory.jobs", "schedules.book", "schedules.reading", "worker.firing", "app"),
+)
+
+
+class Desk:
+    """An app, a broker, a clock, and two supervisors' ways of firing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = NOON
+        for name in READERS:
+            module = importlib.import_module(f"tidemill.{name}")
+            monkeypatch.setattr(module, "wall_time", lambda: self.now)
+        machine = importlib.import_module("tidemill.brokers.memory.jobs")
+        monkeypatch.setattr(machine, "machine_time", lambda: self.now)
+        self.mill = Tidemill("memory://")
+        self.mill.task(name="tick")(tick)
+        self.broker = self.mill.broker
+        for owner in ("w1", "w2"):
+            self.broker.attach(Owner(id=owner, name=owner))
+        self.firing = Firing("app:mill")
+
+    def due(self, owner: str = "w1") -> list[str]:
+        return [s.name for s in self.broker.exchange(Step(owner, fires=500)).schedules]
+
+    def fire(self, owner: str = "w1") -> int:
+        """See to all that is due; how many steps that took."""
+        steps = 0
+        while due := self.broker.exchange(Step(owner, fires=500)).schedules:
+            self.firing.fire(self.broker, due)
+            steps += 1
+        return steps
+
+    def jobs(self) -> list[Envelope]:
+        records = self.broker.find(Filter(), 10_000).records
+        return sorted((r.envelope for r in records), key=lambda e: e.planned and e.planned.time)
+
+    def times(self) -> list[float]:
+        """The times that jobs were put for, from the beginning on."""
+        return [job.planned.time - NOON for job in self.jobs() if job.planned]
+
+    def declare(self, firing: Firing | None = None) -> None:
+        """A worker starts with what the app declares now."""
+        hello = Hello(schedules=self.mill.schedules.declared())
+        (firing or Firing("app:mill")).declare(self.broker, hello)
+
+    def again(self) -> Tidemill:
+        """The app as a new version of its code has it: nothing is declared yet."""
+        self.mill.schedules = type(self.mill.schedules)(self.mill)
+        return self.mill
+
+
+def tick() -> None: ...
