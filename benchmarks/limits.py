@@ -34,10 +34,17 @@ queue_rate = mill.task(name="queue_rate", queue="rated")(work)
 queue_slots = mill.task(name="queue_slots", queue="slots")(work)
 rate = mill.task(name="rate", limit=Limit("1000000/s"))(work)
 slots = mill.task(name="slots", limit=Limit(concurrency=100000))(work)
-keys = mill.task(name="keys", limit=Limit(concurrency=100000, key=lambda n: n % 100))(work)
+for count in (1, 100, 10_000):
+    key = lambda n, count=count: n % count
+    high = Limit("1000000/s", key=key)
+    globals()[f"rate_{{count}}"] = mill.task(name=f"rate_{{count}}", limit=high)(work)
+    high = Limit(concurrency=100000, key=key)
+    globals()[f"slots_{{count}}"] = mill.task(name=f"slots_{{count}}", limit=high)(work)
 exact = mill.task(name="exact", queue="exact")(work)
 """
-KINDS = ("plain", "queue_rate", "queue_slots", "rate", "slots", "keys")
+QUEUES = ("queue_rate", "queue_slots")
+KEYS = tuple(f"{kind}_{count}" for kind in ("rate", "slots") for count in (1, 100, 10_000))
+KINDS = ("plain", *QUEUES, "rate", "slots", *KEYS)
 RATES = (100, 1000)
 
 

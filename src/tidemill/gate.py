@@ -206,16 +206,20 @@ def _window_opens(window: tuple[float, float], gate: Gate, now: int, cost: float
 
 def room(terms: Terms, gate: Gate, running: int, now: int, most: int) -> int:
     """How many jobs that cost 1 may start now, ``most`` at most."""
-    if opens(terms, gate, running, now):
+    if terms.breaker is not None and opens(terms, gate, running, now):
         return 0
-    most = min(most, _most_running(terms, gate) - running)
-    if terms.every:
-        most = min(most, max(1, int(tokens(terms, gate, now) + _SLACK / terms.every)))
+    free: float = min(most, _most_running(terms, gate) - running)
+    if terms.rate is not None:
+        every = terms.every
+        if not every:
+            return 0
+        free = min(free, (terms.burst * every - max(0, gate.full - now) + _SLACK) / every)
     if terms.window is not None:
         length = int(terms.window[1] * _MICRO)
-        used = sum(count for end, count in gate.slots if end + length > now)
-        most = min(most, max(1, int(terms.window[0] - used)))
-    return most
+        free = min(free, terms.window[0] - sum(n for end, n in gate.slots if end + length > now))
+    if free < 1 <= most:  # one that is open by a hair
+        return 0 if opens(terms, gate, running, now) else 1
+    return max(0, int(free))
 
 
 def take(terms: Terms, gate: Gate, now: int, cost: float = 1.0) -> None:

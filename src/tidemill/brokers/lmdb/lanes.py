@@ -11,41 +11,32 @@ its sequence, when that is higher: keys take turns.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import struct
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import lmdb
 import msgspec
 
 from tidemill.brokers.lmdb.gates import LIMITS, read_limited, seconds_until
+from tidemill.brokers.lmdb.hands import COST, name_of
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LANE, NUMBER, READY_KEY, UNUSED, Tables
 from tidemill.brokers.lmdb.record import Stored, claim_of, encode
-from tidemill.gate import NEVER, Claim, Gate, Held, Terms, change, clear_at, give_back, opens, take
-from tidemill.gate import room as room_in
+from tidemill.gate import NEVER, Claim, Gate, Held, Terms, change, clear_at, give_back, opens, room
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.moves import Moves
     from tidemill.brokers.lmdb.store import Store
 
-__all__ = ["COST", "Lane", "Lanes", "is_parked", "lane_held", "lanes_of", "parked_in"]
-
-COST = struct.Struct(">d")
-"""What leads the id of a job in the table of lanes."""
+__all__ = ["Lane", "Lanes", "is_parked", "lane_held", "lanes_of", "parked_in"]
 
 _LINE = struct.Struct(">I")
 
-
-_PARK_KEY = struct.Struct(">QIIQ")  # lane, line, rank, sequence
-_PREFIX = struct.Struct(">QI")
-
-Entry = tuple[bytes, bytes]  # of the ready table
 Place = tuple[int, int, int]
 
 
-class Lane(msgspec.Struct, array_like=True):
+class Lane(msgspec.Struct, array_like=True, gc=False):
     """One lane as it is stored, under the limit's name, a zero and the key.
 
     Attributes:
@@ -69,29 +60,17 @@ class Lane(msgspec.Struct, array_like=True):
 _LANE = msgspec.msgpack.Decoder(Lane)
 
 
-class Taken(NamedTuple):
-    """A job that has left its lane to be leased."""
-
-    claim: Claim
-    name: bytes
-    lane: Lane
-    line: int
-
-
-def _name_of(claim: Claim) -> bytes:
-    return f"{claim.name}\0{claim.key}".encode()
-
-
 class Lanes:
     """The lanes a commit has to do with."""
 
     def __init__(self, moves: Moves) -> None:
         self._moves = moves
         self._lanes: dict[bytes, Lane] = {}
-        self._stale: dict[bytes, dict[int, int]] = {}  # how many jobs came, by line
+        self._stale: set[bytes] = set()
+        self._came: dict[bytes, dict[int, int]] = {}  # how many jobs, by line
         self._dirty: set[bytes] = set()
         self._cursor: lmdb.Cursor[bytes] | None = None
-        self.moved = False  # the ready table has changed beside what was taken
+        self.lent: dict[int, tuple[bytes, float]] = {}  # by token, what a lease was taken from
 
     @property
     def any(self) -> bool:
@@ -106,97 +85,71 @@ class Lanes:
             self._lanes[name] = lane
         return lane
 
-    def _changed(self, name: bytes) -> dict[int, int]:
+    def stale(self, name: bytes) -> None:
+        """What stands in the ready table for a lane may be true no more."""
         self._dirty.add(name)
-        return self._stale.setdefault(name, {})
+        self._stale.add(name)
 
     # -- jobs -----------------------------------------------------------------------------------
 
     def enter(self, claim: Claim, key: bytes, job_id: bytes) -> None:
         """A job of a lane is ready, under its ready key."""
-        name = _name_of(claim)
+        name = name_of(claim.name, claim.key)
         lane = self._lane(name)
-        line = _LINE.unpack_from(key)[0]
+        line, rank, seq = READY_KEY.unpack(key)
         value = COST.pack(claim.cost) + job_id
         self._moves.txn.put(NUMBER.pack(lane.number) + key, value, db=self._moves.t.park)
-        lane.lines.setdefault(line, None)
-        came = self._changed(name)
+        first = lane.lines.setdefault(line, None)
+        came = self._came.setdefault(name, {})
         came[line] = came.get(line, 0) + 1
+        if first is None or (rank, seq) < (first[0], first[2]):
+            self.stale(name)
 
     def leave(self, stored: Stored) -> None:
         """A ready job of a lane is taken away, and was not leased."""
-        name = _name_of(claim_of(stored.envelope))
+        name = _name_of(stored)
         key = NUMBER.pack(self._lane(name).number) + stored.head.ready_key
         self._moves.txn.delete(key, db=self._moves.t.park)
-        self._changed(name)
+        self.stale(name)
 
     def is_parked(self, stored: Stored) -> bool:
         """True when the job is ready: it is not running."""
-        lane = self._lanes.get(_name_of(claim_of(stored.envelope)))
+        lane = self._lanes.get(_name_of(stored))
         txn, tables = self._moves.txn, self._moves.t
         return is_parked(txn, tables, stored, lane)
 
-    def taken(self, envelope: bytes, found: bytes, seq: int) -> Taken:
-        """The job behind an entry of the ready table, which is gone, leaves its lane."""
-        claim = claim_of(envelope)
-        name = _name_of(claim)
-        lane = self._lane(name)
-        line, rank, _ = READY_KEY.unpack(found)
-        if self._cursor is None:
-            self._cursor = self._moves.txn.cursor(self._moves.t.park)
-        if self._cursor.set_key(_PARK_KEY.pack(lane.number, line, rank, seq)):
-            self._cursor.delete()
-        lane.lines[line] = None
-        self._changed(name)
-        return Taken(claim, name, lane, line)
-
-    def start(self, taken: Taken, token: int, held: list[Entry], *, runs: bool) -> None:
-        """A job that was taken is leased; without ``runs`` it is gone when taken.
-
-        The next that is to stand in its place is added to the heap ``held``, so that it need not be
-        written when it is taken at once; or, where there is more to the lane, it is written, and
-        ``moved`` says so.
-        """
-        claim, name, lane, line = taken
-        terms = self._moves.gates.terms(claim.name)
-        take(terms, lane.gate, self._moves.now, claim.cost)
-        lane.running += runs
-        lane.turn = token
-        came = self._stale.pop(name)
-        if not runs or len(lane.lines) > 1:
-            self._sync_one(name, came, ring=False)
-            self.moved = True
-            return
-        assert self._cursor is not None
-        found, value = self._cursor.item()  # behind the one that was taken
-        opening = NEVER
-        if found[:_PREFIX.size] != _PREFIX.pack(lane.number, line):
-            del lane.lines[line]
-        else:
-            _, _, rank, seq = _PARK_KEY.unpack(found)
-            cost = COST.unpack_from(value)[0]
-            opening = opens(terms, lane.gate, lane.running, self._moves.now, cost)
-            if not opening:
-                opening = NEVER
-                turn = max(seq, token) if claim.key else seq
-                lane.lines[line] = rank, turn, seq
-                heapq.heappush(held, (READY_KEY.pack(line, rank, turn), value[COST.size :]))
-        if lane.due or opening < NEVER or not lane.lines:
-            self._arm(name, lane, opening)
-
-    def ended(self, stored: Stored, back: int = 0) -> None:
+    def ended(self, stored: Stored, token: int, back: int = 0) -> None:
         """A lease of the lane has ended; ``back``: when it was made, if the job never ran."""
-        claim = claim_of(stored.envelope)
-        name = _name_of(claim)
+        name, cost = self._moves.store.lent.pop(token, None) or _taken_from(stored)
         lane = self._lane(name)
         lane.running -= 1
         if back:
-            give_back(self._moves.gates.terms(claim.name), lane.gate, back, claim.cost)
-        self._changed(name)
+            terms = self._moves.gates.terms(_limit_of(name))
+            give_back(terms, lane.gate, back, cost)
+        self._dirty.add(name)
+        if None in lane.lines.values() or not (lane.lines or lane.running):
+            self._stale.add(name)  # else nothing else can be the first
 
     def goes_on(self, stored: Stored) -> None:
         """The lease that has ended is held all the same."""
-        self._lane(_name_of(claim_of(stored.envelope))).running += 1
+        self._lane(_name_of(stored)).running += 1
+
+    # -- while jobs are leased: see hands.py ----------------------------------------------------
+
+    def opened(self, name: bytes) -> Lane:
+        """A lane that jobs are about to be leased from."""
+        self._dirty.add(name)
+        return self._lane(name)
+
+    def closed(self, name: bytes, lane: Lane, opening: int) -> None:
+        """They were; ``opening`` is when the next may start, if it may not now."""
+        if lane.due or opening < NEVER or not lane.lines:
+            self._arm(name, lane, opening)
+
+    def look_again(self, name: bytes) -> None:
+        """One was, and others of the lane may have to wait."""
+        self._stale.discard(name)
+        self._sync_one(name, self._came.pop(name, {}), ring=False)
 
     def jobs_in(self, lines: Collection[int], most: int) -> list[bytes]:
         """Ids of ready jobs of some lines, that are in any lane."""
@@ -208,7 +161,7 @@ class Lanes:
         """The entry of a lane in the due table came up, and is gone."""
         lane = self._lane(name)
         lane.due = lane.clock = 0
-        self._changed(name)
+        self.stale(name)
 
     def change(self, limit: str, old: Terms, new: Terms) -> None:
         """Other terms hold for a limit: every lane of it looks again."""
@@ -217,7 +170,7 @@ class Lanes:
         names.update(name for name, _ in lanes_of(self._moves.txn, self._moves.t, limit))
         for name in names:
             change(old, new, self._lane(name).gate, self._moves.now)
-            self._changed(name)
+            self.stale(name)
 
     def sweep(self, most: int) -> bool:
         """Forget lanes that can be; True when there are more."""
@@ -237,16 +190,22 @@ class Lanes:
     def sync(self) -> None:
         """Make what stands in the ready table true for every lane that has changed."""
         while self._stale:
-            name, came = self._stale.popitem()
-            self._sync_one(name, came)
+            name = self._stale.pop()
+            self._sync_one(name, self._came.pop(name, {}))
+        while self._came:  # behind those that stand there
+            name, came = self._came.popitem()
+            terms, lane = self._moves.gates.terms(_limit_of(name)), self._lanes[name]
+            for line, count in came.items():
+                self._ring(terms, lane, line, count)
 
     def _sync_one(self, name: bytes, came: dict[int, int], *, ring: bool = True) -> None:
         moves, lane = self._moves, self._lanes[name]
-        limit, _, key = name.partition(b"\0")
-        terms = moves.gates.terms(limit.decode())
-        turn = lane.turn if key else 0
+        terms = moves.gates.terms(_limit_of(name))
+        turn = lane.turn if name[-1] else 0
         opening = NEVER
-        cursor = moves.txn.cursor(moves.t.park)
+        if self._cursor is None:
+            self._cursor = moves.txn.cursor(moves.t.park)
+        cursor = self._cursor
         for line, head in list(lane.lines.items()):
             prefix = NUMBER.pack(lane.number) + _LINE.pack(line)
             want: Place | None = None
@@ -266,12 +225,15 @@ class Lanes:
                 self._stand(line, head, want, job_id)
             if line in lane.lines:
                 lane.lines[line] = want
-            if want and ring:
-                more = came.get(line, 0)
-                if more or head is None:
-                    count = room_in(terms, lane.gate, lane.running, moves.now, more or 1)
-                    moves.ring(moves.row_of(line), line & 1, max(1, count))
+            if want and ring and (line in came or head is None):
+                self._ring(terms, lane, line, came.get(line, 1))
         self._arm(name, lane, opening)
+
+    def _ring(self, terms: Terms, lane: Lane, line: int, count: int) -> None:
+        """Hint those who sleep: so many jobs of a line may start, or as many as the gate lets."""
+        moves = self._moves
+        count = room(terms, lane.gate, lane.running, moves.now, count)
+        moves.ring(moves.row_of(line), line & 1, max(1, count))
 
     def _stand(self, line: int, old: Place | None, new: Place | None, job_id: bytes) -> None:
         """Have another job stand in the ready table for its lane, or none."""
@@ -285,8 +247,7 @@ class Lanes:
         """One entry in the due table: when it opens, or when nobody need know of it."""
         clock, due = (0, opening) if opening < NEVER else (0, 0)
         if not lane.lines and not lane.running:
-            limit = name.partition(b"\0")[0].decode()
-            clear = clear_at(self._moves.gates.terms(limit), lane.gate)
+            clear = clear_at(self._moves.gates.terms(_limit_of(name)), lane.gate)
             clock, due = (UNUSED, clear) if clear > self._moves.now else (0, 0)
         if (clock, due) == (lane.clock, lane.due):
             return
@@ -310,6 +271,19 @@ class Lanes:
             else:
                 moves.txn.delete(name, db=moves.t.lane)
         self._dirty.clear()
+
+
+def _limit_of(name: bytes) -> str:
+    return name[: name.index(0)].decode()
+
+
+def _name_of(stored: Stored) -> bytes:
+    return _taken_from(stored)[0]
+
+
+def _taken_from(stored: Stored) -> tuple[bytes, float]:
+    claim = claim_of(stored.envelope)
+    return name_of(claim.name, claim.key), claim.cost
 
 
 # -- looking -------------------------------------------------------------------------------------
@@ -336,7 +310,7 @@ def is_parked(
     txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, lane: Lane | None = None
 ) -> bool:
     """True when a job of a lane whose header says ready is that, and not running."""
-    lane = lane or _read(txn, tables, _name_of(claim_of(stored.envelope)))
+    lane = lane or _read(txn, tables, _name_of(stored))
     if lane is None:
         return False
     key = NUMBER.pack(lane.number) + stored.head.ready_key
@@ -358,7 +332,7 @@ def lane_held(
     """What keeps a job of a lane waiting."""
     claim = claim_of(stored.envelope)
     limited = read_limited(store, txn, LIMITS + claim.name)
-    lane = _read(txn, store.tables, _name_of(claim))
+    lane = _read(txn, store.tables, name_of(claim.name, claim.key))
     assert limited is not None
     if lane is None:
         return None

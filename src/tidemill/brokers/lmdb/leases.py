@@ -11,6 +11,7 @@ import struct
 
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
 from tidemill.brokers.lmdb.flows import inputs_of
+from tidemill.brokers.lmdb.hands import Hand, Hands
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, LOST, MICRO, READY_KEY, Row
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
@@ -150,13 +151,15 @@ class Leasing:
         cursor = txn.cursor(moves.t.ready)
         found = cursor.set_range(prefix)
         key = job_id = b""
-        held: list[tuple[bytes, bytes]] = []  # what lanes have next, and the table not yet
+        hands = Hands(moves, line)
+        held = hands.held  # what lanes have next, and the table not yet
         while count > 0:
+            hand = None
             if found:
                 key, job_id = cursor.item()
                 found = key[:4] == prefix
             if held and (not found or held[0][0] < key):
-                key, job_id = heapq.heappop(held)
+                key, job_id, hand = heapq.heappop(held)
             elif found:
                 cursor.delete()
                 found = bool(cursor.key())
@@ -166,36 +169,33 @@ class Leasing:
             assert data is not None
             row.ready -= 1
             row.dirty = True
-            lent = self._lend(row, key, job_id, data, held)
+            lent = self._lend(row, key, job_id, data, hands, hand)
             count -= lent
-            if not lent or (data[1] and moves.lanes.moved):  # others may have become ready
-                moves.lanes.moved = False
-                self._stand(held)
+            if not lent or hands.moved:  # others may have become ready
+                hands.moved = False
+                hands.close()
                 moves.sync()
                 found = cursor.set_range(prefix)
-        self._stand(held)
+        hands.close()
         if row.gated:
             moves.gates.take(row, len(self.leases) - before)
 
-    def _stand(self, held: list[tuple[bytes, bytes]]) -> None:
-        """Write what is to stand in the ready table."""
-        for key, job_id in held:
-            self._moves.txn.put(key, job_id, db=self._moves.t.ready)
-        held.clear()
-
     def _lend(
-        self, row: Row, key: bytes, job_id: bytes, data: bytes, held: list[tuple[bytes, bytes]]
+        self, row: Row, key: bytes, job_id: bytes, data: bytes, hands: Hands, hand: Hand | None
     ) -> bool:
         """Lease a job that is ready no more; False when it had expired, and is finished."""
         moves = self._moves
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
             HEADER.unpack_from(data)
         )
-        lane = None
+        envelope = data[_HEAD : _HEAD + size]
         if flags & _LIMITED:
-            lane = moves.lanes.taken(data[_HEAD : _HEAD + size], key, seq)
+            hand = hand or hands.open(envelope)
+            hands.remove(hand, rank, seq)
             seq = READY_KEY.unpack(key)[2]  # where it stood
         if expires and expires <= moves.now:
+            if hand is not None:
+                hands.dropped(hand)
             stored = Stored(job_id, data)
             moves.end(stored, EXPIRED, stored.tail, TOO_LATE)
             return False
@@ -213,9 +213,9 @@ class Leasing:
                 db=moves.t.lease,
             )
             row.running += 1
-        if lane is not None:
-            moves.lanes.start(lane, token, held, runs=not (flags & _MESSAGE and ttr == 0))
-        leased, envelope = moves.wall / MICRO, data[_HEAD : _HEAD + size]
+        if hand is not None:
+            hands.start(hand, token, runs=not (flags & _MESSAGE and ttr == 0))
+        leased = moves.wall / MICRO
         lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
         if flags & _LINKED:
             lease.inputs = inputs_of(moves, Stored(job_id, data))

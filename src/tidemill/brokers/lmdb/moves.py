@@ -392,6 +392,7 @@ class Moves:
         """Called after the commit, before the next one can begin."""
         for owner, number in self._told:
             owner.told = number
+        self.store.remember_lent(self.lanes.lent)
 
     def ring_rest(self, names: Sequence[str] = ()) -> None:
         """Pass the baton: there may be more than was taken. Of all queues unless some are named."""

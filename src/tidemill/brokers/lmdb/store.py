@@ -13,7 +13,7 @@ import os
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import lmdb
@@ -30,6 +30,8 @@ __all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_ar
 
 MAP_SIZE = 1 << 38
 """Address space, not disk: the file is as large as what is in it."""
+
+_LENT_MOST = 50_000
 
 PREFIX = "tidemill-"
 """What leads the names of our databases when nothing else is asked for."""
@@ -55,6 +57,7 @@ class Store:
         self.users = 0
         self.brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()  # told when the process forks
         self._keys: dict[str, bytes] = {}  # made once for each queue, not for each step
+        self.lent: dict[int, tuple[bytes, float] | None] = {}  # token → lane, cost: see lanes.py
         os.makedirs(self.files, exist_ok=True)
         self._open()
 
@@ -107,6 +110,12 @@ class Store:
         if key is None:
             key = self._keys[name] = f"{self.prefix}={name}".encode()
         return key
+
+    def remember_lent(self, lent: Mapping[int, tuple[bytes, float]]) -> None:
+        """Know of leases this process made what is else decoded from their jobs once more."""
+        if len(self.lent) > _LENT_MOST:  # those that others ended, or that were lost
+            self.lent.clear()
+        self.lent.update(lent)
 
     def writing(self) -> Writing:
         """A write transaction of its own, as a context manager."""

@@ -75,7 +75,7 @@ def _close_attempt(
     if row.gated:
         moves.gates.ended(row, outcome, back)
     if head.flags & _LIMITED:
-        moves.lanes.ended(stored, back)
+        moves.lanes.ended(stored, verdict.token, back)
     if outcome not in _BACK:
         head.attempt += 1
         tail.attempts.append(_attempt(head.attempt, worker, leased, verdict))
@@ -186,7 +186,7 @@ def drop_lease(moves: Moves, owner: int, token: int, stored: Stored) -> None:
             moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, token), db=moves.t.due)
     moves.count(moves.row_of(stored.head.line), RUNNING, -1)
     if stored.head.flags & Flag.LIMITED:
-        moves.lanes.ended(stored)
+        moves.lanes.ended(stored, token)
 
 
 def leases_of(moves: Moves, owner: int) -> list[int]:
