@@ -1,0 +1,41 @@
+"""Private servers for tests: from the binaries on the path, on random ports of 127.0.0.1.
+
+Each may be killed and started again on the same port and data in the middle of a test. A server
+that is missing is a failure on CI (``CI=true``) and one sentence elsewhere. To run what does not
+kill its server against one of your own, set ``TIDEMILL_TEST_REDIS``, ``TIDEMILL_TEST_POSTGRES`` or
+``TIDEMILL_TEST_RABBITMQ`` to its URL; each test uses a prefix or a schema of its own there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .base import Server, free_port, program
+from .network import Machine, Proxy, may_have_machines
+from .postgres import PgBouncer, Postgres, postgres_url
+from .rabbitmq import RabbitMQ, rabbitmq_url
+from .redis import Redis, language, redis_url
+
+__all__ = [
+    "NETWORK",
+    "Machine",
+    "PgBouncer",
+    "Postgres",
+    "Proxy",
+    "RabbitMQ",
+    "Redis",
+    "Server",
+    "free_port",
+    "language",
+    "may_have_machines",
+    "postgres_url",
+    "program",
+    "rabbitmq_url",
+    "redis_url",
+]
+
+NETWORK: dict[str, Callable[[str], str]] = {
+    "redis": lambda name: f"{redis_url()}?prefix={name}",
+    "postgresql": lambda name: f"{postgres_url()}?schema={name}&migrate=1",
+}
+"""Brokers over a network: the url of a store of that name on the server that tests share."""

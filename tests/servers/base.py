@@ -1,0 +1,113 @@
+"""What every private server has: a process, a folder, a port, a log."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def program(name: str, package: str) -> str:
+    """The path of a server's binary, or the end of the test with what to install."""
+    path = shutil.which(name)
+    if path:
+        return path
+    sentence = f"{name} is not installed; on Debian: apt-get install {package}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(sentence)
+    pytest.skip(sentence)
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does, on 127.0.0.1."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _dying_with_us() -> list[str]:
+    """What to put before a command so that it ends with this process, however that ends (Linux)."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+
+class Server:
+    """One server process, its folder and its port."""
+
+    patience = 20.0
+    """Seconds it has to start, and to end."""
+
+    def __init__(self, kind: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"tidemill-test-{kind}-"))
+        self.port = free_port()
+        self.log = self.path / "server.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.env: dict[str, str] = {}
+        atexit.register(self.close)
+
+    @property
+    def pid(self) -> int:
+        """Of the server."""
+        assert self.process is not None
+        return self.process.pid
+
+    def launch(
+        self, command: Sequence[str], answers: Callable[[], bool], user: str | None = None
+    ) -> None:
+        """Start the process and wait until it answers."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*_dying_with_us(), *command],
+                cwd=self.path,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                user=user,
+                env={**os.environ, **self.env},
+            )
+        until = time.monotonic() + self.patience
+        while not answers():
+            if self.process.poll() is not None or time.monotonic() > until:
+                text = self.log.read_text(errors="replace")[-3000:]
+                raise AssertionError(f"{command[0]} did not start:\n{text}")
+            time.sleep(0.01)
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """End the server, all of its processes at once, and wait until it is dead."""
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, signum)
+            except ProcessLookupError:
+                pass
+            self.process.wait(self.patience)
+            self.process = None
+
+    def stop(self, signum: int) -> None:
+        """Ask the server to end, and wait."""
+        if self.process is not None:
+            self.process.send_signal(signum)
+            self.process.wait(self.patience)
+            self.process = None
+
+    def close(self) -> None:
+        """End it and delete its folder."""
+        self.kill()
+        shutil.rmtree(self.path, ignore_errors=True)

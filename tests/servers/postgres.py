@@ -1,0 +1,124 @@
+"""PostgreSQL, and a pooler before it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .base import Server, listens, program
+
+
+class Postgres(Server):
+    """A PostgreSQL cluster of its own, with default durability."""
+
+    def __init__(self, *options: str, hosts: Sequence[str] = ()) -> None:
+        super().__init__("postgres")
+        self.options = options
+        self.hosts = ",".join(["127.0.0.1", *hosts])
+        self.data = self.path / "data"
+        # Its binaries refuse root.
+        self.user = _ordinary_user() if os.getuid() == 0 else None
+        if self.user:
+            shutil.chown(self.path, self.user)
+        command = [_postgres_program("initdb"), "-D", str(self.data), "-U", "tidemill"]
+        command += ["--auth", "trust", "--no-sync", "--no-instructions", "-E", "UTF8"]
+        subprocess.run(
+            command, check=True, capture_output=True, cwd=self.path, user=self.user, timeout=120
+        )
+        with (self.data / "pg_hba.conf").open("a") as rules:
+            rules.writelines(f"host all all {host}/30 trust\n" for host in hosts)
+        self.start()
+
+    def url(self, database: str = "postgres") -> str:
+        """Of a database."""
+        return f"postgresql://tidemill@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start it, again after a kill: on the same port and data."""
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        command = [_postgres_program("postgres"), "-D", str(self.data), "-p", str(self.port)]
+        command += ["-h", self.hosts, "-k", str(self.path)]
+        for option in self.options:
+            command += ["-c", option]
+        self.launch(command, self._answers, self.user)
+
+    def _answers(self) -> bool:
+        ready = [_postgres_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(ready, check=False).returncode == 0
+
+    def run(self, statement: str, database: str = "postgres") -> str:
+        """What psql prints for a statement."""
+        command = [_postgres_program("psql"), "-qAtX", self.url(database), "-c", statement]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout.strip()
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """End the postmaster and all its backends at once: each leads a session of its own."""
+        if self.process is not None:
+            listed = subprocess.run(
+                ["ps", "-o", "pid=", "--ppid", str(self.pid)],
+                check=False, capture_output=True, text=True,
+            )  # fmt: skip
+            self.process.send_signal(signum)
+            for pid in map(int, listed.stdout.split()):
+                try:
+                    os.kill(pid, signum)
+                except ProcessLookupError:
+                    pass
+        super().kill(signum)
+
+
+class PgBouncer(Server):
+    """A pooler in transaction mode before a server: what belongs to a session does not last."""
+
+    def __init__(self, server: Postgres) -> None:
+        super().__init__("pgbouncer")
+        user = _ordinary_user() if os.getuid() == 0 else None
+        users = self.path / "users.txt"
+        users.write_text('"tidemill" ""\n')
+        config = self.path / "pgbouncer.ini"
+        config.write_text(
+            f"[databases]\npostgres = host=127.0.0.1 port={server.port}\n[pgbouncer]\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
+            f"auth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
+            "default_pool_size = 4\n"
+        )
+        if user:
+            shutil.chown(self.path, user)
+        found = shutil.which("pgbouncer") or program("/usr/sbin/pgbouncer", "pgbouncer")
+        self.launch([found, str(config)], lambda: listens(self.port), user)
+
+    def url(self) -> str:
+        """Of the database behind it."""
+        return f"postgresql://tidemill@127.0.0.1:{self.port}/postgres"
+
+
+def postgres_url() -> str:
+    """Of the PostgreSQL database that tests share which do not kill it."""
+    return os.environ.get("TIDEMILL_TEST_POSTGRES") or _shared_postgres().url()
+
+
+@functools.cache
+def _shared_postgres() -> Postgres:
+    return Postgres("fsync=off")  # nobody kills it, and each test makes a store of its own
+
+
+def _postgres_program(name: str) -> str:
+    """On Debian only some of its programs are on the path."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return str(found[-1]) if found else program(name, "postgresql")
+
+
+def _ordinary_user() -> str:
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise AssertionError("PostgreSQL refuses root, and there is no other user")

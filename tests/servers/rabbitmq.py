@@ -1,0 +1,147 @@
+"""RabbitMQ: one node with a name, a port mapper and a folder of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .base import Server, free_port, listens, program
+
+ENOUGH = 0.9
+"""The share of the memory of this machine at which a node is to say that it is too much."""
+
+
+class PortMapper(Server):
+    """``epmd``, by which a node and rabbitmqctl find each other.
+
+    Without one of its own the node would start one that stays when it is killed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("epmd")
+        self.env = {"ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_EPMD_PORT": str(self.port)}
+        self.launch([program("epmd", "rabbitmq-server")], lambda: listens(self.port))
+
+
+class RabbitMQ(Server):
+    """``rabbitmq-server`` without plugins, as durable as it is by default.
+
+    Args:
+        lines: further lines of its configuration, such as ``consumer_timeout = 10000``.
+        hosts: further addresses of this machine to listen on.
+    """
+
+    patience = 60.0  # idle, this machine takes 4 s to start it
+
+    def __init__(self, *lines: str, hosts: Sequence[str] = ()) -> None:
+        self._names = PortMapper()
+        super().__init__("rabbitmq")
+        self.node = f"tidemill{self.port}@localhost"
+        listeners = enumerate(["127.0.0.1", *hosts], 1)
+        config = [f"listeners.tcp.{number} = {host}:{self.port}" for number, host in listeners]
+        config += ["loopback_users = none", f"vm_memory_high_watermark.relative = {ENOUGH}", *lines]
+        (self.path / "rabbitmq.conf").write_text("\n".join(config) + "\n")
+        (self.path / "plugins").write_text("[].\n")
+        cookie = self.path / ".erlang.cookie"
+        cookie.write_text(self.node)
+        cookie.chmod(0o400)
+        here = {
+            "HOME": "",
+            "RABBITMQ_CONFIG_FILE": "rabbitmq.conf",
+            "RABBITMQ_CONF_ENV_FILE": "none",  # nothing of a server that this machine has
+            "RABBITMQ_ENABLED_PLUGINS_FILE": "plugins",
+            "RABBITMQ_LOG_BASE": "log",
+            "RABBITMQ_MNESIA_BASE": "mnesia",
+        }
+        self.env = {name: str(self.path / file) for name, file in here.items()}
+        self.env |= self._names.env | {
+            "LC_ALL": "C.UTF-8",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_NODENAME": self.node,
+            # Small: two threads that neither spin nor claim a core, tables for few processes.
+            "RABBITMQ_SCHEDULER_BIND_TYPE": "u",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +P 100000 +t 300000"
+            " -kernel inet_dist_use_interface {127,0,0,1}",
+            # Its script becomes the server itself, rather than to wait for it.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Of its virtual host ``/``."""
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+
+    def start(self) -> None:
+        """Start it, again after a kill: on the same port and data."""
+        self.launch([_rabbitmq_program("rabbitmq-server")], self._answers)
+
+    def close(self) -> None:
+        """End it and its port mapper, delete its folder."""
+        super().close()
+        self._names.close()
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as sock:
+                sock.sendall(b"AMQP\x00\x00\x09\x01")
+                return sock.recv(1) == b"\x01"  # the first frame of a conversation
+        except OSError:
+            return False
+
+    def ctl(self, *command: str) -> str:
+        """What rabbitmqctl prints for a command. It takes about 0.3 s."""
+        done = subprocess.run(
+            [_rabbitmq_program("rabbitmqctl"), "--quiet", *command],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=self.path,
+            env={**os.environ, **self.env},
+        )
+        return done.stdout.strip()
+
+    def alarm(self, on: bool) -> None:
+        """Let it complain of too little memory: it reads nothing more from those who publish."""
+        self.ctl("set_vm_memory_high_watermark", "0.0000001" if on else str(ENOUGH))
+
+    def queues(self) -> dict[str, dict[str, int]]:
+        """By name: how many messages there are, ready and not yet acked, and how many consumers."""
+        told = ["messages", "messages_ready", "messages_unacknowledged", "consumers"]
+        rows = json.loads(self.ctl("list_queues", "--formatter", "json", "name", *told))
+        return {row.pop("name"): row for row in rows}
+
+    def sync(self) -> None:
+        """Until its list of queues is on disk.
+
+        The messages it confirmed are, but a queue declared less than a second before a kill may be
+        unknown afterwards, with all that is in it.
+        """
+        self.ctl("eval", "mnesia:sync_log().")
+
+    def delete_queue(self, name: str) -> None:
+        """With all that is in it."""
+        self.ctl("delete_queue", name)
+
+
+def _rabbitmq_program(name: str) -> str:
+    """Of Debian's programs on the path, those that change to a user of their own are of no use."""
+    inner = Path("/usr/lib/rabbitmq/bin") / name
+    return str(inner) if inner.exists() else program(name, "rabbitmq-server")
+
+
+def rabbitmq_url() -> str:
+    """Of the RabbitMQ that tests share which do not kill it."""
+    return os.environ.get("TIDEMILL_TEST_RABBITMQ") or _shared_rabbitmq().url
+
+
+@functools.cache
+def _shared_rabbitmq() -> RabbitMQ:
+    return RabbitMQ()

@@ -1,0 +1,83 @@
+"""Redis."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .base import Server, program
+
+
+class Redis(Server):
+    """``redis-server``; with ``durable`` every write is on disk before it is answered."""
+
+    def __init__(
+        self,
+        *options: str,
+        durable: bool = False,
+        hosts: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__("redis")
+        self.env = env or {}
+        self.options = [*options]
+        if hosts:
+            self.options += ["--bind", "127.0.0.1", *hosts, "--protected-mode", "no"]
+        if durable:
+            self.options += ["--appendonly", "yes", "--appendfsync", "always"]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Of database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it, again after a kill: on the same port and data."""
+        command = [
+            program("redis-server", "redis-server"),
+            *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.path)),
+            *("--save", "", "--daemonize", "no"),
+            *self.options,
+        ]
+        self.launch(command, self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as sock:
+                sock.sendall(b"PING\r\n")
+                return sock.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
+
+    def run(self, *command: str) -> str:
+        """What redis-cli prints for a command."""
+        cli = [program("redis-cli", "redis-tools"), "-p", str(self.port)]
+        cli += command
+        done = subprocess.run(cli, check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout.strip()
+
+
+def redis_url() -> str:
+    """Of the Redis that tests share which do not kill it. It keeps nothing on disk."""
+    return os.environ.get("TIDEMILL_TEST_REDIS") or _shared_redis().url
+
+
+@functools.cache
+def _shared_redis() -> Redis:
+    return Redis()
+
+
+def language(folder: Path) -> dict[str, str]:
+    """An environment in which text sorts as Americans sort it, not by its bytes."""
+    definition = Path("/usr/share/i18n/locales/en_US")
+    if not definition.exists():
+        definition = Path(program(str(definition), "locales"))
+    tool = program("localedef", "libc-bin")
+    command = [tool, "-i", str(definition), "-f", "UTF-8", str(folder / "en_US.UTF-8")]
+    subprocess.run(command, check=True, capture_output=True)
+    return {"LOCPATH": str(folder), "LC_ALL": "en_US.UTF-8"}
