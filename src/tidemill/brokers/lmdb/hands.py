@@ -15,7 +15,7 @@ import lmdb
 
 from tidemill.brokers.lmdb.layout import READY_KEY
 from tidemill.brokers.lmdb.record import claim_of
-from tidemill.gate import NEVER, opens, room, take
+from tidemill.gate import NEVER, Terms, opens, room, take
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.lanes import Lane
@@ -27,7 +27,7 @@ COST = struct.Struct(">d")
 """What leads the id of a job in the table of lanes."""
 
 _PARK_KEY = struct.Struct(">QIIQ")  # lane, line, rank, sequence
-_PREFIX = struct.Struct(">QI")
+_NOTHING = 0, 0, 0, 0
 _MOST = 1 << 30
 
 
@@ -40,22 +40,20 @@ class Hand:
     """What a step has taken of one lane.
 
     Attributes:
-        limit, keyed: the name of the lane's limit, and whether the lane is one of many.
-        prefix: of the keys of its jobs.
+        terms, keyed: of the lane's limit, and whether the lane is one of many.
         cost: of the job that is being leased.
         spent: tokens that were taken, and are not yet noted in the gate.
         left: how many more jobs that cost 1 may start, as far as is known.
         opening: when its next job may start, which may not now.
     """
 
-    __slots__ = ("cost", "keyed", "lane", "left", "limit", "name", "opening", "prefix", "spent")
+    __slots__ = ("cost", "keyed", "lane", "left", "name", "opening", "spent", "terms")
 
-    def __init__(self, lane: Lane, name: bytes, limit: str, line: int, cost: float) -> None:
+    def __init__(self, lane: Lane, name: bytes, terms: Terms, cost: float) -> None:
         self.lane = lane
         self.name = name
-        self.limit = limit
+        self.terms = terms
         self.keyed = name[-1] != 0
-        self.prefix = _PREFIX.pack(lane.number, line)
         self.cost = cost
         self.spent = 0.0
         self.left = 0
@@ -78,7 +76,8 @@ class Hands:
         claim = claim_of(envelope)
         name = name_of(claim.name, claim.key)
         lane = self._moves.lanes.opened(name)
-        hand = self._hands[name] = Hand(lane, name, claim.name, self._line, claim.cost)
+        terms = self._moves.gates.terms(claim.name)
+        hand = self._hands[name] = Hand(lane, name, terms, claim.cost)
         return hand
 
     def remove(self, hand: Hand, rank: int, seq: int) -> None:
@@ -109,7 +108,8 @@ class Hands:
         self._moves.lanes.lent[token] = hand.name, hand.cost
         assert self._cursor is not None
         key, value = self._cursor.item()  # behind the one that was taken
-        if key[: _PREFIX.size] != hand.prefix:
+        number, line, rank, seq = _PARK_KEY.unpack(key) if key else _NOTHING
+        if number != lane.number or line != self._line:
             del lane.lines[self._line]
             return
         hand.cost = COST.unpack_from(value)[0]
@@ -118,7 +118,6 @@ class Hands:
         elif not self._opens(hand):
             lane.lines[self._line] = None
             return
-        _, _, rank, seq = _PARK_KEY.unpack(key)
         turn = token if hand.keyed and token > seq else seq
         lane.lines[self._line] = rank, turn, seq
         found = READY_KEY.pack(self._line, rank, turn)
@@ -127,7 +126,7 @@ class Hands:
     def _opens(self, hand: Hand) -> bool:
         """Whether the next of a lane may start now."""
         self._note(hand)
-        lane, terms, now = hand.lane, self._moves.gates.terms(hand.limit), self._moves.now
+        lane, terms, now = hand.lane, hand.terms, self._moves.now
         if hand.cost == 1:
             hand.left = room(terms, lane.gate, lane.running, now, _MOST) - 1
             if hand.left >= 0:
@@ -139,8 +138,7 @@ class Hands:
 
     def _note(self, hand: Hand) -> None:
         """Take the tokens of what was started."""
-        terms = self._moves.gates.terms(hand.limit)
-        take(terms, hand.lane.gate, self._moves.now, hand.spent)
+        take(hand.terms, hand.lane.gate, self._moves.now, hand.spent)
         hand.spent = 0.0
 
     def close(self) -> None:

@@ -175,6 +175,7 @@ do
   end
   read_ahead(ids)
   read_links_ahead(linked_of(ids))
+  Lanes.read_ahead(ids)
 end
 for _, n in ipairs(notes) do note(unpack(n)) end
 for i, v in ipairs(verdicts) do

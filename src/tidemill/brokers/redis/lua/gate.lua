@@ -154,6 +154,7 @@ end
 
 -- Stored as all its numbers in a row: as doubles, for they are times and fractions.
 function Gate.pack(gate)
+  if #gate.slots == 0 then return pack('>ddd', gate.full, gate.failures, gate.wait) end
   local data = {pack('>ddd', gate.full, gate.failures, gate.wait)}
   for _, number in ipairs(gate.slots) do data[#data + 1] = pack('>d', number) end
   return table.concat(data)

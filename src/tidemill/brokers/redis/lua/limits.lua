@@ -158,6 +158,36 @@ local function parse_lane(data)
   return lane
 end
 
+-- The lane and the cost that a record has, whose state and times are not looked at.
+function Lanes.lane_of(data)
+  local queue = byte(data, 31)
+  local key = byte(data, 32 + queue)
+  local name, cost = unpk('>I2c0d', data, 33 + queue + key)
+  return name, cost
+end
+
+function Lanes.cost_of(id)
+  local data = jobs[id]
+  if type(data) ~= 'string' then return load_job(id).cost end
+  return (select(2, Lanes.lane_of(data)))
+end
+
+-- Read the lanes of some jobs, just read, at once.
+function Lanes.read_ahead(ids)
+  local names, known = {}, limits.lanes
+  for _, id in ipairs(ids) do
+    local data = jobs[id]
+    if type(data) == 'string' and byte(data, 10) >= LIMITED then
+      local name = Lanes.lane_of(data)
+      if known[name] == nil then
+        known[name] = false
+        names[#names + 1] = name
+      end
+    end
+  end
+  for i, data in ipairs(fetch_all(B .. ':lane', names)) do known[names[i]] = data and parse_lane(data) or nil end
+end
+
 function Lanes.of(name)
   local lane = limits.lanes[name]
   if not lane then
@@ -175,11 +205,9 @@ end
 
 function Lanes.park_of(line, name) return B .. ':lane:' .. line .. '\0' .. name end
 
--- It is to be looked at once more; by line, how many jobs came.
+-- It is to be looked at once more.
 local function make_stale(name)
-  limits.changed[name] = true
-  if not limits.stale[name] then limits.stale[name] = {} end
-  return limits.stale[name]
+  limits.changed[name], limits.stale[name] = true, true
 end
 
 -- A job of a lane is ready.
@@ -194,8 +222,15 @@ function Lanes.enter(j)
     row.laned = true
   end
   count(j.queue, 'parked', 1)
-  local came = make_stale(j.lane)
+  local came = limits.came[j.lane]
+  if not came then
+    came = {}
+    limits.came[j.lane] = came
+  end
   came[line] = (came[line] or 0) + 1
+  limits.changed[j.lane] = true
+  local head = lane.lines[line] -- which no other can go before that came later
+  if not head or j.rank < head.rank or j.rank == head.rank and j.seq < head.number then make_stale(j.lane) end
 end
 
 -- A ready job of a lane is taken away.
@@ -220,11 +255,14 @@ function Lanes.start(j, token, runs)
   lane.turn = token
 end
 
--- A lease of the lane has ended.
-function Lanes.ended(j)
-  local lane = Lanes.of(j.lane)
+-- A lease of the lane has ended. Where a job stands in each of its lines, no other can be the first.
+function Lanes.ended(name)
+  local lane = Lanes.of(name)
   lane.running = lane.running - 1
-  make_stale(j.lane)
+  limits.changed[name] = true
+  local line, head = next(lane.lines)
+  while head do line, head = next(lane.lines, line) end
+  if line or not next(lane.lines) and lane.running == 0 then make_stale(name) end
 end
 
 -- A lease goes back, and its job never ran.
@@ -277,7 +315,7 @@ local function stand(line, old, new)
 end
 
 -- One time to look at it again: when it opens, or when nobody need know of it.
-local function arm(name, lane, terms, opening)
+function Lanes.arm(name, lane, terms, opening)
   local due, clears = opening < Gate.NEVER and opening or 0, false
   if not next(lane.lines) and lane.running == 0 then
     local clear = Gate.clear_at(terms, lane.gate)
@@ -295,8 +333,14 @@ local function arm(name, lane, terms, opening)
   lane.due, lane.clears = due, clears
 end
 
-local function sync_lane(name, came, rung)
-  local lane = Lanes.of(name)
+-- Hint those who sleep: so many jobs of a line may start, or as many as the gate lets.
+local function ring_lane(lane, terms, line, more)
+  rings[line] = (rings[line] or 0) + math.max(1, Gate.room(terms, lane.gate, lane.running, more))
+end
+
+local function sync_lane(name, rung)
+  local lane, came = Lanes.of(name), limits.came[name] or {}
+  limits.stale[name], limits.came[name] = nil, nil
   local limit, key = Lanes.split(name)
   local terms, opening = Terms.of('n', limit), Gate.NEVER
   local lines = {}
@@ -306,7 +350,8 @@ local function sync_lane(name, came, rung)
     local first = call('ZRANGE', Lanes.park_of(line, name), 0, 0, 'WITHSCORES')
     if first[1] then
       local id = sub(first[1], 9)
-      local when = Gate.opens(terms, lane.gate, lane.running, load_job(id).cost)
+      local paced = terms.rate or terms.window
+      local when = Gate.opens(terms, lane.gate, lane.running, paced and Lanes.cost_of(id) or 1)
       if when > 0 then
         opening = math.min(opening, when)
       else
@@ -320,30 +365,26 @@ local function sync_lane(name, came, rung)
     end
     local same = head and want and head.rank == want.rank and head.number == want.number and head.id == want.id
     if (head or want) and not same then stand(line, head, want) end
-    local more = came[line] or 0
-    if want and rung and (more > 0 or not head) then
-      local many = Gate.room(terms, lane.gate, lane.running, math.max(1, more))
-      rings[line] = (rings[line] or 0) + math.max(1, many)
-    end
+    if want and rung and (came[line] or not head) then ring_lane(lane, terms, line, came[line] or 1) end
   end
-  arm(name, lane, terms, opening)
+  Lanes.arm(name, lane, terms, opening)
 end
 
 -- The next of a lane takes the place of one that was just leased: nobody need be woken for it.
-function Lanes.follow(name)
-  limits.stale[name] = nil
-  sync_lane(name, {}, false)
-end
+function Lanes.follow(name) sync_lane(name, false) end
 
 -- Make what stands in the ready lines true for every lane that has changed; and with `sync` have sleepers
 -- and the clock know of queues that opened or closed.
 function Limits.sync_lanes()
-  local name, came = next(limits.stale)
+  local name = next(limits.stale)
   while name do
-    limits.stale[name] = nil
-    sync_lane(name, came, true)
-    name, came = next(limits.stale)
+    sync_lane(name, true)
+    name = next(limits.stale)
   end
+  for lane, came in pairs(limits.came) do -- behind those that stand there
+    for line, more in pairs(came) do ring_lane(Lanes.of(lane), Terms.of('n', (Lanes.split(lane))), line, more) end
+  end
+  limits.came = {}
 end
 
 function Limits.sync()

@@ -126,7 +126,7 @@ local function end_lease(j)
   drop_token(j.owner, j.token)
   if j.deadline > 0 then call('ZREM', K_DUE, 'l' .. j.id) end
   count(j.queue, 'running', -1)
-  if j.lane then Lanes.ended(j) end
+  if j.lane then Lanes.ended(j.lane) end
   j.state, j.token = -1, 0
 end
 

@@ -94,7 +94,7 @@ local function begin(keys, args)
   now = time[1] * 1000000 + time[2] + args[1]
   jobs, envs, results, changed, change_list, fresh = {}, {}, {}, {}, {}, {}
   rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
-  limits = {terms = {}, lanes = {}, changed = {}, stale = {}}
+  limits = {terms = {}, lanes = {}, changed = {}, stale = {}, came = {}}
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end

@@ -1,8 +1,9 @@
 -- The second part of an exchange: how an owner is given jobs, of one line or of several.
 
--- Lease a job that was taken from its line; false when it had expired, and has ended.
-local function lend(j, token, envelope, lent)
-  if j.lane then Lanes.taken(j) end
+-- Lease a job that was taken from its line; false when it had expired, and has ended. Its lane is seen to
+-- here unless it is in a hand.
+local function lend(j, token, envelope, lent, in_hand)
+  if j.lane and not in_hand then Lanes.taken(j) end
   if j.expires > 0 and j.expires <= now then
     finish(j, EXPIRED, TOO_LATE)
     return false
@@ -24,7 +25,7 @@ local function lend(j, token, envelope, lent)
   lent[#lent + 1] = j.id
   save(j)
   show_lease(j, token, ttr, envelope)
-  if j.lane then Lanes.start(j, token, true) end
+  if j.lane and not in_hand then Lanes.start(j, token, true) end
   if flagged(j.flags, LINKED) then show_inputs(j.id) end
   return true
 end
@@ -42,30 +43,87 @@ local function draw_tokens(many)
   return token
 end
 
--- Where lanes are, one after the other: the next of a lane may come before what else is there.
-local function take_in_turn(line, many)
-  local key, token = B .. ':r:' .. line, draw_tokens(many)
-  local lent, places, ids, empty = {}, {}, {}, false
-  while many > 0 do
-    local member = call('ZPOPMIN', key, 1)[1]
-    if not member then
-      call('ZREM', K_LINES, line)
-      row_of(sub(line, 2)).listed = nil
-      empty = true
-      break
-    end
-    local id = sub(member, 9)
+-- Take the first of a line as if it were all there is; true when it is leased, nil when there is none.
+local function take_one(line, token, lent)
+  local member = call('ZPOPMIN', B .. ':r:' .. line, 1)[1]
+  if not member then return nil end
+  local j = load_job(sub(member, 9))
+  j.turn = number_in(member) -- where it stood
+  local leased = lend(j, token, '', lent)
+  if j.lane then Lanes.follow(j.lane) end
+  flow()
+  Limits.sync_lanes()
+  flush_lines()
+  return leased
+end
+
+local Hands = Lanes.Hands
+
+local function open_run(line, many)
+  local run = Hands.open(line, many)
+  read_links_ahead(linked_of(run.ids))
+  return run
+end
+
+-- Lease the first job of a run; false when more than its own lane may change with it: see `take_one`.
+local function take_first(run, head, token, lent)
+  local id, turn, name, cost = head.id, head.turn, nil, 0
+  local data, hand = jobs[id], nil
+  local bits = type(data) == 'string' and byte(data, 10) or -1
+  if bits == Hands.LIMITED and not consumer then
+    name, cost = Lanes.lane_of(data)
+    hand = Hands.of(run, head, name)
+    if not hand then return false end
+    local _, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
+    jobs[id] = sub(data, 1, 8) .. IS_RUNNING .. sub(data, 10) .. pack('>I8I8I8I2c0', token, now, 0, #owner, owner)
+    touch_id(id)
+    lent[#lent + 1] = text_of(token)
+    lent[#lent + 1] = id
+    leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, attempt + 1, losses, rank, turn, 0, now, 0)
+    leases[#leases + 1] = ''
+  else
     local j = load_job(id)
-    j.turn = unpk('>I8', member) -- where it stood
-    if lend(j, token + 1, '', lent) then
+    if j.expires > 0 and j.expires <= now or j.message and j.ttr == 0 then return false end
+    if j.lane then
+      name, cost, hand = j.lane, j.cost, Hands.of(run, head, j.lane)
+      if not hand then return false end
+    end
+    j.turn = turn
+    lend(j, token, '', lent, true)
+  end
+  Hands.take(run, head, hand, name, cost, token)
+  return true
+end
+
+-- Where lanes are: the next of a lane may come before what else is there.
+local function take_in_turn(line, many)
+  local token, lent, places, ids, empty = draw_tokens(many), {}, {}, {}, false
+  local size = many
+  local run = open_run(line, size)
+  while many > 0 do
+    local head = Hands.first(run)
+    local leased = head and take_first(run, head, token + 1, lent)
+    local id = head and head.id
+    if not leased then -- all that was read is taken, or this one goes by itself
+      local over = not head and run.complete
+      Hands.close(run)
+      run = nil
+      if over then
+        call('ZREM', K_LINES, line)
+        row_of(sub(line, 2)).listed = nil
+        empty = true
+        break
+      end
+      if head then leased = take_one(line, token + 1, lent) end
+      size = math.min(many, head and 8 or 2 * size)
+    end
+    if leased then
       token, many = token + 1, many - 1
       places[#places + 1], ids[#ids + 1] = #leases, id
     end
-    if j.lane then Lanes.follow(j.lane) end
-    flow()
-    Limits.sync_lanes()
-    flush_lines()
+    run = run or many > 0 and open_run(line, size)
   end
+  if run then Hands.close(run) end
   for i, envelope in ipairs(fetch_all(K_ENV, ids)) do leases[places[i]] = envelope end
   count(sub(line, 2), 'running', #lent / 2)
   call_all('HSET', K_LEASES, lent)

@@ -42,7 +42,7 @@ local function succeed_plainly(id, data, owner, worker, v)
   local rest = pack('>I8I8I4BI4I4c0', now, prune, 0, 1, #trail + 4, #trail, trail)
   if lane then
     jobs[id] = head .. sub(data, from, at - 1) .. rest
-    Lanes.ended({lane = lane, cost = cost})
+    Lanes.ended(lane)
   else
     jobs[id] = head .. rest
   end
