@@ -28,6 +28,7 @@ __all__ = [
     "give_back",
     "hold_to",
     "opens",
+    "retake",
     "room",
     "take",
     "tokens",
@@ -252,6 +253,13 @@ def give_back(terms: Terms, gate: Gate, taken: int, cost: float = 1.0) -> None:
             if end - width <= taken:
                 gate.slots[number] = end, max(0.0, count - cost)
             return
+
+
+def retake(terms: Terms, gate: Gate, taken: int, now: int, cost: float = 1.0) -> None:
+    """A job that was taken at that time starts only now: so long its window counts it."""
+    window = Terms(window=terms.window)  # the tokens of its bucket stay taken
+    give_back(window, gate, taken, cost)
+    take(window, gate, now, cost)
 
 
 def ended(terms: Terms, gate: Gate, now: int, *, well: bool) -> None:

@@ -97,7 +97,10 @@ class Placed(enum.StrEnum):
 
 
 class Outcome(enum.IntEnum):
-    """How one lease ended. ``RELEASE`` and ``SNOOZE`` count no attempt."""
+    """How one lease ended. ``RELEASE`` and ``SNOOZE`` count no attempt.
+
+    ``CARRY`` does not end it: it goes to the carrier (:mod:`tidemill.brokers.base`).
+    """
 
     SUCCESS = 0
     RETRY = 1
@@ -106,6 +109,7 @@ class Outcome(enum.IntEnum):
     SNOOZE = 4
     CANCELLED = 5
     EXPIRED = 6
+    CARRY = 7
 
 
 # Priorities are 0 to 4,294,967,295 in the store, lower first, as beanstalkd has them; its usual

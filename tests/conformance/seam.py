@@ -76,6 +76,15 @@ class Hand:
     def take_ids(self, count: int = 100, *args: Any, **kwargs: Any) -> list[str]:
         return [lease.open().id for lease in self.take(count, *args, **kwargs)]
 
+    def carry(self, *leases: Lease) -> list[bool]:
+        """Hand leases over to the carrier."""
+        verdicts = [Verdict(lease.token, Outcome.CARRY) for lease in leases]
+        return self.exchange(verdicts=verdicts).settled
+
+    def fetch(self, *leases: Lease) -> list[bool]:
+        """Take leases from the carrier, as told to whoever handed them over."""
+        return self.exchange(take=[(lease.token, lease.open().id) for lease in leases]).taken
+
     def settle(self, lease: Lease | int, outcome: Outcome = Outcome.SUCCESS, **fields: Any) -> bool:
         token = lease if isinstance(lease, int) else lease.token
         return self.exchange(verdicts=[Verdict(token, outcome, **fields)]).settled[0]

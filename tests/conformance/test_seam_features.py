@@ -14,8 +14,8 @@ EVERYTHING = frozenset(Feature)
 FEATURES = {
     "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
     "lmdb": EVERYTHING,
-    "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP},
-    "postgresql": EVERYTHING - {F.BACKUP, F.LIMITS},
+    "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP, F.CARRY},
+    "postgresql": EVERYTHING - {F.BACKUP, F.LIMITS, F.CARRY},
 }
 
 

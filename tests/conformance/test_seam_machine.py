@@ -84,6 +84,7 @@ class SideBySide(RuleBasedStateMachine):
         self.ids = itertools.count(1)
         self.put_ids: list[str] = []
         self.tokens: list[tuple[str, int, int]] = []  # owner, token of the model, of the subject
+        self.jobs_of: dict[int, str] = {}  # by token of the model
         self.steps = 0
         self.brokers = (self.model, self.subject)
         self.versions: list[list[int | None]] = []  # of the schedules, when somebody looked last
@@ -212,8 +213,6 @@ class SideBySide(RuleBasedStateMachine):
         """As somebody would who has just looked, or before the last change, or found none."""
         if not self.scheduled:
             return
-        for owner in OWNERS:  # some brokers lease what fires at once to a worker that sleeps
-            self.exchange(owner, lambda _, o=owner: Step(o, want=Want(0)))
         seen = [[s and s.version for s in b.schedules(SCHEDULES)] for b in self.brokers]
         stale = data.draw(st.integers(0, 4)) == 0 and self.versions
         versions = self.versions if stale else seen
@@ -270,7 +269,7 @@ class SideBySide(RuleBasedStateMachine):
         if not isinstance(one, Reply):
             assert one == two
             return
-        assert (one.settled, one.touched) == (two.settled, two.touched)
+        assert (one.settled, one.touched, one.taken) == (two.settled, two.touched, two.taken)
         assert [c.verb for c in one.commands] == [c.verb for c in two.commands]
         assert [s.name for s in one.schedules] == [s.name for s in two.schedules]
         assert len(one.leases) == len(two.leases)
@@ -280,6 +279,7 @@ class SideBySide(RuleBasedStateMachine):
             assert [getattr(mine, f) for f in same] == [getattr(theirs, f) for f in same]
             assert mine.inputs == theirs.inputs
             self.tokens.append((owner, mine.token, theirs.token))
+            self.jobs_of[mine.token] = mine.open().id
 
     def draw_token(self, data: st.DataObject) -> tuple[str, int, int] | None:
         """A lease, mostly a live one, now and then of another owner or long gone."""
@@ -287,7 +287,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        outcome=st.sampled_from(list(Outcome)),
+        outcome=st.sampled_from([*Outcome, Outcome.CARRY]),
         delay=seconds,
         result=st.sampled_from([b"", b"r"]),
         stranger=st.integers(0, 9),
@@ -305,7 +305,7 @@ class SideBySide(RuleBasedStateMachine):
         hold: bool,
     ) -> None:
         token = self.draw_token(data)
-        if token is None:
+        if token is None or (outcome == Outcome.CARRY and not self.carries):
             return
         owner = OWNERS[stranger] if stranger < len(OWNERS) else token[0]
         followers = (self.draw_job(data, "keep"),) if follower == 0 else ()
@@ -318,6 +318,51 @@ class SideBySide(RuleBasedStateMachine):
             return Step(owner, verdicts=[verdict])
 
         self.exchange(owner, step)
+
+    @property
+    def carries(self) -> bool:
+        return Feature.CARRY in self.subject.features
+
+    @rule(
+        data=st.data(),
+        count=st.integers(1, 4),
+        owner=st.sampled_from([*OWNERS, None]),
+        alone=st.booleans(),
+    )
+    def carry(self, data: st.DataObject, count: int, owner: str | None, alone: bool) -> None:
+        """What somebody leased goes to the carrier, and some of it to whoever brings it."""
+        if not self.carries:
+            return
+        first = OWNERS[0]
+        before = len(self.tokens)
+        want = Want(count, mode=Mode.MERGED, messages=True, alone=alone)
+        self.exchange(first, lambda _: Step(first, want=want))
+        new = self.tokens[before:]
+        verdicts = [[Verdict(t[w], Outcome.CARRY) for t in new] for w in (1, 2)]
+        self.exchange(first, lambda w: Step(first, verdicts=verdicts[w]))
+        if owner:
+            self.fetch(owner, [t for t in new if data.draw(st.integers(0, 2))])
+
+    @rule(data=st.data(), owner=st.sampled_from(OWNERS), want=st.integers(0, 2))
+    def take(self, data: st.DataObject, owner: str, want: int) -> None:
+        if self.carries and (token := self.draw_token(data)):
+            self.fetch(owner, [token], want)
+
+    def fetch(self, owner: str, tokens: list[tuple[str, int, int]], want: int = 0) -> None:
+        named = [(t, self.jobs_of[t[1]]) for t in tokens]
+
+        def step(which: int) -> Step:
+            take = [(t[1 + which], job_id) for t, job_id in named]
+            queues = Want(want, ("a", "b"), Mode.STRICT) if want else None
+            return Step(owner, take=take, want=queues)
+
+        self.exchange(owner, step)
+        self.tokens += [(owner, *t[1:]) for t in tokens]
+
+    @rule(chance=st.integers(0, 3))
+    def recall(self, chance: int) -> None:
+        if self.carries and not chance:
+            self.agree(lambda b, _: b.recall())
 
     @rule(data=st.data(), longer=st.sampled_from([0.0, 2.0, 30.0]))
     def touch(self, data: st.DataObject, longer: float) -> None:

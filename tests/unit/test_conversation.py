@@ -19,6 +19,7 @@ class Far:
         self.settled: list[int] = []
         self.noted: list[str] = []
         self.leased = 0
+        self.carried = {(7, "a"), (8, "b")}
         self.faults: list[str] = []
 
     def send(self, step: Step, serial: int) -> Reply:
@@ -32,7 +33,9 @@ class Far:
             self.serial, self.reply = serial, self._do(step)
         if fault == "reply":
             raise BrokerUnavailable("away")
-        return Reply(list(self.reply.settled), leases=list(self.reply.leases))
+        return Reply(
+            list(self.reply.settled), leases=list(self.reply.leases), taken=list(self.reply.taken)
+        )
 
     def _do(self, step: Step) -> Reply:
         settled = [v.token not in self.settled for v in step.verdicts]
@@ -42,7 +45,9 @@ class Far:
         for _ in range(step.want.count if step.want else 0):
             self.leased += 1
             leases.append(Lease(self.leased, 1, 0, 0, 0, 0.0, 0.0, 0.0, b""))
-        return Reply(settled, leases=leases)
+        taken = [lease in self.carried for lease in step.take]
+        self.carried -= set(step.take)
+        return Reply(settled, leases=leases, taken=taken)
 
 
 def step(*tokens: int, want: int = 0, notes: tuple[str, ...] = ()) -> Step:
@@ -67,6 +72,21 @@ def test_a_step_whose_reply_was_lost_is_done_once(fault: str) -> None:
     assert far.settled == [1, 2]
     assert far.noted == ["a", "b"]
     assert talk.exchange(step(1)).settled == [False]
+
+
+@pytest.mark.parametrize("fault", ["reply", "request"])
+def test_what_was_taken_in_a_step_whose_reply_was_lost_is_the_owners(fault: str) -> None:
+    # law 4
+    far = Far()
+    talk = Conversation(far.send)
+    far.faults = [fault]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(Step("w", take=[(7, "a"), (9, "stale")]))
+    # when: the owner hands in the same again, and more
+    reply = talk.exchange(Step("w", take=[(8, "b"), (7, "a"), (9, "stale"), (7, "a")]))
+    # then
+    assert reply.taken == [True, True, False, False]
+    assert talk.exchange(Step("w", take=[(7, "a")])).taken == [False]
 
 
 def test_replies_lost_one_after_the_other_lose_nothing() -> None:

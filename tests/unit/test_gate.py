@@ -15,6 +15,7 @@ from tidemill.gate import (
     ended,
     give_back,
     opens,
+    retake,
     room,
     take,
     tokens,
@@ -159,6 +160,15 @@ def test_a_change_to_a_smaller_burst_drops_what_does_not_fit() -> None:
     take(old, gate, T0)
     change(old, new, gate, T0)
     assert tokens(new, gate, T0) == pytest.approx(3)
+
+
+def test_what_starts_late_is_counted_from_then_on_and_takes_no_other_token() -> None:
+    terms, gate = Terms(rate=(1, 10), burst=1, window=(1, 100)), Gate()
+    take(terms, gate, T0)
+    full = gate.full
+    retake(terms, gate, T0, T0 + 90 * S)
+    assert gate.full == full
+    assert T0 + 190 * S < opens(terms, gate, 0, T0 + 120 * S) < T0 + 193 * S
 
 
 def test_what_is_given_back_is_taken_from_its_own_slot() -> None:

@@ -13,14 +13,24 @@ A broker over a network keeps some promises that a file cannot break:
 
 - A call whose reply was lost is repeated with the serial or nonce of the first, and answered, not
   done again. ``BrokerUnavailable`` is raised when it cannot be: a step that raised it may have
-  happened; the owner hands in the same verdicts again with its next step, which is answered for
-  both (:mod:`.conversation`). ``exchange`` and ``wait`` raise it soon, since a supervisor has
-  deadlines to look after meanwhile; ``put`` and the calls that look or act wait for the server to
-  come back first, up to the ``patience`` of the URL.
+  happened; the owner hands in the same verdicts, and the same leases to take, again with its next
+  step, which is answered for both (:mod:`.conversation`). ``exchange`` and ``wait`` raise it soon,
+  since a supervisor has deadlines to look after meanwhile; ``put`` and the calls that look or act
+  wait for the server to come back first, up to the ``patience`` of the URL.
 - An owner that the store has not heard of for the length of its lease is given up. ``exchange``
   renews it, so ``wait`` returns in time for the next. A consumer is not given up while the ttr of a
   message it holds runs.
 - Time is the server's.
+
+A store may lend its jobs to a *carrier*, a message broker that brings them to the workers: it holds
+what is ready, the store all else (``Feature.CARRY``). Some owner leases jobs in the ordinary way,
+publishes each lease, and settles it ``Outcome.CARRY``: with its token it is the carrier's now, who
+is no owner and never dies. The job is ready, but on no line, and nobody is told of it; of a limit
+it keeps its place. Whoever gets the message hands in token and id as ``Step.take``. Only when that
+is answered with True the lease is its own, as if made at that moment, and the job may run; else the
+message is stale, and is dropped. So a job that was published twice, or whose publisher died before
+it settled, runs once all the same. What is done to a job that is ready is done to one that is
+carried: it then is with the carrier no more, and its message is stale.
 """
 
 from __future__ import annotations
@@ -70,7 +80,6 @@ class Feature(enum.StrEnum):
 
     DURABLE = "durable"  # survives kill -9 of everything
     PROCESSES = "processes"  # several processes may share it
-    IDS = "ids"  # an id of the user's own is taken once
     DELAY = "delay"
     PRIORITY = "priority"
     KEYS = "keys"
@@ -87,6 +96,7 @@ class Feature(enum.StrEnum):
     MOVE = "move"  # all of it can go to another store, or come from one
     SCHEDULES = "schedules"  # records that come due, to be fired exactly once
     LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
+    CARRY = "carry"  # leases may lie with a carrier, which brings them to whoever takes them
 
 
 class Mode(enum.StrEnum):
@@ -121,8 +131,9 @@ class Want(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct):
     """One exchange: what an owner hands in and what it wants.
 
-    ``touch`` renews message leases: (token, seconds), 0 for the message's own ttr. ``fires`` is how
-    many due schedules it would see to now; who sees to none is not told when the next is due.
+    ``touch`` renews message leases: (token, seconds), 0 for the message's own ttr. ``take`` names
+    leases that lie with the carrier: (token, id of the job). ``fires`` is how many due schedules it
+    would see to now; who sees to none is not told when the next is due.
     """
 
     owner: str
@@ -131,16 +142,19 @@ class Step(msgspec.Struct):
     touch: Sequence[tuple[int, float]] = ()
     notes: Sequence[Note] = ()
     fires: int = 0
+    take: Sequence[tuple[int, str]] = ()
 
 
 class Reply(msgspec.Struct):
     """What an exchange did.
 
     ``settled`` and ``touched`` answer in order; False means the lease was lost and nothing changed.
+    ``taken`` does, too: True for a lease that is the owner's now. It is just as it was told when it
+    was made, but that it was ``leased`` now, and that a consumer's ttr runs from now on. ``taken``
+    is empty beside the command ``lost``: nothing was looked at, and the messages are not stale.
     ``next_due`` is seconds until something in the store becomes due; infinity when nothing will.
     ``schedules`` are due, and nobody else's for :data:`~.schedules.CLAIM` seconds; ``wall`` is the
-    wall time they are due by, when that is a server's, else 0. ``more`` says that there may be jobs
-    which are still on their way: that none came does not mean that there is none.
+    wall time they are due by, when that is a server's, else 0.
     """
 
     settled: list[bool] = []
@@ -150,7 +164,7 @@ class Reply(msgspec.Struct):
     next_due: float = float("inf")
     schedules: list[Schedule] = []
     wall: float = 0.0
-    more: bool = False
+    taken: list[bool] = []
 
 
 class Departure(msgspec.Struct, array_like=True, frozen=True):
@@ -225,14 +239,15 @@ class Broker(Schedules, Protocol):
         ...
 
     def exchange(self, step: Step) -> Reply:
-        """Note, settle, touch and lease, in that order, as one step. Never sleeps.
+        """Note, settle, touch, take and lease, in that order, as one step. Never sleeps.
 
         What has come due moves first. The leases may also be such as were made in the owner's name
         while it was in its ``wait``; there are never more than are wanted now. An owner that was
         given up (``release``) meanwhile has lost everything: it gets no leases, and the command
         ``lost``; it may attach again. Followers of a verdict are stored whatever ``max_size`` or
         the reserve say, since settling must not fail; one whose id is taken, or whose key rejects
-        it, is left out.
+        it, is left out. Nothing is taken from the carrier of a queue that is paused, nor in a
+        store that departs: such a job goes back to its line. One that has expired ends so.
         """
         ...
 
@@ -255,6 +270,13 @@ class Broker(Schedules, Protocol):
         ``causes`` is a witness's account: a token in it was running and used an attempt, with the
         cause as its error; the others go back uncounted. None means there was no witness: every job
         gets a loss instead. The owner is off the list afterwards.
+        """
+        ...
+
+    def recall(self) -> int:
+        """Give back all that lies with the carrier, uncounted; how many jobs those were.
+
+        For when it has lost what it held. What it still brings is stale.
         """
         ...
 

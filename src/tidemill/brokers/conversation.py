@@ -3,7 +3,8 @@
 Every step has a serial, which the store keeps with what it answered. A step whose reply was lost is
 sent again under its serial before the next one, and answered, not done again; what it leased is
 handed out with the next reply. Its caller was told ``BrokerUnavailable`` and hands in the same
-verdicts and notes once more: those are answered from the first reply, and not sent again.
+verdicts, notes and leases to take once more: those are answered from the first reply, and not sent
+again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Conversation:
         self._serial = 0
         self._broken: Step | None = None  # sent, and not answered
         self._told: dict[_Name, bool] = {}  # what the verdicts of broken steps came to
+        self._taken: dict[tuple[int, str], bool] = {}  # and what they wanted to take
         self._noted: list[object] = []
         self._over: Reply = Reply()  # answered, and not handed on
 
@@ -55,20 +57,28 @@ class Conversation:
         reply = self._send_one(broken)
         told = zip(broken.verdicts, reply.settled, strict=True)
         self._told |= {_name(verdict): settled for verdict, settled in told}
+        self._taken |= dict(zip(broken.take, reply.taken, strict=False))  # none when it is lost
         self._noted += broken.notes
         self._over.leases += reply.leases
         self._over.commands += reply.commands
 
     def _go_on(self, step: Step) -> Reply:
         over = self._over
-        fresh = self._without_known(step) if self._told or self._noted or over.leases else step
+        heard = self._told or self._noted or self._taken or over.leases
+        fresh = self._without_known(step) if heard else step
         reply = self._send_one(fresh)
         if fresh is not step:
             new = iter(reply.settled)
             reply.settled = [
                 self._told[_name(v)] if _name(v) in self._told else next(new) for v in step.verdicts
             ]
-            self._told, self._noted = {}, []
+            if len(reply.taken) == len(fresh.take):  # else it is lost
+                known, later = frozenset(self._taken), iter(reply.taken)
+                reply.taken = [  # one that is named twice is given once
+                    self._taken.pop(lease, False) if lease in known else next(later)
+                    for lease in step.take
+                ]
+            self._told, self._noted, self._taken = {}, [], {}
         if over.leases or over.commands:
             reply.leases = over.leases + reply.leases
             reply.commands = over.commands + reply.commands
@@ -86,6 +96,7 @@ class Conversation:
             step,
             verdicts=[v for v in step.verdicts if _name(v) not in self._told],
             notes=step.notes[noted:],
+            take=[lease for lease in step.take if lease not in self._taken],
             want=want,
         )
 

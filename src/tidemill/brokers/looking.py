@@ -15,6 +15,8 @@ class QueueStats(msgspec.Struct, kw_only=True):
     ``oldest`` is when the job was made that was accepted before all others that are ready now, in
     wall time; 0 when none is ready. A store may look no further than its 256 highest priorities,
     and at none that waits for a limit by name.
+
+    ``carried`` of those that are ready lie with the carrier (:mod:`.base`).
     """
 
     name: str
@@ -31,6 +33,7 @@ class QueueStats(msgspec.Struct, kw_only=True):
     cancelled: int = 0
     expired: int = 0
     oldest: float = 0.0
+    carried: int = 0
 
     @property
     def size(self) -> int:

@@ -267,8 +267,7 @@ class Supervisor:
         crew = self.crew
         started = bool(crew.hands) and all(hand.depth for hand in crew.hands)
         busy = any(hand.held for hand in crew.hands) or crew.verdicts or crew.spare
-        at_once = not reply.next_due  # the store goes on
-        more = reply.leases or reply.schedules or reply.more or at_once
+        more = reply.leases or reply.schedules or not reply.next_due  # the store goes on at once
         return started and self._asked > 0 and not (busy or more)
 
     def _next_look(self) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Sequence
 
+from tidemill.brokers.lmdb.carried import carried_in
 from tidemill.brokers.lmdb.flows import finish_falls, flow, revive
 from tidemill.brokers.lmdb.inspect import Holders
 from tidemill.brokers.lmdb.keys import Key, find_key, forget_held, put_key, successors
@@ -150,6 +152,7 @@ def purge(moves: Moves, queue: str, most: int) -> int:
     if len(ids) < most:
         ids += [job_id for line in lines for job_id in _ready(moves, line, most)]
         ids += moves.lanes.jobs_in(lines, most)
+        ids += itertools.islice(carried_in(moves.txn, moves.t, lines), most)
         ids = list(dict.fromkeys(ids))[:most]
     return sum([_delete(moves, moves.load(job_id)) for job_id in ids])
 

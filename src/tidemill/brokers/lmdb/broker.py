@@ -15,17 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 
-from tidemill.brokers.base import (
-    Departure,
-    Feature,
-    Filter,
-    Page,
-    QueueStats,
-    Reply,
-    Step,
-)
+from tidemill.brokers.base import Departure, Feature, Filter, Page, QueueStats, Reply, Step
 from tidemill.brokers.lmdb import acts
 from tidemill.brokers.lmdb import schedules as schedule
+from tidemill.brokers.lmdb.carrying import recall
 from tidemill.brokers.lmdb.exchange import exchange
 from tidemill.brokers.lmdb.flows import FALL_MOST, finish_falls, flow, is_unfinished
 from tidemill.brokers.lmdb.handoff import hand_over
@@ -61,6 +54,7 @@ T = TypeVar("T")
 _OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "prefix")
 _PRUNE_MOST = 2000
 _PURGE_MOST = 5000
+_RECALL_MOST = 2000
 _TICK = 30.0
 
 
@@ -251,6 +245,12 @@ class LmdbBroker:
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         return self._members.release(owner_id, causes)
+
+    def recall(self) -> int:
+        given = 0
+        while batch := self._act(lambda moves: recall(moves, _RECALL_MOST)):
+            given += batch
+        return given
 
     def reap(self) -> int:
         """Give back what owners that died held; how many owners that were."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tidemill.brokers.base import Mode, Reply, Step, Want
-from tidemill.brokers.limiting import GRACE
 from tidemill.brokers.lmdb import schedules
+from tidemill.brokers.lmdb.carrying import take
 from tidemill.brokers.lmdb.flows import flow
 from tidemill.brokers.lmdb.handoff import fetch, terms_of
 from tidemill.brokers.lmdb.layout import MICRO
@@ -22,24 +22,20 @@ __all__ = ["exchange"]
 
 
 def exchange(moves: Moves, member: Member, step: Step) -> Reply:
-    """Note, settle, touch and lease, in that order."""
+    """Note, settle, touch, take and lease, in that order."""
     number = member.number
     if not is_listed(moves, number):
         return _given_up(step)
     reply = Reply()
     more = come_due(moves)
-    for said in step.notes:
-        note(moves, number, said)
-    if step.verdicts:
-        worker = member.owner.name
-        reply.settled = [settle(moves, number, worker, verdict) for verdict in step.verdicts]
-        if moves.ended:
-            flow(moves)
-    if step.touch:
-        reply.touched = [touch(moves, number, token, seconds) for token, seconds in step.touch]
+    _hear(moves, member, step, reply)
     departure = departure_of(moves)
     if member.owner.kind == "worker":
         reply.leases = fetch(moves, member, step.want if departure is None else None)
+    if step.take:  # after what was handed over while it slept, which has the newest tokens
+        reply.taken = take(moves, number, step.take, deadlines=member.owner.kind == "consumer")
+        if moves.ended:
+            flow(moves)
     if departure is not None and step.want and step.want.count:
         if member.owner.kind == "consumer":
             raise gone(departure)
@@ -52,12 +48,26 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
         prune(moves, 2 * len(step.verdicts) + 2)
     reply.commands += take_commands(moves, number)
     if departure is None or not departure.sealed:
-        reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, moves.next_due()))
+        reply.next_due = 0.0 if more else max(0.0, moves.next_due())
     _hand_out(moves, step.fires if departure is None else 0, reply)
     if step.want:
         _mark(moves, member, step.want, reply)
     moves.tells(member)
     return reply
+
+
+def _hear(moves: Moves, member: Member, step: Step, reply: Reply) -> None:
+    """What it says of what it has."""
+    number = member.number
+    for said in step.notes:
+        note(moves, number, said)
+    if step.verdicts:
+        worker = member.owner.name
+        reply.settled = [settle(moves, number, worker, verdict) for verdict in step.verdicts]
+        if moves.ended:
+            flow(moves)
+    if step.touch:
+        reply.touched = [touch(moves, number, token, seconds) for token, seconds in step.touch]
 
 
 def _given_up(step: Step) -> Reply:
@@ -74,8 +84,6 @@ def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
         member.last_queue = leasing.last_queue
     if len(reply.leases) == want.count:
         moves.ring_rest(want.queues)
-    if leasing.left_place:
-        reply.next_due = GRACE
 
 
 def _hand_out(moves: Moves, fires: int, reply: Reply) -> None:

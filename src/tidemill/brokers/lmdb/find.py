@@ -14,6 +14,7 @@ from typing import TypeAlias
 import lmdb
 
 from tidemill.brokers.base import Filter
+from tidemill.brokers.lmdb.carried import carried_in
 from tidemill.brokers.lmdb.kept import (
     KEPT_LINKED,
     KEPT_OTHER,
@@ -65,7 +66,7 @@ class Finding:
         rows = [row for row in queue_rows(store, txn) if what.queue in ("", row.name)]
         self._row = rows[0] if what.queue and rows else None
         # Rows count the unfinished by state, and have counted whatever finished.
-        self._tables = [s for s in what.states if any(getattr(row, s.value) for row in rows)]
+        self._tables = [s for s in what.states if any(row.shown(s.value) for row in rows)]
         self._none = not rows or bool(what.states and not self._tables)
         self._gathered: Iterator[bytes] | None = None
         self._looked = 0
@@ -77,15 +78,15 @@ class Finding:
             linked = txn.stat(self._t.fin)["entries"] - sum(kept)
             return linked + sum(kept[each] for each in _CLASSES[state])
         if state is State.READY and self._row:
-            return self._row.ready
+            return self._row.shown(state.value)
         table = {
             State.READY: self._t.ready,
             State.RUNNING: self._t.lease,
             State.SCHEDULED: self._t.due,
             State.WAITING: self._t.key,
         }[state]
-        beside = {State.WAITING: self._t.wait, State.READY: self._t.park}
-        more = txn.stat(beside[state])["entries"] if state in beside else 0
+        beside = {State.WAITING: [self._t.wait], State.READY: [self._t.park, self._t.carried]}
+        more = sum(txn.stat(each)["entries"] for each in beside.get(state, ()))
         return txn.stat(table)["entries"] + more
 
     def rows(self, txn: Txn, most: int) -> Rows:
@@ -154,11 +155,12 @@ class Finding:
             return (*successors(txn, self._t), *(job_id for job_id, _ in txn.cursor(self._t.wait)))
         if self._row is None:
             ready = (value for _, value in txn.cursor(self._t.ready))
-            return itertools.chain(ready, parked_in(txn, self._t))
+            return itertools.chain(ready, parked_in(txn, self._t), carried_in(txn, self._t))
         lines = *self._row.lines, self._row.lost_line
         prefixes = (READY_KEY.pack(line, 0, 0)[:4] for line in lines)
         ready = (value for prefix in prefixes for value in _range(txn, self._t.ready, prefix))
-        return itertools.chain(ready, parked_in(txn, self._t, lines))
+        more = parked_in(txn, self._t, lines), carried_in(txn, self._t, lines)
+        return itertools.chain(ready, *more)
 
 
 def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:

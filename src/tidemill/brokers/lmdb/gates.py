@@ -26,6 +26,7 @@ from tidemill.gate import (
     give_back,
     hold_to,
     opens,
+    retake,
     room,
     take,
 )
@@ -97,6 +98,12 @@ class Gates:
             limited = self._queues[row.name][1]
             take(limited.terms, limited.gate, self._moves.now, count)
             self._dirty.add(GATES + row.name)
+
+    def restart(self, row: Row, charged: int) -> None:
+        """A job of the queue is taken from the carrier: it starts later than it was charged."""
+        limited = self._queues[row.name][1]
+        retake(limited.terms, limited.gate, charged, self._moves.now)
+        self._dirty.add(GATES + row.name)
 
     def ended(self, row: Row, outcome: int, back: int) -> None:
         """A lease of the queue has ended; ``back``: when it was made, if the job never ran."""

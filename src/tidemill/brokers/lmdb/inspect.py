@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lmdb
@@ -14,6 +14,7 @@ from tidemill.brokers.lmdb.flows import counts_of
 from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, read_limited
 from tidemill.brokers.lmdb.lanes import is_parked, lane_held, lanes_of
 from tidemill.brokers.lmdb.layout import (
+    CARRIED_VALUE,
     LEASE_KEY,
     LEASE_VALUE,
     MICRO,
@@ -78,7 +79,7 @@ class Inspection:
             cancelling=bool(head.flags & Flag.CANCELLING),
             attempts=tail.attempts,
         )
-        if record.state is State.READY and not self._is_ready(txn, stored):
+        if record.state is State.READY and self._is_running(txn, stored):
             record.state = State.RUNNING
             record.worker, record.leased = holders.name_and_time(stored.id)
         if head.flags & Flag.LINKED:
@@ -91,10 +92,16 @@ class Inspection:
         return record
 
     def _is_ready(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
-        """Of a job whose header says ready: it is, and does not run."""
+        """Of a job whose header says ready: it is on a line, and neither runs nor is carried."""
         if stored.head.flags & Flag.LIMITED:
             return is_parked(txn, self._store.tables, stored)
         return txn.get(stored.head.ready_key, db=self._store.tables.ready) is not None
+
+    def _is_running(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
+        """Of a job whose header says ready: neither a line nor the carrier has it."""
+        if self._is_ready(txn, stored):
+            return False
+        return txn.get(stored.head.ready_key, db=self._store.tables.carried) is None
 
     def _due(self, head: Header) -> float:
         if not head.due:
@@ -169,22 +176,19 @@ class Inspection:
 
     def _stats_of(self, txn: lmdb.Transaction[bytes], row: Row) -> QueueStats:
         names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest"}
-        values = {name: getattr(row, name) for name in names}
+        values = {name: row.shown(name) for name in names}
         oldest = self._oldest(txn, row)
         return QueueStats(name=row.name, paused=bool(row.paused), oldest=oldest, **values)
 
     def _oldest(self, txn: lmdb.Transaction[bytes], row: Row) -> float:
         """When the ready job that was accepted first was made: the first of some priority."""
-        cursor = txn.cursor(self._store.tables.ready)
+        lines, tables = (*row.lines, row.lost_line), self._store.tables
         firsts: list[tuple[int, bytes]] = []
-        for line in (*row.lines, row.lost_line) if row.ready else ():
-            found = cursor.set_range(READY_KEY.pack(line, 0, 0))
-            for _ in range(_RANKS_MOST):
-                whose, rank, seq = READY_KEY.unpack(cursor.key()) if found else (-1, 0, 0)
-                if whose != line:
-                    break
-                firsts.append((seq, cursor.value()))
-                found = cursor.set_range(READY_KEY.pack(line, rank, 2**64 - 1))
+        for line in lines if row.ready else ():
+            firsts += _firsts(txn.cursor(tables.ready), line)
+        for line in lines if row.carried else ():
+            carried = _firsts(txn.cursor(tables.carried), line)
+            firsts += [(seq, value[CARRIED_VALUE.size :]) for seq, value in carried]
         if not firsts:
             return 0.0
         data = txn.get(min(firsts)[1], db=self._store.tables.job)
@@ -219,6 +223,17 @@ class Inspection:
         if os.path.exists(os.path.join(target, "data.mdb")):
             raise InvalidOption(f"{target} holds a store already; name an empty directory")
         self._store.env.copy(target, compact=True)
+
+
+def _firsts(cursor: lmdb.Cursor[bytes], line: int) -> Iterator[tuple[int, bytes]]:
+    """Of each priority in a line: the first sequence, and what lies there."""
+    found = cursor.set_range(READY_KEY.pack(line, 0, 0))
+    for _ in range(_RANKS_MOST):
+        whose, rank, seq = READY_KEY.unpack(cursor.key()) if found else (-1, 0, 0)
+        if whose != line:
+            return
+        yield seq, cursor.value()
+        found = cursor.set_range(READY_KEY.pack(line, rank, 2**64 - 1))
 
 
 def _names(store: Store, txn: lmdb.Transaction[bytes], prefix: str) -> list[str]:

@@ -6,6 +6,7 @@
                                               with the top bit: tasks that are to run alone; of
                                               jobs under a limit just those that are next
     lease  owner·token → ready key, leased, deadline, id
+    carried  as ready → token, leased, id     leases that lie with the carrier; see carrying.py
     due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 that of
                                               keys that are held, 3 of lanes nobody uses any more,
                                               for which nobody is woken
@@ -20,7 +21,8 @@
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
 
 A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
-lease that stands for it, says running. Times are microseconds as unsigned 64-bit integers.
+lease that stands for it, says running. One that is carried is ready, as its header says. Times are
+microseconds as unsigned 64-bit integers.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import NamedTuple
 import lmdb
 
 __all__ = [
+    "CARRIED_VALUE",
     "DUE_EXPIRY",
     "DUE_FALL",
     "DUE_GATE",
@@ -65,27 +68,35 @@ LOST = 1 << 31
 """The bit of a line that has the tasks of a queue that were lost with their worker."""
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
+CARRIED_VALUE = struct.Struct(">QQ")  # token, leased (wall); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE, DUE_LANE, DUE_FALL = range(7)
 HELD, UNUSED = 2, 3
 """The clocks of what nobody needs to be woken for."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6QB")
+_CARRIED = struct.Struct(">Q")  # behind a row that has any
 
 
 class Row:
-    """One queue: settings, jobs by state, totals. Kept exact by every transaction."""
+    """One queue: settings, jobs by state, totals. Kept exact by every transaction.
+
+    ``ready`` are on its lines, ``running`` leased; ``carried`` of those are shown as ready.
+    """
 
     __slots__ = (
-        "accepted", "cancelled", "dirty", "expired", "failed", "gated", "max_size", "name",
-        "number", "paused", "ready", "retried", "running", "scheduled", "succeeded", "waiting",
+        "accepted", "cancelled", "carried", "dirty", "expired", "failed", "gated", "max_size",
+        "name", "number", "paused", "ready", "retried", "running", "scheduled", "succeeded",
+        "waiting",
     )
 
     def __init__(self, name: str, number: int, data: bytes | None = None) -> None:
         self.name = name
         self.number = number
         self.dirty = data is None
-        values = _ROW.unpack(data) if data else (number, *[0] * 13)
+        values = _ROW.unpack_from(data) if data else (number, *[0] * 13)
+        more = data is not None and len(data) > _ROW.size
+        self.carried: int = _CARRIED.unpack_from(data, _ROW.size)[0] if data and more else 0
         (
             self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
             self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
@@ -107,13 +118,19 @@ class Row:
         """Unfinished jobs."""
         return self.waiting + self.scheduled + self.ready + self.running
 
+    def shown(self, state: str) -> int:
+        """How many jobs it has of a state, or has had when that is an end, as people see it."""
+        count: int = getattr(self, state)
+        return count + {"ready": self.carried, "running": -self.carried}.get(state, 0)
+
     def pack(self) -> bytes:
         """The row as stored."""
-        return _ROW.pack(
+        row = _ROW.pack(
             self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
             self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
             self.expired, self.gated,
         )
+        return row + _CARRIED.pack(self.carried) if self.carried else row
 
 
 class Tables(NamedTuple):
@@ -132,6 +149,7 @@ class Tables(NamedTuple):
     lane: lmdb._Database
     park: lmdb._Database
     schedule: lmdb._Database
+    carried: lmdb._Database
 
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import lmdb
 
 from tidemill.brokers.lmdb.calls import HandOver, Told
+from tidemill.brokers.lmdb.carried import is_carried, leave_carrier
 from tidemill.brokers.lmdb.gates import Gates
 from tidemill.brokers.lmdb.kept import (
     KEPT,
@@ -178,9 +179,13 @@ class Moves:
     def is_running(self, stored: Stored) -> bool:
         """True when the header says ready and the ready entry is gone: a lease stands for it."""
         head = stored.head
+        if head.state != READY:
+            return False
         if head.flags & Flag.LIMITED:
-            return head.state == READY and not self.lanes.is_parked(stored)
-        return head.state == READY and self.txn.get(head.ready_key, db=self.t.ready) is None
+            stands = self.lanes.is_parked(stored)
+        else:
+            stands = self.txn.get(head.ready_key, db=self.t.ready) is not None
+        return not stands and not is_carried(self, stored)
 
     def left(self, due: int, wall: int) -> int:
         """Microseconds until a due time; 0 or less when it has come."""
@@ -230,7 +235,9 @@ class Moves:
 
     def unplace(self, stored: Stored) -> None:
         """Take a job that does not run out of ready, due and its count."""
-        head = stored.head
+        head, row = stored.head, self.row_of(stored.head.line)
+        if head.state == READY and row.carried and leave_carrier(self, stored, row):
+            return
         if head.state == READY and head.flags & Flag.LIMITED:
             self.lanes.leave(stored)
         elif head.state == READY:
@@ -238,7 +245,7 @@ class Moves:
         elif head.state == SCHEDULED:
             clock = 1 if head.flags & Flag.WALL else 0
             self.txn.delete(DUE_KEY.pack(clock, head.due, DUE_JOB, head.seq), db=self.t.due)
-        self.count(self.row_of(head.line), head.state, -1)
+        self.count(row, head.state, -1)
 
     def ready_lines(self, first: int = 0) -> Iterator[int]:
         """Hop over the ready table from line to line; those of lost tasks, from LOST on, last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidemill.brokers.base import DEFAULT_TTR, KEEP_ATTEMPTS
+from tidemill.brokers.lmdb.carrying import carry
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, LEASE_VALUE, MICRO
 from tidemill.brokers.lmdb.leases import put_deadline
 from tidemill.brokers.lmdb.moves import Moves
@@ -32,7 +33,7 @@ _END: dict[int, int] = {
     Outcome.EXPIRED: EXPIRED,
 }
 _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
-_RELEASE, _SNOOZE = int(Outcome.RELEASE), int(Outcome.SNOOZE)
+_RELEASE, _SNOOZE, _CARRY = int(Outcome.RELEASE), int(Outcome.SNOOZE), int(Outcome.CARRY)
 _BACK = (_RELEASE, _SNOOZE)
 _LIMITED, _CANCELLING = Flag.LIMITED, Flag.CANCELLING
 _LOG_MOST = 100
@@ -49,6 +50,12 @@ def settle(moves: Moves, owner: int, worker: str, verdict: Verdict) -> bool:
         moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, verdict.token), db=moves.t.due)
     stored = moves.load(lease[LEASE_VALUE.size :])
     assert stored is not None
+    if verdict.outcome == _CARRY:
+        if carry(moves, stored, verdict.token, leased):
+            follow(moves, verdict.followers)
+            return True
+        followers = verdict.followers
+        verdict = Verdict(verdict.token, _RELEASE, error=NOT_STARTED, followers=followers)
     if _close_attempt(moves, stored, worker, leased / MICRO, verdict):
         if deadline:
             put_deadline(moves, deadline, owner, verdict.token)

@@ -18,8 +18,8 @@ from tidemill.brokers.base import (
     Reply,
     Step,
 )
-from tidemill.brokers.limiting import GRACE
 from tidemill.brokers.memory import acts, inspect, limits
+from tidemill.brokers.memory.carrying import recall, take
 from tidemill.brokers.memory.flows import ended
 from tidemill.brokers.memory.jobs import Jobs
 from tidemill.brokers.memory.leases import lease
@@ -64,7 +64,7 @@ class MemoryBroker:
     def __init__(self, url: str = "memory://", retention: Retention | None = None) -> None:
         self.url = url
         self._lock = threading.Condition(threading.RLock())
-        self._jobs = Jobs(retention or Retention(), self._wake_all, ended)
+        self._jobs = Jobs(retention or Retention(), self._wake_all, ended, limits.unstart)
         self._book = Book(self._jobs)
         self._owners: dict[str, Owner] = {}
         self._commands: dict[str, list[Command]] = {}
@@ -124,20 +124,15 @@ class MemoryBroker:
                 note(jobs, owner.id, said)
             reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
             reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
+            reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
             if jobs.departure is None and step.want:
-                jobs.hungry.pop(owner.id, None)
                 reply.leases = list(lease(jobs, owner, step.want))
-                if step.want.sleep and len(reply.leases) < step.want.count:
-                    jobs.hungry[owner.id] = step.want
             reply.commands, self._commands[owner.id] = self._commands[owner.id], []
             if jobs.departure is not None and step.want and step.want.count:
                 if owner.kind == "consumer":
                     raise gone(jobs.departure)
                 reply.commands.append(Command("quiet"))
             reply.next_due = max(0.0, min(jobs.next_due(), limits.next_opening(jobs)))
-            if jobs.heirs:
-                reply.next_due = min(reply.next_due, GRACE)
-                self._tell_heirs()
             if step.fires and jobs.departure is None:
                 reply.schedules = self._book.hand_out(step.fires)
                 reply.next_due = min(reply.next_due, self._book.next_due())
@@ -145,13 +140,6 @@ class MemoryBroker:
                 self._wake_all()  # this owner may not come back in time for it
             prune(jobs)
             return reply
-
-    def _tell_heirs(self) -> None:
-        """Wake those to whom a place was left. Nobody waits for them a second time."""
-        for owner_id in self._jobs.heirs:
-            self._jobs.hungry.pop(owner_id, None)
-            self.wake(owner_id)
-        self._jobs.heirs.clear()
 
     def _pipe(self, owner_id: str) -> tuple[int, int]:
         pipe = self._pipes.get(owner_id)
@@ -187,10 +175,14 @@ class MemoryBroker:
         with self._lock:
             held = release_owner(self._jobs, owner_id, causes)
             self._owners.pop(owner_id, None)
-            self._jobs.hungry.pop(owner_id, None)
             self._commands.pop(owner_id, None)
             self._wake_all()
             return held
+
+    def recall(self) -> int:
+        with self._lock:
+            check_here(self._jobs)
+            return recall(self._jobs)
 
     def tick(self) -> float:
         with self._lock:

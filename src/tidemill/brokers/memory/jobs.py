@@ -9,7 +9,7 @@ import bisect
 import heapq
 from collections.abc import Callable
 
-from tidemill.brokers.base import Departure, QueueStats, Want
+from tidemill.brokers.base import Departure, QueueStats
 from tidemill.brokers.retention import Retention
 from tidemill.clock import machine_time, wall_time
 from tidemill.gate import Claim, Gate, Terms
@@ -27,15 +27,17 @@ class Item:
     """A stored job: its record, and what a record does not show."""
 
     __slots__ = (
-        *("behind", "deadline", "dropped", "due_machine", "expires_machine", "finished_machine"),
-        *("holder", "limit", "ready", "record", "since", "token", "until", "waits"),
+        *("behind", "charged", "deadline", "dropped", "due_machine", "expires_machine"),
+        *("finished_machine", "holder", "limit", "ready", "record", "since", "token", "until"),
+        "waits",
     )
 
     def __init__(self, envelope: Envelope, seq: int) -> None:
         self.record = Record(envelope=envelope, state=State.READY, seq=seq, rank=envelope.rank)
         self.limit = envelope.retries.max_attempts
         self.token = 0  # of the current lease
-        self.holder = ""  # the owner that has it
+        self.holder = ""  # the owner that has it; empty when the carrier does
+        self.charged = 0.0  # wall time at which it was charged to its limits
         self.deadline = 0.0  # machine time at which a message lease ends
         self.due_machine = 0.0  # machine time of a delay; 0 when due by wall time
         self.expires_machine = 0.0
@@ -46,6 +48,11 @@ class Item:
         self.until = 0.0  # machine time up to which it has its key, also when it has succeeded
         self.since = 0.0  # machine time at which the first of those it replaced came
         self.dropped = False  # it ended for how a job before it ended
+
+    @property
+    def is_carried(self) -> bool:
+        """True when its lease lies with the carrier."""
+        return bool(self.token) and not self.holder
 
 
 class Limited:
@@ -76,7 +83,8 @@ class Lane:
 class Jobs:
     """All jobs of one broker; used under its lock. ``tell`` wakes whoever sleeps for news.
 
-    ``on_end`` hears of every job that has ended, or was forgotten before.
+    ``on_end`` hears of every job that has ended, or was forgotten before; ``on_back`` of every one
+    that is with the carrier no more, and was not taken.
     """
 
     def __init__(
@@ -84,8 +92,10 @@ class Jobs:
         retention: Retention,
         tell: Callable[[], None],
         on_end: Callable[[Jobs, Item], None],
+        on_back: Callable[[Jobs, Item], None],
     ) -> None:
         self.on_end = on_end
+        self.on_back = on_back
         self.retention = retention
         self.tell = tell
         self.born = wall_time()
@@ -95,14 +105,13 @@ class Jobs:
         self.due: list[Due] = []  # heap, by machine time
         self.due_wall: list[Due] = []  # heap, by wall time
         self.leases: dict[tuple[str, int], Item] = {}  # by owner and token
+        self.carried: dict[int, Item] = {}  # by token
         self.keys: dict[str, list[str]] = {}  # key -> [job, successor]
         self.held: dict[str, tuple[float, str]] = {}  # key -> until when, job that has succeeded
         self.stats: dict[str, QueueStats] = {}
         self.queue_limits: dict[str, Limited] = {}
         self.limits: dict[str, Limited] = {}
         self.lanes: dict[tuple[str, str], Lane] = {}  # by name of the limit, and key
-        self.hungry: dict[str, Want] = {}  # owner -> what it lacked when it went to sleep
-        self.heirs: set[str] = set()  # those of them to whom a place was left in this step
         self.finished: list[tuple[float, str]] = []  # machine time to prune at, id: in order
         self.ended: list[Item] = []  # jobs those behind which are still to be counted down
         self.flowing = False  # somebody sees to them
@@ -198,8 +207,12 @@ class Jobs:
         if item.ready:
             self.ready[line_of(item.record)].remove(item.ready)
             item.ready = None
-        if item.token:
+        if item.is_carried:
+            self.on_back(self, item)
+            self.leave_carrier(item)
+        elif item.token:
             del self.leases[item.holder, item.token]
+        if item.token:
             item.token, item.holder, item.deadline = 0, "", 0.0
             item.record.worker, item.record.leased = "", 0.0
             if item.record.envelope.limit:
@@ -210,10 +223,36 @@ class Jobs:
         self.unplace(item)
         record = item.record
         record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
-        item.token, item.holder = self.next_number(), owner.id
+        item.token, item.holder, item.charged = self.next_number(), owner.id, record.leased
         self.leases[owner.id, item.token] = item
         if record.envelope.limit:
             self.lane(record.envelope.limit).running += 1
+        self.count(item, +1)
+
+    def carry(self, item: Item) -> None:
+        """From running to ready: its lease lies with the carrier."""
+        record = item.record
+        self.count(item, -1)
+        del self.leases[item.holder, item.token]
+        item.holder, item.deadline = "", 0.0
+        self.carried[item.token] = item
+        record.state, record.worker, record.leased = State.READY, "", 0.0
+        self.count(item, +1)
+        self.queue(record.envelope.queue).carried += 1
+
+    def leave_carrier(self, item: Item) -> None:
+        """Its lease does not lie with the carrier any more."""
+        del self.carried[item.token]
+        self.queue(item.record.envelope.queue).carried -= 1
+
+    def take_over(self, item: Item, owner: Owner) -> None:
+        """From ready to running: its lease goes from the carrier to an owner."""
+        record = item.record
+        self.count(item, -1)
+        self.leave_carrier(item)
+        item.holder = owner.id
+        self.leases[owner.id, item.token] = item
+        record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
         self.count(item, +1)
 
     def finish(self, item: Item, state: State, error: str = "") -> None:

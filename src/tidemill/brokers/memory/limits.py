@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.brokers.base import Want
-from tidemill.brokers.memory.jobs import LOST, MESSAGES, Item, Jobs, Limited, Line, Ready
+from tidemill.brokers.memory.jobs import Item, Jobs, Limited, Line, Ready
 from tidemill.gate import (
     NEVER,
     Claim,
@@ -24,7 +23,7 @@ from tidemill.gate import (
     give_back,
     hold_to,
     opens,
-    room,
+    retake,
     take,
 )
 from tidemill.job import State
@@ -36,6 +35,7 @@ __all__ = [
     "held",
     "is_open",
     "next_opening",
+    "restart",
     "set_limit",
     "show",
     "start",
@@ -82,12 +82,12 @@ def is_open(jobs: Jobs, queue: str) -> bool:
     return not _queue_opens(jobs, queue)
 
 
-def first_of(jobs: Jobs, line: Line, owner: str, want: Want) -> Ready | None:
-    """(rank, turn, id) of the job of a line that is next, for who takes by this want."""
+def first_of(jobs: Jobs, line: Line) -> Ready | None:
+    """(rank, turn, id) of the job of a line that is next."""
     entries = jobs.ready.get(line, [])
     if not jobs.limits:
         return entries[0] if entries else None
-    return min(_may_start(jobs, entries, owner, want), default=None)
+    return min(_may_start(jobs, entries), default=None)
 
 
 def turn_of(jobs: Jobs, item: Item) -> int:
@@ -96,41 +96,10 @@ def turn_of(jobs: Jobs, item: Item) -> int:
     return max(item.record.seq, jobs.lane(claim).turn if claim and claim.key else 0)
 
 
-def _may_start(jobs: Jobs, entries: list[Ready], owner: str, want: Want) -> Iterator[Ready]:
+def _may_start(jobs: Jobs, entries: list[Ready]) -> Iterator[Ready]:
     for item, claim in _fronts(jobs, entries):
-        closed = claim is not None and _lane_opens(jobs, claim)
-        if not closed and not (claim and _leave_place(jobs, item, claim, owner, want)):
+        if claim is None or not _lane_opens(jobs, claim):
             yield item.record.rank, turn_of(jobs, item), item.record.envelope.id
-
-
-def _leave_place(jobs: Jobs, item: Item, claim: Claim, owner: str, want: Want) -> bool:
-    """Whether older jobs of the lane wait elsewhere for others, who sleep for them."""
-    heirs: list[str] = []
-    for (queue, kind), entries in jobs.ready.items() if want.queues else ():
-        if kind == LOST or queue in want.queues:
-            continue
-        if jobs.queue(queue).paused or not is_open(jobs, queue):
-            continue
-        sleepers = [
-            sleeper
-            for sleeper, lacks in jobs.hungry.items()
-            if sleeper != owner
-            and (lacks.messages if kind == MESSAGES else lacks.tasks)
-            and (not lacks.queues or queue in lacks.queues)
-        ]
-        for front, other in _fronts(jobs, entries):
-            same = other is not None and (other.name, other.key) == (claim.name, claim.key)
-            if sleepers and same and _age(front) < _age(item):
-                heirs.append(sleepers[0])
-    lane, terms = jobs.lane(claim), jobs.limits[claim.name].terms
-    if not heirs or room(terms, lane.gate, lane.running, micros(jobs), len(heirs) + 1) > len(heirs):
-        return False
-    jobs.heirs.update(heirs)
-    return True
-
-
-def _age(item: Item) -> tuple[int, int]:
-    return item.record.rank, item.record.seq
 
 
 def _fronts(jobs: Jobs, entries: list[Ready]) -> Iterator[tuple[Item, Claim | None]]:
@@ -150,7 +119,13 @@ def _queue_opens(jobs: Jobs, queue: str) -> int:
     limited = jobs.queue_limits.get(queue)
     if limited is None:
         return 0
-    return opens(limited.terms, limited.gate, jobs.queue(queue).running, micros(jobs))
+    return opens(limited.terms, limited.gate, _running(jobs, queue), micros(jobs))
+
+
+def _running(jobs: Jobs, queue: str) -> int:
+    """How many jobs of a queue have been leased; what is carried, too, keeps its place."""
+    row = jobs.queue(queue)
+    return row.running + row.carried
 
 
 def _lane_opens(jobs: Jobs, claim: Claim) -> int:
@@ -160,7 +135,8 @@ def _lane_opens(jobs: Jobs, claim: Claim) -> int:
 
 def next_opening(jobs: Jobs) -> float:
     """Seconds until a limit lets a ready job start that may not now; infinity when none will."""
-    times = [_queue_opens(jobs, name) for name in jobs.queue_limits if jobs.queue(name).ready]
+    rows = [jobs.queue(name) for name in jobs.queue_limits]
+    times = [_queue_opens(jobs, row.name) for row in rows if row.ready > row.carried]
     if jobs.limits:
         for entries in jobs.ready.values():
             times += [_lane_opens(jobs, claim) for _, claim in _fronts(jobs, entries) if claim]
@@ -185,14 +161,30 @@ def start(jobs: Jobs, item: Item, number: int) -> None:
 
 def unstart(jobs: Jobs, item: Item) -> None:
     """A lease goes back and the job never ran: it gets its tokens back."""
-    envelope = item.record.envelope
-    taken = int((jobs.now - jobs.wall + item.record.leased) * 1e6)
+    envelope, taken = item.record.envelope, _charged(jobs, item)
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
         give_back(limited.terms, limited.gate, taken)
     if envelope.limit is not None:
         terms = jobs.limits[envelope.limit.name].terms
         give_back(terms, jobs.lane(envelope.limit).gate, taken, envelope.limit.cost)
+
+
+def restart(jobs: Jobs, item: Item) -> None:
+    """A job is taken from the carrier: it starts later than it was charged for."""
+    envelope, taken, now = item.record.envelope, _charged(jobs, item), micros(jobs)
+    limited = jobs.queue_limits.get(envelope.queue)
+    if limited is not None:
+        retake(limited.terms, limited.gate, taken, now)
+    if envelope.limit is not None:
+        terms = jobs.limits[envelope.limit.name].terms
+        retake(terms, jobs.lane(envelope.limit).gate, taken, now, envelope.limit.cost)
+    item.charged = item.record.leased
+
+
+def _charged(jobs: Jobs, item: Item) -> int:
+    """When its tokens were taken, as gates count."""
+    return int((jobs.now - jobs.wall + item.charged) * 1e6)
 
 
 def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
@@ -208,7 +200,7 @@ def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
 def held(jobs: Jobs, job_id: str) -> Held | None:
     """What keeps a ready job waiting."""
     item = jobs.items.get(job_id)
-    if item is None or item.record.state is not State.READY:
+    if item is None or item.record.state is not State.READY or item.is_carried:
         return None
     claim, queue = item.record.envelope.limit, item.record.envelope.queue
     when = _lane_opens(jobs, claim) if claim else 0
@@ -218,7 +210,7 @@ def held(jobs: Jobs, job_id: str) -> Held | None:
     when = _queue_opens(jobs, queue)
     if not when:
         return None
-    limited, running = jobs.queue_limits[queue], jobs.queue(queue).running
+    limited, running = jobs.queue_limits[queue], _running(jobs, queue)
     return Held(
         queue, "", True, _seconds(jobs, when), running, limited.terms, limited.is_broken
     )
@@ -233,7 +225,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
             terms=limited.terms,
             declared=limited.declared,
             by_hand=limited.by_hand,
-            running=jobs.queue(name).running,
+            running=_running(jobs, name),
             failures=limited.gate.failures,
             until=_seconds(jobs, _queue_opens(jobs, name)),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidemill.brokers.base import KEEP_ATTEMPTS
+from tidemill.brokers.memory.carrying import may_be_carried
 from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.leases import ttr_of
 from tidemill.brokers.memory.limits import attempted, unstart
@@ -38,7 +39,12 @@ def settle(jobs: Jobs, owner: str, verdict: Verdict) -> bool:
     item = jobs.leases.get((owner, verdict.token))
     if item is None:
         return False
-    close_attempt(jobs, item, verdict)
+    if verdict.outcome != Outcome.CARRY:
+        close_attempt(jobs, item, verdict)
+    elif may_be_carried(jobs, item):
+        jobs.carry(item)
+    else:
+        close_attempt(jobs, item, Verdict(item.token, Outcome.RELEASE, error=NOT_STARTED))
     follow(jobs, verdict.followers)
     jobs.tell()
     return True

@@ -70,7 +70,7 @@ class PostgresBroker:
     """A broker in a PostgreSQL database."""
 
     features = frozenset(Feature) - {
-        *(Feature.BACKUP, Feature.LIMITS),
+        *(Feature.BACKUP, Feature.LIMITS, Feature.CARRY),
     }
 
     def __init__(self, address: Address) -> None:

@@ -74,7 +74,7 @@ def open_url(url: Url) -> RedisBroker:
 class RedisBroker:
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP}
+    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.CARRY}
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown

@@ -1,0 +1,58 @@
+"""What lies with the carrier.
+
+The table is like that of what is ready: under the same keys, so that a job's header tells where its
+lease is, and those of a line are one range. The row of a queue counts them among what runs, as
+limits do, and says how many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from tidemill.brokers.lmdb.layout import CARRIED_VALUE, READY_KEY, Row, Tables
+from tidemill.brokers.lmdb.record import RUNNING, Flag, Stored
+from tidemill.job import Outcome
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.moves import Moves
+
+__all__ = ["carried_in", "is_carried", "leave_carrier"]
+
+
+def is_carried(moves: Moves, stored: Stored) -> bool:
+    """True when the carrier has the lease of a job that is on no line though it is ready."""
+    head = stored.head
+    if not moves.row_of(head.line).carried:
+        return False
+    return moves.txn.get(head.ready_key, db=moves.t.carried) is not None
+
+
+def leave_carrier(moves: Moves, stored: Stored, row: Row) -> bool:
+    """Take a job from the carrier, as if it had never been leased; False if it is not there."""
+    value = moves.txn.pop(stored.head.ready_key, db=moves.t.carried)
+    if value is None:
+        return False
+    row.carried -= 1
+    moves.count(row, RUNNING, -1)
+    token, leased = CARRIED_VALUE.unpack_from(value)
+    charged = moves.now - moves.wall + leased
+    if row.gated:
+        moves.gates.ended(row, Outcome.RELEASE, charged)
+    if stored.head.flags & Flag.LIMITED:
+        moves.lanes.ended(stored, token, charged)
+    return True
+
+
+def carried_in(
+    txn: lmdb.Transaction[bytes], tables: Tables, lines: Sequence[int] | None = None
+) -> Iterator[bytes]:
+    """Ids of what is carried: of all lines, or of some."""
+    for prefix in [b""] if lines is None else [READY_KEY.pack(n, 0, 0)[:4] for n in lines]:
+        cursor = txn.cursor(tables.carried)
+        found = cursor.set_range(prefix) if prefix else cursor.first()
+        while found and cursor.key().startswith(prefix):
+            yield cursor.value()[CARRIED_VALUE.size :]
+            found = cursor.next()
