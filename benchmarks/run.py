@@ -22,6 +22,7 @@ from typing import Any
 
 from measures import MEASURES, Options
 from processes import Postgres, Redis, private_postgres, private_redis, stop
+from rabbitmq import RabbitMQ, private_rabbitmq
 from systems import FLOORS, OURS, PEERS, SYSTEMS
 from table import Results, lines_for, render
 
@@ -29,7 +30,8 @@ HERE = Path(__file__).resolve().parent
 IMPORTS = f"{HERE}{os.pathsep}{HERE.parent / 'src'}"
 """The code measured is that of this checkout, whatever is installed."""
 
-Servers = dict[str, Redis | Postgres]
+Servers = dict[str, Redis | Postgres | RabbitMQ]
+STARTS = {"redis": private_redis, "postgres": private_postgres, "rabbitmq": private_rabbitmq}
 GROUPS = {"enqueue": ["single", "bulk", "async", "threads"], "delayed": ["burst", "alone"]}
 QUICK = Options(jobs=4_000, seconds=0.7, budget=20, latency_jobs=100, burst=500, alone=40, idle=10)
 
@@ -45,7 +47,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ours",
         default="tidemill,tidemill-redis",
-        help="of tidemill itself; ratios are those of the first (default: %(default)s)",
+        help="of tidemill itself, or of the bare drivers below it; ratios are those of the first"
+        " (default: %(default)s)",
     )
     parser.add_argument(
         "--only",
@@ -72,8 +75,8 @@ def arguments() -> argparse.Namespace:
             parser.error(f"unknown peer {name!r}; there are {', '.join(PEERS)}")
     chosen.ours = [name for name in chosen.ours.split(",") if name]
     for name in chosen.ours:
-        if name not in FLOORS:
-            parser.error(f"unknown {name!r}; there are {', '.join(FLOORS)}")
+        if name not in OURS:
+            parser.error(f"unknown {name!r}; there are {', '.join(OURS)}")
     wanted = [name for name in chosen.only.split(",") if name]
     chosen.measures = [m for name in wanted for m in GROUPS.get(name, [name])] or list(MEASURES)
     for name in chosen.measures:
@@ -183,7 +186,7 @@ def turns(
             for run in range(1 if what == "idle" else chosen.runs):
                 plan += [(label, what, run, name, options) for name in systems]
                 if what == "single":
-                    floors = [FLOORS[name] for name in systems if name in FLOORS]
+                    floors = {FLOORS[name] for name in systems if name in FLOORS} - {*systems}
                     plan += [(label, what, run, name, options) for name in floors]
     return plan
 
@@ -207,7 +210,7 @@ def run(chosen: argparse.Namespace, systems: list[str], pythons: dict[str, str])
             stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=chosen.tmp))
         )
         servers: Servers = {}
-        for kind, start in (("redis", private_redis), ("postgres", private_postgres)):
+        for kind, start in STARTS.items():
             if not any(getattr(SYSTEMS[name], kind) for name in systems):
                 continue
             server = stack.enter_context(start(tmp))

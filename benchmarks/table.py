@@ -12,6 +12,7 @@ _FLOOR_TITLES = {
     "lmdb": "bare LMDB, put + commit /s",
     "evalsha": "bare EVALSHA round trip /s",
     "insert": "bare INSERT + commit /s",
+    "pika-floor": "bare publish + confirm /s",
 }
 
 

@@ -1,8 +1,8 @@
 """The systems under measurement, one small module each, behind one tiny interface.
 
 A module is at once the application that workers import and the interface the driver calls. It finds
-its folder in ``$BENCH_TMP`` and its server in ``$BENCH_REDIS_URL`` or ``$BENCH_POSTGRES_URL``, and
-defines:
+its folder in ``$BENCH_TMP`` and its server in ``$BENCH_REDIS_URL``, ``$BENCH_POSTGRES_URL`` or
+``$BENCH_RABBITMQ_URL``, and defines:
 
 - ``setup(tmp)``: connect, make tables; called once in the producer
 - ``enqueue_one(stamp=0.0)``: one job, accepted when this returns
@@ -29,6 +29,7 @@ class System(NamedTuple):
     set_up: str
     redis: bool = False
     postgres: bool = False
+    rabbitmq: bool = False
 
     def module(self, name: str) -> str:
         """The module of this package that the name on the command line stands for."""
@@ -41,9 +42,13 @@ OURS = {
     "tidemill-postgres": System(
         "tidemill", "PostgreSQL, every commit synced, 2 processes x 8 threads", postgres=True
     ),
+    "tidemill-rabbitmq": System("tidemill", "RabbitMQ, 2 processes x 8 threads", rabbitmq=True),
     "lmdb": System("lmdb", "bare LMDB: one put per durable commit, same disk"),
     "evalsha": System("redis", "bare EVALSHA round trips by redis-py", redis=True),
     "insert": System("psycopg", "bare INSERTs by psycopg, a commit each", postgres=True),
+    "pika-floor": System(
+        "pika", "bare messages by pika, confirmed; 2 consumers, an ack for each 100", rabbitmq=True
+    ),
 }
 PEERS = {
     "procrastinate": System(
@@ -52,12 +57,23 @@ PEERS = {
     "huey-redis": System("huey", "Redis, 2 consumers x 4 threads", redis=True),
     "huey-sqlite": System("huey", "SQLite without fsync, 2 processes"),
     "dramatiq": System("dramatiq", "Redis, 2 processes x 16 threads", redis=True),
+    "dramatiq-rabbitmq": System(
+        "dramatiq", "RabbitMQ, unconfirmed, 2 processes x 8 threads", rabbitmq=True
+    ),
+    "dramatiq-confirms": System(
+        "dramatiq", "RabbitMQ, confirmed, 2 processes x 8 threads", rabbitmq=True
+    ),
     "taskiq": System("taskiq", "Redis list, 2 processes, 100 async tasks", redis=True),
     "celery": System("celery", "Redis, 2 solo workers (delayed jobs: 8 threads)", redis=True),
     "rq": System("rq", "Redis, 2 SimpleWorkers", redis=True),
     "flexiq": System("flexiq", "SQLite, prefork 2"),
 }
-FLOORS = {"tidemill": "lmdb", "tidemill-redis": "evalsha", "tidemill-postgres": "insert"}
+FLOORS = {
+    "tidemill": "lmdb",
+    "tidemill-redis": "evalsha",
+    "tidemill-postgres": "insert",
+    "tidemill-rabbitmq": "pika-floor",
+}
 """What a single enqueue cannot be faster than, measured in the same turns."""
 
 SYSTEMS = OURS | PEERS
