@@ -38,6 +38,7 @@ STEP_TIMEOUT = 3.0
 """Seconds that a call may take at least; whoever has patience gives it longer."""
 
 _BACKOFF, _BACKOFF_MOST = 0.05, 1.0
+_DUE = b"due"  # the answer to a call before which more has come due than it should move
 _MOVES = 5  # that are followed in one call
 _MOVED = re.compile(r"MOVED \d+ (\S*):(\d+)")
 _SERIAL = struct.Struct(">Q")
@@ -330,7 +331,11 @@ class Lines:
         until = 0.0
         while True:
             try:
-                return line.run(verb, self.key, args)
+                answer = line.run(verb, self.key, args)
+                if answer != _DUE:
+                    return answer
+                while line.run("tick", self.key, (*self.head(), b"0")):
+                    pass
             except Away:
                 now = time.monotonic()
                 until = until or now + self._patience

@@ -3,8 +3,8 @@
 -- ARGV  5 how many, then four arguments each (see puts.lua); then, or nothing more:
 --       n ids of those that are held, n ids of such as are let go
 -- Returns 1 when all were created; else {what, id, what, id, …}; or why not: {'id', id},
---       {'key', id, key}, {'full', queue, max_size}, {'waits', id}: it does not; {'moved', where}, and nothing
---       was stored.
+--       {'key', id, key}, {'full', queue, max_size}, {'waits', id}: it does not; {'moved', where}; 'due' when
+--       ticks are to go on with what came due before it is called again. Then nothing was stored.
 
 local again = said_before() or departure()
 if again then return again end
@@ -90,7 +90,10 @@ do
   -- A job whose time has passed must not refuse another.
   local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
   if first[1] and tonumber(first[2]) <= now then
-    while come_due() do flush() end
+    if come_due('few') then
+      finish_step()
+      return 'due'
+    end
     flush()
   end
   local ids = {}

@@ -4,13 +4,17 @@
 --       1 if it is to be no more, and how many jobs come with it, packed; its body; four arguments for each
 --       of its jobs (see puts.lua)
 -- Returns for each what it did: 0, or its new version (0 when it is gone) as text, and why jobs were left
---       out: 'id', 'key', 'full'; {'moved', where}.
+--       out: 'id', 'key', 'full'; {'moved', where}; 'due' when ticks are to go on with what came due before it is
+--       called again.
 
 local again = said_before() or departure()
 if again then return again end
 
 local K_SCHEDULE, K_SCHEDULES, K_FIRING = B .. ':schedule', B .. ':schedules', B .. ':firing'
-while come_due() do flush() end -- a job whose time has passed must not keep another out
+if come_due('few') then -- a job whose time has passed must not keep another out
+  finish_step()
+  return 'due'
+end
 flow()
 flush()
 

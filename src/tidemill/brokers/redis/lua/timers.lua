@@ -1,7 +1,5 @@
 -- Time: what comes due, and what has been kept for long enough.
 
-local DUE_MOST = 5000
-
 -- Something of a job came due. An old entry changes nothing.
 local function look_at(kind, j)
   if kind == 'l' then
@@ -20,10 +18,12 @@ local function look_at(kind, j)
   end
 end
 
--- Move everything whose time has come; true when that is more than one step should do.
-local function come_due()
+-- Move everything whose time has come; true when that may be more than one call should do. A step, which
+-- leases of what has come due, moves more at once than a call that has no use for it.
+local function come_due(few)
+  local most = few and 1000 or 5000
   if is_sealed() then return false end
-  local due = call('ZRANGEBYSCORE', K_DUE, '-inf', now, 'LIMIT', 0, DUE_MOST)
+  local due = call('ZRANGEBYSCORE', K_DUE, '-inf', now, 'LIMIT', 0, most)
   if #due == 0 then return false end
   call_all('ZREM', K_DUE, due)
   due_moved = true
@@ -46,7 +46,7 @@ local function come_due()
       if #flows.ends > 0 then flow() end -- what ends for that does not come due any more
     end
   end
-  return #due == DUE_MOST
+  return #due == most
 end
 
 -- Microseconds until something comes due, 0 when it has; -1 when nothing will.

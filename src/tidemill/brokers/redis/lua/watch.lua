@@ -3,7 +3,8 @@
 --
 -- ARGV  5 verb, 6 sleeper
 --       jobs    7… ids         first   7… ids        space   7 queue        leave   7… ids
--- Returns -2 when it holds already, else microseconds until something is due (-1 never).
+-- Returns -2 when it holds already, else microseconds until something is due (-1 never); 'due' when ticks are
+-- to go on with what came due before it is called again.
 
 local verb, sleeper = ARGV[5], ARGV[6]
 
@@ -25,7 +26,11 @@ if verb == 'leave' then
   return 0
 end
 
-while come_due() do flush() end
+if come_due('few') then
+  finish_step()
+  return 'due'
+end
+flush()
 local open = {}
 if verb ~= 'space' then
   local ids = {}
