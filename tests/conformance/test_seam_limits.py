@@ -13,7 +13,7 @@ from seam import Hand, ids_of, job, message, state
 from tidemill.brokers.base import Broker, Feature, Mode, Want
 from tidemill.brokers.limiting import Limiting, limiting
 from tidemill.gate import Claim, Held, LimitStats, Terms
-from tidemill.job import Envelope, Lease, Outcome, Planned, State
+from tidemill.job import Envelope, Lease, Outcome, Planned, State, Verdict
 
 NEVER = float("inf")
 
@@ -22,6 +22,13 @@ NEVER = float("inf")
 def limits(broker: Broker, need: Callable[[Feature], None]) -> Limiting:
     need(Feature.LIMITS)
     return limiting(broker, "limits")
+
+
+@pytest.fixture
+def by_age(broker: Broker, limits: Limiting) -> None:
+    """Queues that share a limit are served by age."""
+    if broker.url.startswith("postgresql:"):
+        pytest.skip("each worker goes on with its own queue there")
 
 
 def put(broker: Broker, count: int, prefix: str = "j", **fields: Any) -> list[str]:
@@ -300,6 +307,83 @@ def test_the_first_of_a_key_does_not_wait_where_nobody_looks(
     assert worker.take_ids(9, ("a", "b")) == []
     worker.settle(lease)
     assert worker.take_ids(9, ("b",)) == served[1:]
+
+
+@pytest.mark.parametrize("terms", [Terms(concurrency=1), Terms(rate=(1, 10), burst=1)])
+@pytest.mark.parametrize("key", ["", "k"])
+def test_queues_that_share_a_limit_are_served_by_age_each_by_its_own_worker(
+    broker: Broker, by_age: None, worker: Hand, clock: Clock, terms: Terms, key: str
+) -> None:
+    # laws 10 and 13: who settles takes the next in the same step, and would never let go
+    hands, leases = {"a": worker, "b": Hand(broker, "w2")}, dict[str, list[Lease]]()
+    claim = keyed(terms, key)
+    ids = [put(broker, 1, n + q, queue=q, limit=claim)[0] for n in "12" for q in "ab"]
+    urgent = put(broker, 1, "urgent", queue="b", limit=claim, priority=9)
+    ids += put(broker, 3, "rest", queue="a", limit=claim)
+    begun = []
+    for _ in range(12):
+        for queue, hand in hands.items():
+            done = [Verdict(lease.token, Outcome.SUCCESS) for lease in leases.get(queue, [])]
+            reply = hand.exchange(verdicts=done, want=Want(2, (queue,)))
+            leases[queue] = reply.leases
+            begun += [lease.open().id for lease in reply.leases]
+        clock.advance(10)
+    assert begun == [ids[0], *urgent, *ids[1:]]
+
+
+def test_a_place_is_left_to_another_for_a_moment_only(
+    broker: Broker, by_age: None, limits: Limiting, worker: Hand
+) -> None:
+    # Whoever sleeps there may be stopped, or gone.
+    other = Hand(broker, "w2")
+    (mine,) = put(broker, 1, "mine", queue="a", limit=keyed(Terms(concurrency=1)))
+    theirs = put(broker, 1, "theirs", queue="b", limit=keyed(Terms(concurrency=1)))
+    later = put(broker, 2, "later", queue="a", limit=keyed(Terms(concurrency=1)))
+    [lease] = worker.take(2, ("a",))
+    assert lease.open().id == mine
+    assert other.take(2, ("b",)) == []
+    done = [Verdict(lease.token, Outcome.SUCCESS)]
+    reply = worker.exchange(verdicts=done, want=Want(2, ("a",)))
+    assert reply.leases == []
+    assert 0 < reply.next_due <= 0.05
+    [lease] = worker.take(2, ("a",))
+    assert lease.open().id == later[0]
+    broker.wait(other.id, 60)  # it was hinted
+    assert other.take(2, ("b",)) == []
+    worker.settle(lease)
+    assert other.take_ids(2, ("b",)) == theirs
+
+
+def test_who_takes_from_both_queues_leaves_no_place(
+    broker: Broker, limits: Limiting, worker: Hand
+) -> None:
+    claim = keyed(Terms(concurrency=1))
+    put(broker, 1, "older", queue="b", limit=claim)
+    ids = put(broker, 1, queue="a", limit=claim)
+    free = put(broker, 2, "free", queue="a")
+    other = Hand(broker, "w2")
+    paused = Hand(broker, "w3")
+    broker.set_queue("b", paused=True)
+    assert paused.take(1, ("b",)) == []
+    broker.set_queue("b", paused=False)
+    assert other.take_ids(9, ("a", "b")) == [*ids, *free]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_place_that_is_left_holds_up_nothing_else(
+    broker: Broker, by_age: None, limits: Limiting, worker: Hand, mode: Mode
+) -> None:
+    other, claim = Hand(broker, "w2"), keyed(Terms(concurrency=2))
+    first = put(broker, 2, "first", queue="a", limit=claim)
+    put(broker, 1, "theirs", queue="b", limit=claim)
+    put(broker, 1, "mine", queue="a", limit=claim)
+    free = put(broker, 2, "free", queue="a")
+    leases = worker.take(2, ("a",))
+    assert [lease.open().id for lease in leases] == first
+    assert other.take(9, ("b",)) == []
+    done = [Verdict(leases[0].token, Outcome.SUCCESS)]
+    reply = worker.exchange(verdicts=done, want=Want(9, ("a", "none"), mode))
+    assert [lease.open().id for lease in reply.leases] == free
 
 
 def test_a_limit_with_keys_gives_each_key_its_turn(

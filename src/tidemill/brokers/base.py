@@ -80,6 +80,7 @@ class Feature(enum.StrEnum):
 
     DURABLE = "durable"  # survives kill -9 of everything
     PROCESSES = "processes"  # several processes may share it
+    IDS = "ids"  # an id of the user's own is taken once
     DELAY = "delay"
     PRIORITY = "priority"
     KEYS = "keys"
@@ -154,7 +155,8 @@ class Reply(msgspec.Struct):
     is empty beside the command ``lost``: nothing was looked at, and the messages are not stale.
     ``next_due`` is seconds until something in the store becomes due; infinity when nothing will.
     ``schedules`` are due, and nobody else's for :data:`~.schedules.CLAIM` seconds; ``wall`` is the
-    wall time they are due by, when that is a server's, else 0.
+    wall time they are due by, when that is a server's, else 0. ``more`` says that there may be jobs
+    which are still on their way: that none came does not mean that there is none.
     """
 
     settled: list[bool] = []
@@ -164,6 +166,7 @@ class Reply(msgspec.Struct):
     next_due: float = float("inf")
     schedules: list[Schedule] = []
     wall: float = 0.0
+    more: bool = False
     taken: list[bool] = []
 
 

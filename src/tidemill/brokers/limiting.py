@@ -11,11 +11,20 @@ from typing import Protocol, cast
 from tidemill.brokers.base import Broker, Feature, need
 from tidemill.gate import Claim, Held, LimitStats, Terms
 
-__all__ = ["Limiting", "declare_limit", "limiting"]
+__all__ = ["GRACE", "Limiting", "declare_limit", "limiting"]
+
+GRACE = 0.05
+"""Seconds in which an owner that was left a place takes it; then whoever left it looks again."""
 
 
 class Limiting(Protocol):
-    """A broker that keeps limits."""
+    """A broker that keeps limits.
+
+    Jobs of one limit, or of one key of it, that wait in several queues are begun in the order of
+    all jobs: priority, then age. Where an older one waits in a queue that the owner does not take
+    from, and another owner sleeps for it, the place is left to that one, which is hinted; whoever
+    left it may look again after ``GRACE``.
+    """
 
     def set_limit(
         self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False

@@ -21,6 +21,8 @@ _SCHEMES: dict[str, str | Callable[[Url], Broker]] = {
     "rediss": "tidemill.brokers.redis",
     "redis+sentinel": "tidemill.brokers.redis",
     "postgresql": "tidemill.brokers.postgres",
+    "amqp": "tidemill.brokers.rabbitmq",
+    "amqps": "tidemill.brokers.rabbitmq",
 }
 _EXTRAS = {"redis": "redis", "psycopg": "postgres", "psycopg_pool": "postgres", "pika": "rabbitmq"}
 

@@ -267,7 +267,8 @@ class Supervisor:
         crew = self.crew
         started = bool(crew.hands) and all(hand.depth for hand in crew.hands)
         busy = any(hand.held for hand in crew.hands) or crew.verdicts or crew.spare
-        more = reply.leases or reply.schedules or not reply.next_due  # the store goes on at once
+        at_once = not reply.next_due  # the store goes on
+        more = reply.leases or reply.schedules or reply.more or at_once
         return started and self._asked > 0 and not (busy or more)
 
     def _next_look(self) -> float:

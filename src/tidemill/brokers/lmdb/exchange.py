@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidemill.brokers.base import Mode, Reply, Step, Want
+from tidemill.brokers.limiting import GRACE
 from tidemill.brokers.lmdb import schedules
 from tidemill.brokers.lmdb.carrying import take
 from tidemill.brokers.lmdb.flows import flow
@@ -48,7 +49,7 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
         prune(moves, 2 * len(step.verdicts) + 2)
     reply.commands += take_commands(moves, number)
     if departure is None or not departure.sealed:
-        reply.next_due = 0.0 if more else max(0.0, moves.next_due())
+        reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, moves.next_due()))
     _hand_out(moves, step.fires if departure is None else 0, reply)
     if step.want:
         _mark(moves, member, step.want, reply)
@@ -84,6 +85,8 @@ def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
         member.last_queue = leasing.last_queue
     if len(reply.leases) == want.count:
         moves.ring_rest(want.queues)
+    if leasing.left_place:
+        reply.next_due = GRACE
 
 
 def _hand_out(moves: Moves, fires: int, reply: Reply) -> None:

@@ -21,8 +21,9 @@ import msgspec
 
 from tidemill.brokers.lmdb.gates import LIMITS, read_limited, seconds_until
 from tidemill.brokers.lmdb.hands import COST, name_of
-from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LANE, NUMBER, READY_KEY, UNUSED, Tables
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LANE, LOST, NUMBER, READY_KEY, UNUSED, Tables
 from tidemill.brokers.lmdb.record import Stored, claim_of, encode
+from tidemill.brokers.lmdb.wake import MESSAGES, TASKS
 from tidemill.gate import (
     NEVER,
     Claim,
@@ -159,6 +160,31 @@ class Lanes:
         """A lane that jobs are about to be leased from."""
         self._dirty.add(name)
         return self._lane(name)
+
+    def heirs(
+        self, envelope: bytes, found: bytes, seq: int, queues: Collection[int], owner: int
+    ) -> list[int]:
+        """Lines to whose sleepers the place of a job that could be taken now is to be left.
+
+        Jobs of its lane wait there that are older, in no queue that the owner takes from.
+        """
+        claim = claim_of(envelope)
+        lane = self._lane(name_of(claim.name, claim.key))
+        if len(lane.lines) < 2:
+            return []
+        moves, (_, rank, _) = self._moves, READY_KEY.unpack(found)
+        heirs = []
+        for line, place in lane.lines.items():
+            if not place or (place[0], place[2]) >= (rank, seq) or line >= LOST:
+                continue
+            row = moves.row_of(line)
+            if row.number in queues or row.paused or (row.gated and not moves.gates.room(row, 1)):
+                continue
+            if moves.store.bells.sleeps(MESSAGES if line & 1 else TASKS, row.name, owner):
+                heirs.append(line)
+        terms = moves.gates.terms(claim.name)
+        free = room(terms, lane.gate, lane.running, moves.now, len(heirs) + 1)
+        return heirs if free <= len(heirs) else []
 
     def closed(self, name: bytes, lane: Lane, opening: int) -> None:
         """They were; ``opening`` is when the next may start, if it may not now."""

@@ -48,6 +48,8 @@ class Leasing:
         """``leases`` are those it has already, of what it wants."""
         self.leases = [] if leases is None else leases
         self.last_queue = 0  # that a fair want was served from
+        self.left_place = False  # to others, who sleep for older jobs of a lane
+        self._queues: set[int] = set()  # by number, those it takes from; empty for all
         self._moves = moves
         self._owner = owner
         self._deadlines = deadlines
@@ -55,6 +57,8 @@ class Leasing:
     def take(self, want: Want, last: int) -> list[Lease]:
         """Lease up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
         self.last_queue = last
+        rows = [self._moves.existing_row(name) for name in want.queues]
+        self._queues = {row.number for row in rows if row}
         self._moves.sync()
         if len(self.leases) >= want.count:
             return self.leases
@@ -119,11 +123,13 @@ class Leasing:
             self.take_line(lines[0], count)
             return
         full = len(self.leases) + count
-        while len(self.leases) < full:
+        while (had := len(self.leases)) < full:
             line = self._best_line([line for line in lines if self._is_open(line)])
             if line is None:
                 return
             self.take_line(line, 1)
+            if len(self.leases) == had and self.left_place:
+                lines = [other for other in lines if other != line]
 
     def _is_open(self, line: int) -> bool:
         row = self._moves.row_of(line)
@@ -153,6 +159,7 @@ class Leasing:
         key = job_id = b""
         hands = Hands(moves, line)
         held = hands.held  # what lanes have next, and the table not yet
+        left: list[tuple[bytes, bytes]] = []  # what stays where it was
         while count > 0:
             hand = None
             if found:
@@ -167,6 +174,9 @@ class Leasing:
                 break
             data = txn.get(job_id, db=t_job)
             assert data is not None
+            if data[1] and self._queues and hand is None and self._leave_place(key, data):
+                left.append((key, job_id))
+                continue
             row.ready -= 1
             row.dirty = True
             lent = self._lend(row, key, job_id, data, hands, hand)
@@ -177,8 +187,20 @@ class Leasing:
                 moves.sync()
                 found = cursor.set_range(prefix)
         hands.close()
+        for key, job_id in left:
+            txn.put(key, job_id, db=moves.t.ready)
         if row.gated:
             moves.gates.take(row, len(self.leases) - before)
+
+    def _leave_place(self, key: bytes, data: bytes) -> bool:
+        """Whether others are to have the place of a job in its lane: they are hinted."""
+        _, _, _, _, _, _, _, seq, _, _, _, _, _, _, size = HEADER.unpack_from(data)
+        moves, envelope = self._moves, data[_HEAD : _HEAD + size]
+        heirs = moves.lanes.heirs(envelope, key, seq, self._queues, self._owner)
+        for line in heirs:
+            moves.ring(moves.row_of(line), line & 1, 1)
+        self.left_place = self.left_place or bool(heirs)
+        return bool(heirs)
 
     def _lend(
         self, row: Row, key: bytes, job_id: bytes, data: bytes, hands: Hands, hand: Hand | None

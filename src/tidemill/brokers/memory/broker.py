@@ -18,6 +18,7 @@ from tidemill.brokers.base import (
     Reply,
     Step,
 )
+from tidemill.brokers.limiting import GRACE
 from tidemill.brokers.memory import acts, inspect, limits
 from tidemill.brokers.memory.carrying import recall, take
 from tidemill.brokers.memory.flows import ended
@@ -126,13 +127,19 @@ class MemoryBroker:
             reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
             reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
             if jobs.departure is None and step.want:
+                jobs.hungry.pop(owner.id, None)
                 reply.leases = list(lease(jobs, owner, step.want))
+                if step.want.sleep and len(reply.leases) < step.want.count:
+                    jobs.hungry[owner.id] = step.want
             reply.commands, self._commands[owner.id] = self._commands[owner.id], []
             if jobs.departure is not None and step.want and step.want.count:
                 if owner.kind == "consumer":
                     raise gone(jobs.departure)
                 reply.commands.append(Command("quiet"))
             reply.next_due = max(0.0, min(jobs.next_due(), limits.next_opening(jobs)))
+            if jobs.heirs:
+                reply.next_due = min(reply.next_due, GRACE)
+                self._tell_heirs()
             if step.fires and jobs.departure is None:
                 reply.schedules = self._book.hand_out(step.fires)
                 reply.next_due = min(reply.next_due, self._book.next_due())
@@ -140,6 +147,13 @@ class MemoryBroker:
                 self._wake_all()  # this owner may not come back in time for it
             prune(jobs)
             return reply
+
+    def _tell_heirs(self) -> None:
+        """Wake those to whom a place was left. Nobody waits for them a second time."""
+        for owner_id in self._jobs.heirs:
+            self._jobs.hungry.pop(owner_id, None)
+            self.wake(owner_id)
+        self._jobs.heirs.clear()
 
     def _pipe(self, owner_id: str) -> tuple[int, int]:
         pipe = self._pipes.get(owner_id)
@@ -175,6 +189,7 @@ class MemoryBroker:
         with self._lock:
             held = release_owner(self._jobs, owner_id, causes)
             self._owners.pop(owner_id, None)
+            self._jobs.hungry.pop(owner_id, None)
             self._commands.pop(owner_id, None)
             self._wake_all()
             return held

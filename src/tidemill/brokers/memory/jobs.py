@@ -9,7 +9,7 @@ import bisect
 import heapq
 from collections.abc import Callable
 
-from tidemill.brokers.base import Departure, QueueStats
+from tidemill.brokers.base import Departure, QueueStats, Want
 from tidemill.brokers.retention import Retention
 from tidemill.clock import machine_time, wall_time
 from tidemill.gate import Claim, Gate, Terms
@@ -112,6 +112,8 @@ class Jobs:
         self.queue_limits: dict[str, Limited] = {}
         self.limits: dict[str, Limited] = {}
         self.lanes: dict[tuple[str, str], Lane] = {}  # by name of the limit, and key
+        self.hungry: dict[str, Want] = {}  # owner -> what it lacked when it went to sleep
+        self.heirs: set[str] = set()  # those of them to whom a place was left in this step
         self.finished: list[tuple[float, str]] = []  # machine time to prune at, id: in order
         self.ended: list[Item] = []  # jobs those behind which are still to be counted down
         self.flowing = False  # somebody sees to them

@@ -16,8 +16,8 @@ __all__ = ["lease", "ttr_of"]
 def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
     """Up to ``want.count`` jobs."""
     for number in range(want.count):
-        item = _choose_lost(jobs, want) if number == 0 else None
-        item = item or _choose(jobs, want)
+        item = _choose_lost(jobs, owner, want) if number == 0 else None
+        item = item or _choose(jobs, owner, want)
         if item is None:
             return
         record, envelope = item.record, item.record.envelope
@@ -51,26 +51,30 @@ def _lend(jobs: Jobs, item: Item, token: int, turn: int, ttr: float) -> Lease:
     return Lease(token, *counts, e.timeout, r.leased, ttr, envelope, inputs)
 
 
-def _choose_lost(jobs: Jobs, want: Want) -> Item | None:
+def _choose_lost(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
     """The first task that is to run alone, if this want may have one."""
-    heads = _heads(jobs, want, [LOST]) if want.alone and want.tasks else {}
+    heads = _heads(jobs, owner, want, [LOST]) if want.alone and want.tasks else {}
     return jobs.items[min(heads.values())[2]] if heads else None
 
 
-def _heads(jobs: Jobs, want: Want, kinds: list[int]) -> dict[str, Ready]:
+def _heads(jobs: Jobs, owner: Owner, want: Want, kinds: list[int]) -> dict[str, Ready]:
     """By queue that may be served: the first of its jobs of these kinds."""
     heads: dict[str, Ready] = {}
     for name in want.queues or sorted({name for name, _ in jobs.ready}):
-        firsts = [first for kind in kinds if (first := first_of(jobs, (name, kind)))]
-        if firsts and not jobs.queue(name).paused and is_open(jobs, name):
+        if not any(jobs.ready.get((name, kind)) for kind in kinds):
+            continue
+        if jobs.queue(name).paused or not is_open(jobs, name):
+            continue
+        firsts = [f for kind in kinds if (f := first_of(jobs, (name, kind), owner.id, want))]
+        if firsts:
             heads[name] = min(firsts)
     return heads
 
 
-def _choose(jobs: Jobs, want: Want) -> Item | None:
+def _choose(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
     """The job that is next for this want, or None."""
     kinds = [kind for kind, wanted in ((TASKS, want.tasks), (MESSAGES, want.messages)) if wanted]
-    heads = _heads(jobs, want, kinds)
+    heads = _heads(jobs, owner, want, kinds)
     if not heads:
         return None
     if want.mode is Mode.MERGED:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.brokers.memory.jobs import Item, Jobs, Limited, Line, Ready
+from tidemill.brokers.base import Want
+from tidemill.brokers.memory.jobs import LOST, MESSAGES, Item, Jobs, Limited, Line, Ready
 from tidemill.gate import (
     NEVER,
     Claim,
@@ -24,6 +25,7 @@ from tidemill.gate import (
     hold_to,
     opens,
     retake,
+    room,
     take,
 )
 from tidemill.job import State
@@ -82,12 +84,12 @@ def is_open(jobs: Jobs, queue: str) -> bool:
     return not _queue_opens(jobs, queue)
 
 
-def first_of(jobs: Jobs, line: Line) -> Ready | None:
-    """(rank, turn, id) of the job of a line that is next."""
+def first_of(jobs: Jobs, line: Line, owner: str, want: Want) -> Ready | None:
+    """(rank, turn, id) of the job of a line that is next, for who takes by this want."""
     entries = jobs.ready.get(line, [])
     if not jobs.limits:
         return entries[0] if entries else None
-    return min(_may_start(jobs, entries), default=None)
+    return min(_may_start(jobs, entries, owner, want), default=None)
 
 
 def turn_of(jobs: Jobs, item: Item) -> int:
@@ -96,10 +98,41 @@ def turn_of(jobs: Jobs, item: Item) -> int:
     return max(item.record.seq, jobs.lane(claim).turn if claim and claim.key else 0)
 
 
-def _may_start(jobs: Jobs, entries: list[Ready]) -> Iterator[Ready]:
+def _may_start(jobs: Jobs, entries: list[Ready], owner: str, want: Want) -> Iterator[Ready]:
     for item, claim in _fronts(jobs, entries):
-        if claim is None or not _lane_opens(jobs, claim):
+        closed = claim is not None and _lane_opens(jobs, claim)
+        if not closed and not (claim and _leave_place(jobs, item, claim, owner, want)):
             yield item.record.rank, turn_of(jobs, item), item.record.envelope.id
+
+
+def _leave_place(jobs: Jobs, item: Item, claim: Claim, owner: str, want: Want) -> bool:
+    """Whether older jobs of the lane wait elsewhere for others, who sleep for them."""
+    heirs: list[str] = []
+    for (queue, kind), entries in jobs.ready.items() if want.queues else ():
+        if kind == LOST or queue in want.queues:
+            continue
+        if jobs.queue(queue).paused or not is_open(jobs, queue):
+            continue
+        sleepers = [
+            sleeper
+            for sleeper, lacks in jobs.hungry.items()
+            if sleeper != owner
+            and (lacks.messages if kind == MESSAGES else lacks.tasks)
+            and (not lacks.queues or queue in lacks.queues)
+        ]
+        for front, other in _fronts(jobs, entries):
+            same = other is not None and (other.name, other.key) == (claim.name, claim.key)
+            if sleepers and same and _age(front) < _age(item):
+                heirs.append(sleepers[0])
+    lane, terms = jobs.lane(claim), jobs.limits[claim.name].terms
+    if not heirs or room(terms, lane.gate, lane.running, micros(jobs), len(heirs) + 1) > len(heirs):
+        return False
+    jobs.heirs.update(heirs)
+    return True
+
+
+def _age(item: Item) -> tuple[int, int]:
+    return item.record.rank, item.record.seq
 
 
 def _fronts(jobs: Jobs, entries: list[Ready]) -> Iterator[tuple[Item, Claim | None]]:

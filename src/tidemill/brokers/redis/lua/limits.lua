@@ -247,6 +247,42 @@ function Lanes.taken(j)
   Lanes.leave(j)
 end
 
+-- Whether another owner sleeps for what a line has.
+local function is_slept_for(line, owner)
+  for _, key in ipairs({B .. ':z:' .. line, B .. ':z:' .. sub(line, 1, 1)}) do
+    for _, sleeper in ipairs(call('ZRANGE', key, 0, 9)) do
+      if sleeper ~= owner and call('ZSCORE', K_ASLEEP, sleeper) then return true end
+    end
+  end
+  return false
+end
+
+-- Whether others are to have the place of a job that an owner could take: older ones of its lane wait in queues
+-- that it does not take from (`mine`, by name), and somebody sleeps for them, who is hinted.
+function Lanes.leave_place(j, mine, owner)
+  local lane, heirs = Lanes.of(j.lane), {}
+  for line, head in pairs(lane.lines) do
+    local queue = sub(line, 2)
+    if head and not mine[queue] and sub(line, 1, 1) ~= 'L' then
+      local older = head.rank < j.rank or head.rank == j.rank and load_job(head.id).seq < j.seq
+      local row = older and row_of(queue)
+      if row and not row.paused and (not row.gate or Gates.room(row, 1) > 0) and is_slept_for(line, owner) then
+        heirs[#heirs + 1] = line
+      end
+    end
+  end
+  local room = #heirs > 0 and Gate.room(Terms.of('n', (Lanes.split(j.lane))), lane.gate, lane.running, #heirs + 1)
+  if not room or room > #heirs then return false end
+  for _, line in ipairs(heirs) do rings[line] = math.max(1, rings[line] or 0) end
+  return true
+end
+
+-- Have those stand in a line again, (rank, member) each, that were looked at and not taken.
+function Lanes.put_back(line, left)
+  for _, entry in ipairs(left) do add_to_line(line, unpack(entry)) end
+  flush_lines()
+end
+
 -- A job that was taken is leased; one that does not run is gone when taken.
 function Lanes.start(j, token, runs)
   local lane = Lanes.of(j.lane)

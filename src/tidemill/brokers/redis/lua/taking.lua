@@ -43,12 +43,21 @@ local function draw_tokens(many)
   return token
 end
 
--- Take the first of a line as if it were all there is; true when it is leased, nil when there is none.
-local function take_one(line, token, lent)
+local mine, left_place = {}, false -- queues that are wanted by name; a place was left to others
+for _, queue in ipairs(queues) do mine[queue] = true end
+
+-- Take the first of a line as if it were all there is; true when it is leased, nil when there is none. One whose
+-- place in its lane is left to others is added to `left`.
+local function take_one(line, token, lent, left)
   local member = call('ZPOPMIN', B .. ':r:' .. line, 1)[1]
   if not member then return nil end
   local j = load_job(sub(member, 9))
   j.turn = number_in(member) -- where it stood
+  if j.lane and #queues > 0 and Lanes.leave_place(j, mine, owner) then
+    left[#left + 1] = {j.rank, member}
+    left_place = true
+    return false
+  end
   local leased = lend(j, token, '', lent)
   if j.lane then Lanes.follow(j.lane) end
   flow()
@@ -97,7 +106,7 @@ end
 
 -- Where lanes are: the next of a lane may come before what else is there.
 local function take_in_turn(line, many)
-  local token, lent, places, ids, empty = draw_tokens(many), {}, {}, {}, false
+  local token, lent, places, ids, empty, left = draw_tokens(many), {}, {}, {}, false, {}
   local size = many
   local run = open_run(line, size)
   while many > 0 do
@@ -114,7 +123,7 @@ local function take_in_turn(line, many)
         empty = true
         break
       end
-      if head then leased = take_one(line, token + 1, lent) end
+      if head then leased = take_one(line, token + 1, lent, left) end
       size = math.min(many, head and 8 or 2 * size)
     end
     if leased then
@@ -124,6 +133,7 @@ local function take_in_turn(line, many)
     run = run or many > 0 and open_run(line, size)
   end
   if run then Hands.close(run) end
+  if #left > 0 then Lanes.put_back(line, left) end
   for i, envelope in ipairs(fetch_all(K_ENV, ids)) do leases[places[i]] = envelope end
   count(sub(line, 2), 'running', #lent / 2)
   call_all('HSET', K_LEASES, lent)
@@ -209,9 +219,16 @@ local function take_lines(lines, many)
     for _, line in ipairs(lines) do
       if Gates.is_open(sub(line, 2)) then open[#open + 1] = line end
     end
-    local line = best_line(open)
+    local line, had = best_line(open), #leases
     if not line then return true end
     take_line(line, 1)
+    if #leases == had and left_place then -- it stays as it is
+      local others = {}
+      for _, other in ipairs(lines) do
+        if other ~= line then others[#others + 1] = other end
+      end
+      lines = others
+    end
   end
   return false
 end

@@ -1,0 +1,10 @@
+"""``amqp://``: jobs on a RabbitMQ server (3.10 or later), for those who run one already.
+
+Quorum queues, publisher confirms, delays held by the server. What the protocol cannot do (look into
+a queue, take a job back, keep a result) is not claimed, and refused by name.
+"""
+
+from tidemill.brokers.rabbitmq.broker import RabbitBroker, open_url
+from tidemill.brokers.rabbitmq.settings import check_url
+
+__all__ = ["RabbitBroker", "check_url", "open_url"]

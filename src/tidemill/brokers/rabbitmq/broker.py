@@ -1,0 +1,287 @@
+"""``amqp://``: the broker of jobs that lie in the queues of a RabbitMQ server.
+
+This file turns each call of the seam into what the rooms beside it do: :mod:`.line` keeps the
+connections up, :mod:`.publisher` publishes, :mod:`.intake` takes, :mod:`.delays` is how the server
+keeps what is not due, :mod:`.registry` which queues there are, :mod:`.names` what lies where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.base import Feature, QueueStats, Reply, Step
+from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.delays import Clockwork
+from tidemill.brokers.rabbitmq.intake import Desk, Intake
+from tidemill.brokers.rabbitmq.lacking import Lacking, check_job, refuse
+from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.names import Names, Place
+from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
+from tidemill.brokers.rabbitmq.registry import Registry
+from tidemill.brokers.rabbitmq.settings import Settings, check_url
+from tidemill.clock import machine_time, wall_time
+from tidemill.config import Url
+from tidemill.errors import BrokerUnavailable, TidemillError
+from tidemill.job import Command, Envelope, Owner, Placed, Put
+
+__all__ = ["RabbitBroker", "open_url"]
+
+_TICK = 3600.0
+
+_PUBLISHERS_BEAT = 600
+"""Seconds: heartbeats of a line that only publishes. It may be that of a process that runs tasks,
+and one of those may hold the interpreter lock for minutes; nothing hangs on the line meanwhile."""
+
+_FAREWELL = 5.0
+"""Seconds for what is under way when a broker is closed."""
+
+_ANNOUNCE_EVERY = 3600.0
+"""Seconds after which a queue's name is announced once more, lest the stream forgets it."""
+
+_FEATURES = frozenset({Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY})
+
+
+def open_url(url: Url) -> RabbitBroker:
+    """The broker of a URL."""
+    return RabbitBroker(check_url(url))
+
+
+class RabbitBroker(Lacking):
+    """A broker on a RabbitMQ server."""
+
+    features = _FEATURES
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.shown
+        self._settings = settings
+        self._closed = False
+        self._begin()
+        self._out.await_up(settings.patience)
+        _brokers.add(self)
+
+    def _begin(self) -> None:
+        """Begin in this process, which may be a fork of the one that opened the broker."""
+        settings = self._settings
+        self._names = Names(settings.prefix, settings.classic)
+        clockwork = Clockwork(settings.prefix)
+        self._out = Line(settings, "publisher", _PUBLISHERS_BEAT)
+        self._in = Line(settings, "consumer", max(1, round(settings.owner_lease / 2)))
+        self._declarer = Declarer(clockwork)
+        self._publisher = Publisher(self._out, self._declarer)
+        for user in (self._declarer, self._publisher):
+            self._out.add(user)
+        consumers = Declarer(clockwork)
+        self._in_declarer = consumers
+        self._joined = False
+        self._writer = Writer(self._names, clockwork)
+        self._registry = Registry(self._in, consumers, self._names)
+        tokens = itertools.count(1)
+        self._desk = Desk(
+            self._in, consumers, self._publisher, self._names, self._writer, tokens.__next__
+        )
+        self._intakes: dict[str, Intake] = {}
+        self._announced: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: lines and owners are the parent's; close our copies."""
+        if not self._closed:
+            for intake in self._intakes.values():
+                intake.after_fork_child()
+            self._out.after_fork_child()
+            self._in.after_fork_child()
+            self._begin()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+
+    def _consuming(self) -> Line:
+        """The line by which messages are taken, up."""
+        with self._lock:
+            if not self._joined:
+                self._joined = True
+                self._in.add(self._in_declarer)
+        self._in.await_up(self._settings.patience)
+        return self._in
+
+    @property
+    def boards(self) -> str:
+        """None: nobody but the worker itself would read its board."""
+        return ""
+
+    # -- producing ------------------------------------------------------------------------------
+
+    def put(
+        self,
+        jobs: Sequence[Envelope],
+        *,
+        txn: Any = None,
+        hold: Collection[str] = (),
+        let_go: Collection[str] = (),
+    ) -> list[Put]:
+        self._check_open()
+        if txn is not None:
+            refuse("txn=", Feature.TRANSACTIONS)
+        if hold or let_go:
+            refuse("a group", Feature.FLOWS)
+        if not jobs:
+            return []
+        now = wall_time()
+        items: list[Outgoing] = []
+        for job in jobs:
+            check_job(job)
+            if job.expires and not job.created:
+                job = msgspec.structs.replace(job, created=now)
+            delay = max(job.delay, job.at - now if job.at else 0.0)
+            items.append(self._writer.write_new(job, delay))
+        new = self._unannounced(jobs)
+        self._publisher.put(
+            [*(self._registry.entry(queue) for queue in new), *items], self._settings.patience
+        )
+        self._announced.update(dict.fromkeys(new, machine_time()))
+        return [Put(job.id, Placed.CREATED) for job in jobs]
+
+    def _unannounced(self, jobs: Sequence[Envelope]) -> list[str]:
+        stale = machine_time() - _ANNOUNCE_EVERY
+        queues = dict.fromkeys(job.queue for job in jobs)
+        return [queue for queue in queues if self._announced.get(queue, -1e18) < stale]
+
+    # -- owning ---------------------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        self._check_open()
+        if owner.id in self._intakes:
+            return
+        self._consuming()
+        intake = self._intakes[owner.id] = Intake(owner, self._desk)
+        if owner.kind == "worker" and not owner.queues:
+            for queue in self._all_queues():
+                intake.serve(queue)
+            self._registry.listen(intake.serve)
+
+    def _all_queues(self) -> list[str]:
+        def publish(item: Outgoing) -> None:
+            self._publisher.put([item], self._settings.patience)
+
+        return self._registry.read_all(publish, self._settings.patience)
+
+    def detach(self, owner_id: str) -> None:
+        self._check_open()
+        intake = self._intakes.pop(owner_id, None)
+        if intake is not None:
+            self._registry.unlisten(intake.serve)
+            intake.close(_FAREWELL)
+
+    def exchange(self, step: Step) -> Reply:
+        self._check_open()
+        return self._intakes[step.owner].exchange(step)
+
+    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        self._check_open()
+        return self._intakes[owner_id].wait(timeout, fds)
+
+    def wake(self, owner_id: str) -> None:
+        intake = self._intakes.get(owner_id)
+        if intake is not None:
+            intake.wake()
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        """The server itself gives back what a dead owner held, when its line is gone."""
+        return 0
+
+    def tick(self) -> float:
+        self._check_open()
+        return _TICK
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        return False
+
+    def wait_space(self, queue: str, timeout: float) -> bool:
+        return True
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def was_here(self, job_id: str) -> bool:
+        return False
+
+    def stats(self) -> list[QueueStats]:
+        self._check_open()
+        self._consuming()
+        rows = []
+        for queue in self._all_queues():
+            places = [p for kind in ("tasks", "messages") for p in self._names.of(queue, kind)]
+            ready = sum(self._ask(self._declarer.count, place) for place in places)
+            rows.append(QueueStats(name=queue, ready=ready))
+        return rows
+
+    def owners(self) -> list[Owner]:
+        return [intake.owner for intake in self._intakes.values()]
+
+    def info(self) -> dict[str, Any]:
+        self._check_open()
+        server = {k: _text(v) for k, v in self._out.server.items()}
+        return {
+            "broker": "rabbitmq",
+            "url": self.url,
+            "server": f"{server.get('product', 'unknown')} {server.get('version', '')}".strip(),
+            "cluster": server.get("cluster_name", ""),
+            "queues": "classic" if self._settings.classic else "quorum",
+            "failed": self._ask(self._declarer.count, self._names.failed),
+            "publishing": f"blocked: {self._out.blocked}" if self._out.blocked else "open",
+        }
+
+    def purge(self, queue: str) -> int:
+        self._check_open()
+        places = [p for kind in ("tasks", "messages") for p in self._names.of(queue, kind)]
+        return sum(self._ask(self._declarer.purge, place) for place in places)
+
+    def _ask(self, ask: Callable[[Place, Callable[[int, str], None]], None], place: Place) -> int:
+        """One question to the server, and its answer."""
+        answered, found = threading.Event(), list[tuple[int, str]]()
+
+        def heard(count: int, why: str) -> None:
+            found.append((count, why))
+            answered.set()
+
+        self._out.await_up(self._settings.patience)
+        self._out.do(lambda: ask(place, heard))
+        if not answered.wait(self._settings.patience):
+            raise BrokerUnavailable(self._out.silence())
+        count, why = found[0]
+        if why:
+            raise BrokerUnavailable(f"rabbitmq at {self._settings.where}: {why}")
+        return count
+
+    def close(self) -> None:
+        if not self._closed:
+            for owner_id in list(self._intakes):
+                with contextlib.suppress(BrokerUnavailable):
+                    self.detach(owner_id)
+            self._in.close()
+            self._out.close()
+        self._closed = True
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+_brokers: weakref.WeakSet[RabbitBroker] = weakref.WeakSet()
+
+
+def _after_fork_child() -> None:
+    for broker in list(_brokers):
+        broker.after_fork_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)

@@ -1,0 +1,90 @@
+"""The calls of the seam that RabbitMQ has no answer to, each refused by the name of its feature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from tidemill.brokers.base import Departure, Feature, Filter, Page
+from tidemill.brokers.schedules import Change, Changed, Schedule
+from tidemill.errors import FeatureMissing
+from tidemill.job import Envelope, Record
+
+__all__ = ["Lacking", "check_job"]
+
+_STORE = "a job server without a store"
+
+
+def refuse(what: str, feature: Feature) -> NoReturn:
+    """Say what is missing, and for want of what."""
+    raise FeatureMissing(
+        f"{what} needs the feature {feature!s}, which amqp:// does not have: "
+        "RabbitMQ carries jobs and forgets them"
+    )
+
+
+def check_job(job: Envelope) -> None:
+    """Refuse a job that asks for what the server cannot do."""
+    if job.key:
+        refuse("key=", Feature.KEYS)
+    if job.unique is not None:
+        refuse("unique_for= or max_wait=", Feature.UNIQUE)
+    if job.limit is not None:
+        refuse("limit=", Feature.LIMITS)
+    if job.links is not None:
+        refuse("a chain, a group, a flow or a hook", Feature.FLOWS)
+
+
+class Lacking:
+    """What is refused."""
+
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
+        refuse("waiting for a job", Feature.RESULTS)
+
+    def get(self, job_id: str) -> Record | None:
+        refuse("looking at a job", Feature.INSPECT)
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        refuse("looking for jobs", Feature.INSPECT)
+
+    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+        refuse("cancel", Feature.CANCEL)
+
+    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+        refuse("retrying a job", Feature.INSPECT)
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        refuse("deleting a job", Feature.INSPECT)
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        if paused is not None:
+            refuse("pause", Feature.PAUSE)
+        refuse("max_size=", Feature.MAX_SIZE)
+
+    def backup(self, target: str) -> None:
+        refuse("backup", Feature.BACKUP)
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        refuse("a schedule", Feature.SCHEDULES)
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        refuse("a schedule", Feature.SCHEDULES)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        refuse("a schedule", Feature.SCHEDULES)
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        refuse("move", Feature.MOVE)
+
+    def stay(self) -> None:
+        refuse("move", Feature.MOVE)
+
+    def adopt(self, *_: Any, **__: Any) -> list[bool]:
+        refuse("move", Feature.MOVE)
+
+    def adopted(self, mark: str) -> str:
+        refuse("move", Feature.MOVE)

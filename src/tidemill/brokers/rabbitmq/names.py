@@ -1,0 +1,112 @@
+"""What lies where on the server: names of queues and exchanges, and what they are declared with.
+
+    PREFIX.tasks.normal.QUEUE      jobs of a queue that are ready; high and low beside it
+    PREFIX.messages.normal.QUEUE   raw messages, likewise
+    PREFIX.tasks.classic.QUEUE     with queues=classic: one queue, with priorities
+    PREFIX.failed                  what failed for good, for a human
+    PREFIX.queues                  a stream: the names of all queues that were ever used
+    PREFIX.delay.LEVEL.DIGIT       what is not due yet (:mod:`.delays`)
+    PREFIX.delay.LEVEL, PREFIX.due exchanges between those
+
+A queue of the server is called a *place* here, since a queue of ours has several.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidemill.errors import InvalidOption
+from tidemill.job import Envelope, priority_of
+
+__all__ = ["Names", "Place", "server_priority"]
+
+CLASSIC_PRIORITIES = 20
+"""The highest of a classic queue; 10 is our 0, and ten of ours make one of these."""
+
+FAILED_KEPT, FAILED_MOST = 30 * 86400.0, 100_000
+"""Seconds and messages the place of the failed keeps; the oldest go first."""
+
+_STREAM_BYTES, _SEGMENT_BYTES = 4_000_000, 500_000
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A queue of the server.
+
+    Attributes:
+        name: on the server.
+        arguments: what it is declared with.
+        queue, kind: whose it is; the kind is tasks or messages.
+        due: it is bound to the exchange of what has come due.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    queue: str = ""
+    kind: str = ""
+    due: bool = False
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class Names(msgspec.Struct, frozen=True):
+    """The names under a prefix."""
+
+    prefix: str
+    classic: bool
+
+    @property
+    def bands(self) -> tuple[str, ...]:
+        """The places of a queue, most urgent first."""
+        return ("classic",) if self.classic else ("high", "normal", "low")
+
+    def of(self, queue: str, kind: str) -> list[Place]:
+        """All places of a queue."""
+        return [self._place(queue, kind, band) for band in self.bands]
+
+    def home(self, job: Envelope) -> Place:
+        """Where a job waits that is ready."""
+        kind = "messages" if job.is_message else "tasks"
+        if self.classic:
+            return self._place(job.queue, kind, "classic")
+        priority = priority_of(job.rank)
+        band = "normal" if priority == 0 else "high" if priority > 0 else "low"
+        return self._place(job.queue, kind, band)
+
+    def _place(self, queue: str, kind: str, band: str) -> Place:
+        if "*" in queue or "#" in queue:
+            raise InvalidOption(f"queue {queue!r} has a * or #, which RabbitMQ reads as a pattern")
+        arguments: dict[str, Any] = {"x-queue-type": "quorum"}
+        if self.classic:
+            arguments = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
+        return Place(f"{self.prefix}.{kind}.{band}.{queue}", arguments, queue, kind, True)
+
+    @property
+    def failed(self) -> Place:
+        """Where what failed is kept."""
+        arguments = {
+            "x-queue-type": "quorum",
+            "x-message-ttl": int(FAILED_KEPT * 1000),
+            "x-max-length": FAILED_MOST,
+        }
+        return Place(f"{self.prefix}.failed", arguments)
+
+    @property
+    def registry(self) -> Place:
+        """The stream of names."""
+        arguments = {
+            "x-queue-type": "stream",
+            "x-max-length-bytes": _STREAM_BYTES,
+            "x-stream-max-segment-size-bytes": _SEGMENT_BYTES,
+        }
+        return Place(f"{self.prefix}.queues", arguments)
+
+
+def server_priority(rank: int) -> int:
+    """The priority a job has in a classic queue: 0 to 20, higher first."""
+    priority = max(-100.0, min(100.0, priority_of(rank)))
+    step = -(-abs(priority) // 10)  # whatever is above 0 is above it there, too
+    middle = CLASSIC_PRIORITIES // 2
+    return int(middle + step if priority > 0 else middle - step)

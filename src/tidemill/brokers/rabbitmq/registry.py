@@ -1,0 +1,115 @@
+"""Which queues there are: a stream that every queue's name was written to when it was first used.
+
+The protocol has no way to ask for the names of queues. A stream is a log that everybody reads from
+its start, and goes on hearing: so a worker that serves all queues learns of a new one at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pika
+from pika.channel import Channel
+
+from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.names import Names
+from tidemill.brokers.rabbitmq.publisher import Outgoing
+
+__all__ = ["Registry"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_CREDIT = 500
+
+
+class Registry:
+    """The names of all queues, as they become known."""
+
+    def __init__(self, line: Line, declarer: Declarer, names: Names) -> None:
+        self._line = line
+        self._declarer = declarer
+        self._names = names
+        self._heard: set[str] = set()
+        self._marks: dict[str, threading.Event] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self._lock = threading.Lock()
+        self._joined = False
+
+    def entry(self, queue: str, mark: str = "") -> Outgoing:
+        """The message that makes a name known."""
+        home = self._names.registry
+        properties = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
+        return Outgoing("", home.name, properties, queue.encode(), home)
+
+    def listen(self, heard: Callable[[str], None]) -> None:
+        """Tell of every name, those known and those to come."""
+        with self._lock:
+            self._listeners.append(heard)
+            known = sorted(self._heard)
+            join, self._joined = not self._joined, True
+        if join:
+            self._line.add(self)
+        for queue in known:
+            heard(queue)
+
+    def unlisten(self, heard: Callable[[str], None]) -> None:
+        """Tell it nothing more."""
+        with self._lock:
+            self._listeners = [one for one in self._listeners if one != heard]
+
+    def read_all(self, publish: Callable[[Outgoing], None], patience: float) -> list[str]:
+        """All names that were ever announced before now."""
+        mark, seen = uuid.uuid4().hex, threading.Event()
+        self._marks[mark] = seen
+        self.listen(_ignore)
+        publish(self.entry("", mark))
+        seen.wait(patience)
+        self._marks.pop(mark, None)
+        self.unlisten(_ignore)
+        with self._lock:
+            return sorted(self._heard)
+
+    # -- of the line ----------------------------------------------------------------------------
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        def consume(why: str) -> None:
+            if why:
+                log.error("the names of the queues cannot be read: %s; give a worker -Q", why)
+            elif connection.is_open:
+                connection.channel(on_open_callback=self._consume)
+
+        self._declarer.declare([self._names.registry], consume)
+
+    def lost(self, why: str) -> None:
+        """It is read again from its start."""
+
+    def _consume(self, channel: Channel) -> None:
+        channel.basic_qos(prefetch_count=_CREDIT)
+        channel.basic_consume(
+            self._names.registry.name,
+            self._on_name,
+            arguments={"x-stream-offset": "first"},
+        )
+
+    def _on_name(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:
+        channel.basic_ack(method.delivery_tag, multiple=True)
+        queue = body.decode(errors="replace")
+        with self._lock:
+            new = bool(queue) and queue not in self._heard
+            if new:
+                self._heard.add(queue)
+            listeners = list(self._listeners) if new else []
+        for heard in listeners:
+            heard(queue)
+        mark = self._marks.get(properties.message_id or "")
+        if mark is not None:
+            mark.set()
+
+
+def _ignore(_: str) -> None:
+    pass

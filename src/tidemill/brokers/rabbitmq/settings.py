@@ -1,0 +1,154 @@
+"""What an ``amqp://`` or ``amqps://`` URL says."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import urllib.parse
+
+import msgspec
+import pika
+
+from tidemill.brokers.retention import number_option
+from tidemill.config import Url, check_known
+from tidemill.errors import InvalidOption
+
+__all__ = ["Settings", "check_url"]
+
+PORT, TLS_PORT = 5672, 5671
+CONNECT_TIMEOUT = 5.0
+"""Seconds one host has to answer."""
+
+_OPTIONS = (
+    *("owner_lease", "patience", "prefix", "queues"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_verify"),
+)
+_PREFIX = re.compile(r"[\w:-]{1,20}")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a URL says.
+
+    Attributes:
+        hosts: nodes of one cluster, tried in turn.
+        classic: durable classic queues with priorities, instead of quorum queues in bands.
+        patience: seconds a put waits for the server to come back, or to let publishers go on.
+        owner_lease: seconds after which the server takes a silent worker for dead (heartbeats).
+        shown: the URL without its password.
+    """
+
+    hosts: tuple[tuple[str, int], ...]
+    user: str
+    password: str
+    vhost: str
+    tls: dict[str, str] | None
+    prefix: str
+    classic: bool
+    patience: float
+    owner_lease: float
+    shown: str
+
+    @property
+    def where(self) -> str:
+        """The address for a sentence."""
+        places = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return places + (f" (vhost {self.vhost})" if self.vhost != "/" else "")
+
+    def parameters(self, heartbeat: int) -> list[pika.ConnectionParameters]:
+        """For pika: one for each host."""
+        return [self._parameters(host, port, heartbeat) for host, port in self.hosts]
+
+    def _parameters(self, host: str, port: int, heartbeat: int) -> pika.ConnectionParameters:
+        silence = int(self.owner_lease * 1000)
+        return pika.ConnectionParameters(
+            host,
+            port,
+            self.vhost,
+            pika.PlainCredentials(self.user, self.password),
+            heartbeat=heartbeat,
+            socket_timeout=CONNECT_TIMEOUT,
+            stack_timeout=2 * CONNECT_TIMEOUT,
+            ssl_options=self._ssl_options(host),
+            client_properties={"connection_name": "tidemill"},
+            # What is sent and not received ends the line after that time, also where nothing ever
+            # comes back: a link that went down resets nothing.
+            tcp_options={"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": silence},
+        )
+
+    def _ssl_options(self, host: str) -> pika.SSLOptions | None:
+        if self.tls is None:
+            return None
+        context = ssl.create_default_context(cafile=self.tls.get("tls_ca"))
+        if self.tls.get("tls_verify", "yes") == "no":
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if "tls_cert" in self.tls:
+            context.load_cert_chain(self.tls["tls_cert"], self.tls.get("tls_key"))
+        return pika.SSLOptions(context, host)
+
+
+def check_url(url: Url) -> Settings:
+    """Read an ``amqp://user:password@host:port/vhost`` URL; several hosts are a cluster's nodes.
+
+    Raises:
+        InvalidOption: something in it is wrong.
+    """
+    options = url.options
+    check_known(f"an {url.scheme}:// url", options, _OPTIONS)
+    rest = url.text.split("://", 1)[1].partition("?")[0]
+    login, _, place = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    places, slash, path = place.partition("/")
+    secure = url.scheme == "amqps"
+    default = TLS_PORT if secure else PORT
+    lease = number_option(options, "owner_lease", 30.0)
+    if not 2 <= lease <= 3600:
+        raise InvalidOption(f"owner_lease in the url must be 2 to 3600 seconds, not {lease:g}")
+    return Settings(
+        hosts=tuple(_host(url, one, default) for one in (places or "localhost").split(",")),
+        user=urllib.parse.unquote(user) or "guest",
+        password=urllib.parse.unquote(password) if login else "guest",
+        vhost=urllib.parse.unquote(path) if slash and path else "/",
+        tls=_tls(url) if secure else None,
+        prefix=_prefix(options.get("prefix", "tidemill")),
+        classic=_is_classic(options.get("queues", "quorum")),
+        patience=number_option(options, "patience", 10.0),
+        owner_lease=lease,
+        shown=_masked(url.text),
+    )
+
+
+def _prefix(text: str) -> str:
+    if not _PREFIX.fullmatch(text):
+        raise InvalidOption(
+            f"prefix in the url must be 1 to 20 letters, digits or : - _, not {text!r}"
+        )
+    return text
+
+
+def _is_classic(text: str) -> bool:
+    if text not in ("quorum", "classic"):
+        raise InvalidOption(f"queues in the url must be quorum or classic, not {text!r}")
+    return text == "classic"
+
+
+def _host(url: Url, text: str, default: int) -> tuple[str, int]:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::(\d{1,5}))?", text)
+    port = int(found[2] or default) if found else 0
+    if not found or not 0 < port < 65536:
+        raise InvalidOption(f"{text!r} in url {_masked(url.text)!r} is not a host or host:port")
+    return urllib.parse.unquote(found[1].strip("[]")) or "localhost", port
+
+
+def _tls(url: Url) -> dict[str, str]:
+    tls = {name: value for name, value in url.options.items() if name.startswith("tls_")}
+    if tls.get("tls_verify", "yes") not in ("yes", "no"):
+        raise InvalidOption(
+            f"tls_verify in the url must be yes or no, not {tls['tls_verify']!r}"
+        )
+    return tls
+
+
+def _masked(text: str) -> str:
+    """A URL that may be shown."""
+    return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", text)

@@ -1,0 +1,84 @@
+"""What an owner has of one place: messages the server pushed and nobody leased yet, in order."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from tidemill.brokers.rabbitmq.message import Carried
+from tidemill.brokers.rabbitmq.names import Place
+
+__all__ = ["Hold", "Shelf"]
+
+
+class Hold:
+    """A message in our hands: the server gives it to nobody else while the line lives.
+
+    Attributes:
+        tag, era: the server's, and of which channel; the tag is 0 when that is gone, and the
+            message the server's again.
+        run: what tells this run of the job from any other, on whatever line.
+        changed: its attempt was counted, and the message does not say so yet.
+        deadline: machine time at which a message's ttr is over.
+    """
+
+    __slots__ = ("changed", "deadline", "era", "job", "leased", "run", "shelf", "tag", "token")
+
+    def __init__(self, job: Carried, tag: int, era: int, shelf: Shelf) -> None:
+        self.job = job
+        self.tag = tag
+        self.era = era
+        self.shelf = shelf
+        self.run = (job.envelope.id, job.attempt)
+        self.token = 0
+        self.leased = self.deadline = 0.0
+        self.changed = False
+
+
+class Shelf:
+    """A place, as one owner sees it.
+
+    Attributes:
+        credit: how many messages the server may have handed out to us; 0: it is not consumed.
+        consumer: its tag, and the credit it was given.
+        held: how many messages of it are leased.
+        empty: the server had none when it was asked, and none has come since.
+        wanted: machine time at which something was last wanted of it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.credit = 0
+        self.consumer: tuple[str, int] = ("", 0)
+        self.held = 0
+        self.empty = self.asking = False
+        self.wanted = 0.0
+        self.arrivals = 0
+        self._heap: list[tuple[int, int, Hold]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, hold: Hold) -> None:
+        """A message came."""
+        self.arrivals += 1
+        self.empty = False
+        heapq.heappush(self._heap, (hold.job.envelope.rank, next(self._numbers), hold))
+
+    def take(self) -> Hold:
+        """The next one."""
+        return heapq.heappop(self._heap)[2]
+
+    def clear(self) -> Iterator[Hold]:
+        """All of them, last first: given back in that order, they stand as they stood."""
+        heap, self._heap = sorted(self._heap, reverse=True), []
+        for _, _, hold in heap:
+            yield hold
+
+    def drop(self) -> None:
+        """The line is gone: they are the server's again."""
+        self._heap.clear()
+        self.consumer = ("", 0)
+        self.empty = self.asking = False

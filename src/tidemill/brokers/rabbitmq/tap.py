@@ -1,0 +1,253 @@
+"""The channel of one owner: what the server pushes over it, and what is acknowledged on it.
+
+All of it runs in the line's thread, but for ``ack`` and ``nack``, which anybody may call. A tag
+belongs to the channel it came by: ``era`` tells channels apart, and a tag of another era is the
+server's again already.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import pika
+from pika.channel import Channel
+from pika.spec import Basic
+
+from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.shelf import Shelf
+
+__all__ = ["Message", "Tap"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_TRY_AGAIN = 5.0
+"""Seconds until what the server refused to make is tried again."""
+
+_MADE_AGAIN = 0.5
+"""Seconds until a queue that went away is made again."""
+
+
+class Message(Protocol):
+    """Told of what comes, in the line's thread."""
+
+    def __call__(
+        self, shelf: Shelf, tag: int, properties: Any, body: bytes, *, redelivered: bool
+    ) -> None: ...
+
+
+class Tap:
+    """A channel, made anew whenever it is lost."""
+
+    def __init__(
+        self,
+        line: Line,
+        declarer: Declarer,
+        name: str,
+        came: Message,
+        lost: Callable[[], None],
+        shelves: Callable[[], Sequence[Shelf]],
+    ) -> None:
+        self._line = line
+        self._declarer = declarer
+        self._name = name
+        self._came = came
+        self._lost = lost
+        self._shelves = shelves
+        self._channel: Channel | None = None
+        self._open: dict[int, None] = {}  # tags that are not acknowledged, in order
+        self._getting: list[Callable[[Any], None]] = []
+        self._adjusting = self._closed = False
+        self._lock = threading.Lock()
+        self._acks: list[int] = []
+        self._nacks: list[int] = []
+        self._flushing = False
+        self.era = 0
+        line.add(self)
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def ack(self, tag: int, era: int) -> None:
+        """The message is done with."""
+        self._answer(self._acks, tag, era)
+
+    def nack(self, tag: int, era: int) -> None:
+        """The message is for somebody else."""
+        self._answer(self._nacks, tag, era)
+
+    def _answer(self, answers: list[int], tag: int, era: int) -> None:
+        with self._lock:
+            if era != self.era:
+                return
+            answers.append(tag)
+            if self._flushing:
+                return
+            self._flushing = True
+        self._line.do(self._flush)
+
+    def adjust(self) -> None:
+        """Have the consumers that the shelves' credit says, soon."""
+        with self._lock:
+            if self._adjusting:
+                return
+            self._adjusting = True
+        self._line.do(self._adjust)
+
+    def get(self, shelf: Shelf, then: Callable[[Any], None]) -> None:
+        """Ask for one message of a place; ``then`` gets (tag, redelivered, properties, body)."""
+        self._line.do(lambda: self._get(shelf, then))
+
+    def close(self, patience: float) -> None:
+        """Leave; what is not acknowledged goes back."""
+        left = threading.Event()
+
+        def leave() -> None:
+            self._closed = True
+            self._flush()
+            channel = self._channel
+            if channel is not None and channel.is_open:
+                channel.add_on_close_callback(lambda *_: left.set())
+                channel.close()
+            else:
+                left.set()
+
+        self._line.do(leave)
+        left.wait(patience)
+        self._line.remove(self)
+
+    # -- of the line ----------------------------------------------------------------------------
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        if not self._closed:
+            connection.channel(on_open_callback=self._channel_opened)
+
+    def lost(self, why: str) -> None:
+        """All in hand is the server's again."""
+        with self._lock:
+            self.era += 1
+            self._acks.clear()
+            self._nacks.clear()
+            self._flushing = self._adjusting = False
+        self._channel = None
+        self._open.clear()
+        getting, self._getting = self._getting, []
+        for then in getting:
+            then(None)
+        self._lost()
+
+    def _channel_opened(self, channel: Channel) -> None:
+        channel.add_on_close_callback(self._channel_closed)
+        channel.add_on_cancel_callback(self._cancelled)
+        channel.add_callback(self._on_empty, [Basic.GetEmpty], one_shot=False)
+        self._channel = channel
+        self._adjust()
+
+    def _channel_closed(self, channel: Channel, reason: Any) -> None:
+        """The server is angry with us; or we left."""
+        if channel is not self._channel or self._closed or not channel.connection.is_open:
+            return
+        log.error("rabbitmq took back what we hold: %s", getattr(reason, "reply_text", reason))
+        self.lost("")
+        channel.connection.channel(on_open_callback=self._channel_opened)
+
+    def _cancelled(self, frame: Any) -> None:
+        """The server ended a consumer: its queue was deleted, or has no leader."""
+        for shelf in self._shelves():
+            if shelf.consumer[0] == frame.method.consumer_tag:
+                log.warning("the queue %s went away; it is made again", shelf.place.name)
+                shelf.consumer = ("", 0)
+        self._declarer.forget_all()
+        self._line.later(_MADE_AGAIN, self._adjust)
+
+    # -- consuming ------------------------------------------------------------------------------
+
+    def _adjust(self) -> None:
+        with self._lock:
+            self._adjusting = False
+        if self._channel is None or not self._channel.is_open or self._closed:
+            return
+        shelves, knows = self._shelves(), self._declarer.knows
+        missing = [shelf.place for shelf in shelves if shelf.credit and not knows(shelf.place)]
+        if missing:
+            self._declarer.declare(missing, self._declared)
+            return
+        for shelf in shelves:
+            self._consume(self._channel, shelf)
+
+    def _declared(self, why: str) -> None:
+        if not why:
+            self._adjust()
+        elif self._channel is not None and self._channel.is_open:
+            log.error("a queue cannot be made: %s", why)
+            self._line.later(_TRY_AGAIN, self._adjust)
+
+    def _consume(self, channel: Channel, shelf: Shelf) -> None:
+        """A consumer's credit cannot be changed: another takes its place."""
+        tag, credit = shelf.consumer
+        if credit == shelf.credit:
+            return
+        shelf.consumer = ("", 0)
+        if shelf.credit:
+            new = f"{self._name[:200]}/{uuid.uuid4().hex[:12]}"
+            channel.basic_qos(prefetch_count=shelf.credit)
+            came = functools.partial(self._on_message, shelf)
+            channel.basic_consume(shelf.place.name, came, consumer_tag=new)
+            shelf.consumer = (new, shelf.credit)
+        if tag:
+            channel.basic_cancel(tag)
+
+    def _on_message(self, shelf: Shelf, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        tag = method.delivery_tag
+        self._open[tag] = None
+        self._came(shelf, tag, properties, body, redelivered=method.redelivered)
+
+    # -- asking for one -------------------------------------------------------------------------
+
+    def _get(self, shelf: Shelf, then: Callable[[Any], None]) -> None:
+        if self._channel is None or not self._channel.is_open:
+            then(None)
+            return
+        if not self._declarer.knows(shelf.place):
+            again = functools.partial(self._get, shelf, then)
+            self._declarer.declare([shelf.place], lambda why: then(None) if why else again())
+            return
+        self._getting.append(then)
+        self._channel.basic_get(shelf.place.name, self._on_got)
+
+    def _on_got(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._open[method.delivery_tag] = None
+        self._getting.pop(0)((method.delivery_tag, method.redelivered, properties, body))
+
+    def _on_empty(self, _: Any) -> None:
+        self._getting.pop(0)(None)
+
+    # -- answering ------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Acknowledge: all up to the first that is still open at once, the rest one by one."""
+        with self._lock:
+            self._flushing = False
+            acks, nacks = self._acks[:], self._nacks[:]
+            self._acks.clear()
+            self._nacks.clear()
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            return
+        for tag in nacks:
+            if self._open.pop(tag, 0) is None:
+                channel.basic_nack(tag, requeue=True)
+        done = [tag for tag in acks if self._open.pop(tag, 0) is None]
+        if not done:
+            return
+        first_open = next(iter(self._open), max(done) + 1)
+        together = max((tag for tag in done if tag < first_open), default=0)
+        if together:
+            channel.basic_ack(together, multiple=True)
+        for tag in done:
+            if tag > first_open:
+                channel.basic_ack(tag)

@@ -1,0 +1,51 @@
+"""What went wrong with the server, in one sentence."""
+
+from __future__ import annotations
+
+from pika.exceptions import (
+    AMQPConnectionError,
+    ConnectionClosedByBroker,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from tidemill.brokers.rabbitmq.settings import Settings
+
+__all__ = ["is_final", "sentence"]
+
+_REFUSED = (ProbableAuthenticationError, ProbableAccessDeniedError, IncompatibleProtocolError)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and those it was made of; pika wraps what a connection failed of several times."""
+    found = [error]
+    for inner in getattr(error, "exceptions", ()) or ():
+        found += _causes(inner)
+    inner = getattr(error, "exception", None)
+    if isinstance(inner, BaseException):
+        found += _causes(inner)
+    return found
+
+
+def is_final(error: BaseException) -> bool:
+    """True when trying again will not help: the user, the password or the vhost is wrong."""
+    return any(isinstance(cause, _REFUSED) for cause in _causes(error))
+
+
+def sentence(error: BaseException, settings: Settings) -> str:
+    """Why the server is not there."""
+    causes = _causes(error)
+    where = settings.where
+    for cause in causes:
+        if isinstance(cause, ProbableAuthenticationError):
+            return f"rabbitmq at {where} refuses the user {settings.user!r} or its password"
+        if isinstance(cause, ProbableAccessDeniedError):
+            return f"rabbitmq at {where} does not let {settings.user!r} in: check the vhost"
+        if isinstance(cause, ConnectionClosedByBroker):
+            return f"rabbitmq at {where} closed the line: {cause.reply_text}"
+    last = next((c for c in reversed(causes) if str(c)), error)
+    reason = str(last) or type(last).__name__
+    if isinstance(last, AMQPConnectionError) and last.args:
+        reason = str(last.args[0]) or reason
+    return f"cannot reach rabbitmq at {where}: {reason}"
