@@ -325,11 +325,77 @@ def test_keys_work_as_in_any_put(broker: Broker, worker: Hand) -> None:
     add(broker, "s")
     broker.set_queue("q", max_size=1)
     for n in range(3):
-        assert put(broker, "s", job("q", id=f"j{n}", key="k", on_conflict="keep")) == ()
+        left_out = put(broker, "s", job("q", id=f"j{n}", key="k", on_conflict="keep"))
+        assert left_out == (("key",) if n else ())
+    merged = job("q", id="merged", key="k", on_conflict="merge", priority=5)
+    assert put(broker, "s", merged) == ("key",)
     assert worker.take_ids(queues=["q"]) == ["j0"]
     assert put(broker, "s", job("q", id="j3", key="k", on_conflict="replace")) == ()
     assert state(broker, "j3") is State.WAITING
     assert broker.get("j1") is None
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("conflict", ["keep", "reject", "replace"])
+def test_a_change_may_be_another_when_all_its_jobs_are_left_out(
+    broker: Broker, worker: Hand, conflict: str, gone: bool
+) -> None:
+    # case C7: what repeats count
+    broker.put([job(id="holder", key="k")])
+    due = wall_time() + 3600
+    for name, ids in (("none", ["a"]), ("some", ["b", "c"]), ("all", ["d"])):
+        version, jobs = add(broker, name, wall_time() - 1), []
+        for n, job_id in enumerate(ids):
+            key = "k" if name == "none" or n else ""
+            jobs.append(job(id=job_id, key=key, on_conflict=conflict))
+        change = Change(name, version, due, b"new", gone, tuple(jobs), (due + 60, b"instead"))
+        (changed,) = broker.change_schedules([change])
+        left_out = name == "none" and conflict != "replace"
+        found = one(broker, name)
+        assert changed.done
+        if gone and not left_out:
+            assert (changed.version, found) == (0, None)
+        else:
+            assert found is not None
+            assert found.version == changed.version
+            assert found.body == (b"instead" if left_out else b"new")
+            assert found.due == pytest.approx(due + 60 * left_out, abs=2e-6)
+    assert names(worker) == []
+
+
+def test_a_change_that_fails_is_none_instead_either(broker: Broker) -> None:
+    version = add(broker, "s")
+    broker.put([job(id="taken")])
+    change = Change("s", version + 1000, jobs=(job(id="taken"),), instead=(0.0, b"instead"))
+    assert broker.change_schedules([change]) == [Changed()]
+    found = one(broker, "s")
+    assert found is not None
+    assert (found.version, found.body) == (version, b"rule")
+
+
+def test_many_that_are_known_are_changed_and_struck_at_once(
+    broker: Broker, worker: Hand
+) -> None:
+    now = wall_time()
+    versions = {name: add(broker, name, now + 600) for name in "abcd"}
+    changes = [
+        Change("a", versions["a"], now - 1, b"sooner", jobs=(job(id="ja"),)),
+        Change("b", versions["b"] + 1000, now - 1, jobs=(job(id="jb"),)),
+        Change("c", versions["c"], gone=True, jobs=(job(id="jc"), job(id="ja"))),
+        Change("nobody", versions["d"], now - 1, jobs=(job(id="jn"),)),
+        Change("d", versions["d"], 0.0, b"paused"),
+    ]
+    worker.exchange(want=Want(0), fires=5)
+    broker.wait(worker.id, 0.0)
+    worker.exchange(want=Want(0), fires=5)
+    done = broker.change_schedules(changes)
+    hinted(broker, worker)
+    assert [changed.done for changed in done] == [True, False, True, False, True]
+    assert [changed.left_out for changed in done] == [(), (), ("id",), (), ()]
+    assert [bool(changed.version) for changed in done] == [True, False, False, False, True]
+    assert [broker.get(f"j{name}") is not None for name in "abcn"] == [True, False, True, False]
+    assert names(worker) == ["a"]
+    assert [s.name for s in broker.list_schedules()] == ["a", "b", "d"]
 
 
 def test_a_job_says_which_schedule_it_is_of(broker: Broker, worker: Hand) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from firing_desk import NOON, Desk, tick
@@ -78,6 +79,29 @@ def test_repeats_count_down_and_it_ends(desk: Desk) -> None:  # case C7
     assert [s.name for s in desk.mill.schedules] == []
     assert len(desk.jobs()) == 6
     assert desk.due() == []
+
+
+@pytest.mark.parametrize("conflict", ["keep", "reject"])
+@pytest.mark.parametrize("catch_up", [False, True])
+def test_a_job_that_is_left_out_uses_up_no_repeat(
+    desk: Desk, conflict: str, catch_up: bool
+) -> None:  # case C7
+    options: dict[str, Any] = {"every": 60, "repeats": 2, "catch_up": catch_up}
+    keyed = desk.mill.call("tick").using(key="k", on_conflict=conflict)
+    desk.mill.schedules.add("keyed", keyed, **options)
+    desk.mill.schedules.add("full", desk.mill.call("tick").using(queue="full"), **options)
+    desk.broker.set_queue("full", max_size=1)
+    for _ in range(4):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60, 60]
+    assert {s.name: s.fired for s in desk.mill.schedules} == {"keyed": 1, "full": 1}
+    assert [t.timestamp() - NOON for t in desk.mill.schedules.next_times("keyed")] == [300]
+    desk.broker.delete([job.id for job in desk.jobs()])
+    desk.now += 60
+    desk.fire()
+    assert desk.times() == [300, 300]
+    assert [*desk.mill.schedules] == []
 
 
 def test_a_single_time_ends(desk: Desk) -> None:  # case C7

@@ -30,7 +30,7 @@ class LeftOut:
     """Why a job of a change was not put."""
 
     ID = "id"  # a job has its id
-    KEY = "key"  # an unfinished job has its key, and on_conflict is reject
+    KEY = "key"  # an unfinished job has its key, and is kept as it is, or merged with
     FULL = "full"  # its queue holds max_size jobs
 
 
@@ -59,6 +59,8 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
         due, body: as they are to be.
         gone: it is to be no more.
         jobs: put in the same step. They wait for nothing.
+        instead: due and body as they are to be, and it stays, should every job be left out; without
+            a body that changes nothing.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     body: bytes = b""
     gone: bool = False
     jobs: tuple[Envelope, ...] = ()
+    instead: tuple[float, bytes] = (0.0, b"")
 
 
 class Changed(msgspec.Struct, array_like=True, frozen=True):
@@ -97,7 +100,7 @@ class Schedules(Protocol):
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
         """Change records and put their jobs, each of the changes by itself, all as one step.
 
-        A job whose id is taken, whose key rejects it, or whose queue is full is left out, and the
+        A job whose id is taken, whose key another has, or whose queue is full is left out, and the
         change is made all the same: a schedule must not fall behind, nor fill a queue beyond its
         ``max_size``. A job whose key an unfinished one has is no matter of ``max_size``: there is
         at most one more of them. Sleepers learn of an earlier due time.

@@ -68,11 +68,11 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
         rule: when it fires. Without a ``start`` of its own (``unanchored``) an interval or a
             calendar step counts from when it was first stored.
         job: what it puts, but for id and time.
-        repeats: jobs after which it ends; 0 for no limit.
+        repeats: jobs after which it ends, without those that were left out; 0 for no limit.
         jitter: seconds by which a job is late at most.
         catch_up: whether each missed time is made up for.
         planned: the time it fires for next; without jitter, the record's own due time.
-        fired: jobs it has put, or tried to.
+        fired: jobs it has put; unless there are ``repeats``, with those that were left out.
         last: the time the latest of them was for.
         paused: it does not fire until it is resumed.
         app: the app that declares it in its code, as the worker was given it; only to be shown.
@@ -196,14 +196,21 @@ def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
         return _to(record.name, record.version, stored)
     stored.undeclared = 0.0
     jobs: list[Envelope] = []
+    uncounted: Stored | None = None
     while stored.planned and stored.planned <= now and len(jobs) < AT_ONCE:
         jobs.append(job_of(stored, stored.planned, now))
-        stored.fired += 1
         stored.last = stored.planned
+        if stored.repeats:  # a job that is left out is none of them
+            uncounted = copy.copy(stored)
+            uncounted.planned = _next(uncounted, now)
+        stored.fired += 1
         stored.planned = _next(stored, now)
-        if stored.jitter:  # the next one is late by itself
+        if stored.jitter or stored.repeats:  # the next one is late by itself, or may be the last
             break
-    return _to(record.name, record.version, stored, tuple(jobs))
+    change = _to(record.name, record.version, stored, tuple(jobs))
+    if uncounted is None or uncounted.ended:
+        return change
+    return msgspec.structs.replace(change, instead=(due_of(uncounted), encode(uncounted)))
 
 
 def paused(record: Schedule) -> Change:

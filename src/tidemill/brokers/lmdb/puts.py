@@ -69,8 +69,8 @@ def put_if_it_fits(moves: Moves, job: Envelope) -> str:
         return LeftOut.KEY
     if not held and row is not None and 0 < row.max_size <= row.size:
         return LeftOut.FULL
-    _put_one(moves, job, limited=False)
-    return ""
+    placed = _put_one(moves, job, limited=False).placed
+    return LeftOut.KEY if placed in (Placed.KEPT, Placed.MERGED) else ""
 
 
 def _put_one(moves: Moves, job: Envelope, *, limited: bool = True) -> Put:

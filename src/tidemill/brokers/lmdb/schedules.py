@@ -71,21 +71,24 @@ def change(moves: Moves, changes: Sequence[Change]) -> list[Changed]:
 def _change(moves: Moves, change: Change) -> Changed:
     txn, table, key = moves.txn, moves.t.schedule, _key(change.name)
     data = txn.get(key, db=table)
-    clock, time, version, due = _HEAD.unpack_from(data) if data is not None else (0, 0, 0, 0.0)
+    clock, time, version, before = _HEAD.unpack_from(data) if data is not None else (0, 0, 0, 0.0)
     if version != change.expect:
         return Changed()
     left_out = tuple(filter(None, [put_if_it_fits(moves, job) for job in change.jobs]))
     if time:
         txn.delete(_ORDER.pack(b"d", clock, time, version), db=table)
-    if change.gone:
+    due, body, gone = change.due, change.body, change.gone
+    if change.instead[1] and len(left_out) == len(change.jobs):
+        (due, body), gone = change.instead, False
+    if gone:
         txn.delete(key, db=table)
         return Changed(True, 0, left_out)
     version = moves.next_number()
-    time = int(change.due * MICRO)
-    txn.put(key, _HEAD.pack(_WALL, time, version, change.due) + change.body, db=table)
+    time = int(due * MICRO)
+    txn.put(key, _HEAD.pack(_WALL, time, version, due) + body, db=table)
     if time:
         txn.put(_ORDER.pack(b"d", _WALL, time, version), change.name.encode(), db=table)
-        if not change.expect or not due or change.due < due:
+        if not change.expect or not before or due < before:
             moves.store.bells.ring_owners()  # one of them shall sleep shorter
     return Changed(True, version, left_out)
 

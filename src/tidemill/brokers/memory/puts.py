@@ -52,8 +52,8 @@ def put_if_it_fits(jobs: Jobs, job: Envelope) -> str:
     row = jobs.stats.get(job.queue)
     if not held and row and 0 < row.max_size <= row.size:
         return LeftOut.FULL
-    _put_one(jobs, job)
-    return ""
+    placed = _put_one(jobs, job).placed
+    return LeftOut.KEY if placed in (Placed.KEPT, Placed.MERGED) else ""
 
 
 def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:

@@ -42,12 +42,15 @@ class Book:
                 self.records[change.name] = before
             return Changed()
         left_out = tuple(filter(None, [put_if_it_fits(self._jobs, job) for job in change.jobs]))
-        if change.gone:
+        due, body, gone = change.due, change.body, change.gone
+        if change.instead[1] and len(left_out) == len(change.jobs):
+            (due, body), gone = change.instead, False
+        if gone:
             return Changed(True, 0, left_out)
         version = self._jobs.next_number()
-        self.records[change.name] = Schedule(change.name, version, change.due, change.body)
-        if change.due:
-            heapq.heappush(self._due, (change.due, version, change.name))
+        self.records[change.name] = Schedule(change.name, version, due, body)
+        if due:
+            heapq.heappush(self._due, (due, version, change.name))
         return Changed(True, version, left_out)
 
     def hand_out(self, most: int) -> list[Schedule]:

@@ -62,6 +62,8 @@ def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
         floats([change.due for change in changes]),
         blobs([change.body for change in changes]),
         ints([change.gone for change in changes]),
+        floats([change.instead[0] for change in changes]),
+        blobs([change.instead[1] for change in changes]),
         *pack_jobs(session, jobs),
         ints([n for n, change in enumerate(changes, 1) for _ in change.jobs]),
         session.prefs(),

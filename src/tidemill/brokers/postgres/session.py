@@ -34,7 +34,10 @@ class Statements:
         put = f'CALL "{schema}".put(%s::text, %s::bigint, {held}, {prefs}, %s::int, NULL)'
         self.put = put.encode()
         self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
-        changes = "%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[]"
+        changes = (
+            "%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[], "
+            "%b::float8[], %b::bytea[]"
+        )
         self.change_schedules = (
             f'CALL "{schema}".change_schedules(%s::text, %s::bigint, {changes}, {jobs}, '
             f"%b::bigint[]::int[], {prefs}, NULL)"

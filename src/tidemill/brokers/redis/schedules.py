@@ -13,7 +13,7 @@ from tidemill.brokers.schedules import Change, Changed, Schedule
 __all__ = ["Book", "pack_adopted", "pack_changes", "read_changed", "read_schedules"]
 
 _RECORD = struct.Struct(">Qd")  # version, due; then the body
-_CHANGE = struct.Struct(">QdBI")  # version expected, due, gone, number of jobs
+_CHANGE = struct.Struct(">QdBId")  # version expected, due, gone, number of jobs, due instead
 
 
 class Book:
@@ -49,8 +49,9 @@ def pack_changes(changes: Sequence[Change]) -> tuple[str, list[bytes]]:
     """(verb, its arguments). What takes up no room goes on when the server has none left."""
     args = [b"%d" % len(changes)]
     for c in changes:
-        packed = _CHANGE.pack(c.expect, c.due, c.gone, len(c.jobs))
-        args += (c.name.encode(), packed, c.body, *pack_put(c.jobs))
+        due, body = c.instead
+        packed = _CHANGE.pack(c.expect, c.due, c.gone, len(c.jobs), due)
+        args += (c.name.encode(), packed, c.body, body, *pack_put(c.jobs))
     grows = any(change.jobs or not change.expect for change in changes)
     return "schedule" if grows else "unschedule", args
 

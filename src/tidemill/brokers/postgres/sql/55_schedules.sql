@@ -86,8 +86,7 @@ BEGIN
     IF NOT held AND most > 0 AND size_of(g.line / 4) >= most THEN
         RETURN 'full';
     END IF;
-    PERFORM put_one(g, false, t, p);
-    RETURN NULL;
+    RETURN CASE WHEN put_one(g, false, t, p) ->> 0 IN ('kept', 'merged') THEN 'key' END;
 END $$;
 
 -- Put the jobs of the changes that were made: "owners" says to which of them each belongs. The answer
@@ -122,7 +121,8 @@ BEGIN
         plain := false;
     END LOOP;
     plain := plain AND NOT jsonb_path_exists(shapes, '$[*].key')
-             AND NOT EXISTS (SELECT FROM job WHERE id = ANY (ids));
+             AND NOT EXISTS (SELECT FROM job WHERE id = ANY (ids))
+             AND cardinality(ids) = (SELECT count(DISTINCT id) FROM unnest(ids) AS u (id));
     IF plain THEN
         PERFORM put_plain(
             ARRAY (SELECT ids[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
@@ -145,10 +145,51 @@ BEGIN
     RETURN left_out;
 END $$;
 
+-- Change those records that still have the version expected: each is there, and named once.
+CREATE OR REPLACE FUNCTION tidemill.change_known(
+    names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[],
+    OUT made boolean[], OUT versions bigint[], OUT sooner boolean)
+LANGUAGE plpgsql AS $$
+BEGIN
+    WITH c AS MATERIALIZED (
+        SELECT s.name, s.due AS was, c.due, c.body, c.gone, c.n
+        FROM unnest(names, expects, dues, bodies, gone) WITH ORDINALITY
+             AS c (name, expect, due, body, gone, n)
+             JOIN schedule AS s ON s.name = c.name AND s.version = c.expect
+        FOR UPDATE OF s
+    ), struck AS (
+        DELETE FROM schedule AS s USING c WHERE s.name = c.name AND c.gone = 1
+        RETURNING c.n, 0::bigint AS version, false AS sooner
+    ), changed AS (
+        UPDATE schedule AS s
+        SET version = nextval('acceptance'), due = c.due, next = nullif(c.due, 0), body = c.body
+        FROM c WHERE s.name = c.name AND c.gone = 0
+        RETURNING c.n, s.version, c.due > 0 AND (c.was = 0 OR c.due < c.was) AS sooner
+    ), did AS (
+        SELECT * FROM struck UNION ALL SELECT * FROM changed
+    )
+    SELECT array_agg(did.n IS NOT NULL ORDER BY n), array_agg(coalesce(did.version, 0) ORDER BY n),
+           coalesce(bool_or(did.sooner), false)
+    INTO made, versions, sooner
+    FROM generate_series(1, cardinality(names)) AS n LEFT JOIN did USING (n);
+END $$;
+
+-- What has become of a record all jobs of which were left out.
+CREATE OR REPLACE FUNCTION tidemill.change_instead(
+    which text, new_due float8, new_body bytea, OUT new_version bigint)
+LANGUAGE sql AS $$
+    INSERT INTO tidemill.schedule AS s (name, version, due, next, body)
+    VALUES (which, nextval('tidemill.acceptance'), new_due, nullif(new_due, 0), new_body)
+    ON CONFLICT (name) DO UPDATE
+    SET version = excluded.version, due = excluded.due, next = excluded.next, body = excluded.body
+    RETURNING s.version;
+$$;
+
 -- Change records and put their jobs, each of the changes by itself. The answer has for each: done, its
 -- new version, why jobs were left out; and whether somebody must sleep shorter.
 CREATE OR REPLACE FUNCTION tidemill.change_all(
     names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[],
+    dues_instead float8[], bodies_instead bytea[],
     ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[], p tidemill.prefs,
     OUT answer jsonb, OUT sooner boolean)
 LANGUAGE plpgsql
@@ -159,20 +200,36 @@ DECLARE
     made     boolean[] := '{}';
     versions bigint[] := '{}';
     left_out jsonb := '{}';
+    which    text;
+    whys     jsonb;
 BEGIN
     sooner := false;
     PERFORM check_here();
     -- One at a time: two that change the same names in different orders would wait for each other.
     PERFORM pg_advisory_xact_lock('schedule'::regclass::oid::int, 0);
-    FOR n IN 1..cardinality(names) LOOP
-        c := change_one(names[n], expects[n], dues[n], bodies[n], gone[n] = 1);
-        made := made || c.done;
-        versions := versions || c.new_version;
-        sooner := sooner OR c.sooner;
-    END LOOP;
+    IF 0 = ANY (expects)
+       OR cardinality(names) > (SELECT count(DISTINCT name) FROM unnest(names) AS u (name))
+    THEN
+        FOR n IN 1..cardinality(names) LOOP
+            c := change_one(names[n], expects[n], dues[n], bodies[n], gone[n] = 1);
+            made := made || c.done;
+            versions := versions || c.new_version;
+            sooner := sooner OR c.sooner;
+        END LOOP;
+    ELSE
+        SELECT * INTO made, versions, sooner FROM change_known(names, expects, dues, bodies, gone);
+    END IF;
     IF cardinality(ids) > 0 THEN
         left_out := put_fired(ids, envelopes, shape, shapes, owners, made, p);
     END IF;
+    FOR which, whys IN SELECT * FROM jsonb_each(left_out) LOOP
+        IF bodies_instead[which::int] <> ''
+           AND jsonb_array_length(whys) = (SELECT count(*) FROM unnest(owners) AS o WHERE o = which::int)
+        THEN
+            versions[which::int] := change_instead(
+                names[which::int], dues_instead[which::int], bodies_instead[which::int]);
+        END IF;
+    END LOOP;
     answer := (
         SELECT jsonb_agg(jsonb_build_array(made[n], versions[n], coalesce(left_out -> n::text, '[]'))
                          ORDER BY n)
@@ -191,7 +248,7 @@ END $$;
 -- One call, committed; then those who sleep are told, as after a put.
 CREATE OR REPLACE PROCEDURE tidemill.change_schedules(
     client text, this bigint, names text[], expects bigint[], dues float8[], bodies bytea[],
-    gone bigint[], ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[],
+    gone bigint[], dues_instead float8[], bodies_instead bytea[], ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[],
     p tidemill.prefs, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -210,7 +267,9 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    did := tidemill.change_all(names, expects, dues, bodies, gone, ids, envelopes, shape, shapes, owners, p);
+    did := tidemill.change_all(
+        names, expects, dues, bodies, gone, dues_instead, bodies_instead, ids, envelopes, shape, shapes,
+        owners, p);
     answer := did.answer;
     UPDATE tidemill.call AS c SET answer = change_schedules.answer WHERE c.line = client;
     COMMIT;

@@ -1,8 +1,9 @@
 -- Change schedules and put their jobs, each of the changes by itself, all as one step.
 --
 -- ARGV  5 how many, then for each of them: name; version that is expected (0 for none), when it is due,
---       1 if it is to be no more, and how many jobs come with it, packed; its body; four arguments for each
---       of its jobs (see puts.lua)
+--       1 if it is to be no more, how many jobs come with it, and when it is due should all of these be left
+--       out, packed; its body; its body then, if that is another; four arguments for each of its jobs (see
+--       puts.lua)
 -- Returns for each what it did: 0, or its new version (0 when it is gone) as text, and why jobs were left
 --       out: 'id', 'key', 'full'; {'moved', where}; 'due' when ticks are to go on with what came due before it is
 --       called again.
@@ -22,11 +23,14 @@ local changes, names, ids = {}, {}, {}
 do
   local at, drawn = 6, 0
   for i = 1, tonumber(ARGV[5]) do
-    local expect, due, gone, many = unpk('>I8dBI4', ARGV[at + 1])
+    local expect, due, gone, many, due_instead = unpk('>I8dBI4d', ARGV[at + 1])
     names[i] = ARGV[at]
-    changes[i] = {expect = expect, due = due, gone = gone == 1, body = ARGV[at + 2], jobs = at + 3, many = many}
-    for n = at + 3, at + 2 + 4 * many, 4 do ids[#ids + 1] = ARGV[n] end
-    at = at + 3 + 4 * many
+    changes[i] = {
+      expect = expect, due = due, gone = gone == 1, body = ARGV[at + 2], jobs = at + 4, many = many,
+      due_instead = due_instead, body_instead = ARGV[at + 3],
+    }
+    for n = at + 4, at + 3 + 4 * many, 4 do ids[#ids + 1] = ARGV[n] end
+    at = at + 4 + 4 * many
     drawn = drawn + 1 + many
   end
   seq = call('INCRBY', B .. ':seq', drawn) - drawn
@@ -46,8 +50,8 @@ local function put_if_it_fits(id, record, envelope, wish)
     flush_lines()
     if size_of(queue) >= row.max_size then return 'full' end
   end
-  put_one(id, record, envelope, wish)
-  return nil
+  local how = put_one(id, record, envelope, wish)
+  return (how == KEPT or how == MERGED) and 'key' or nil
 end
 
 local sooner -- the earliest of the new times
@@ -61,6 +65,9 @@ local function change(name, c)
   for i = c.jobs, c.jobs + 4 * c.many - 1, 4 do
     why = put_if_it_fits(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
     if why then left_out[#left_out + 1] = why end
+  end
+  if c.body_instead ~= '' and #left_out == c.many then
+    c.due, c.body, c.gone = c.due_instead, c.body_instead, false
   end
   if c.gone then
     records[name] = false
