@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class Ends:
         self._writer = writer
         self._held = held
         self._lock = lock
-        self._ended: dict[tuple[str, int], Verdict] = {}  # by run
+        self._ended: OrderedDict[tuple[str, int], Verdict] = OrderedDict()  # by run
 
     # -- leaving --------------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ class Ends:
         """How a run ended, for when the server hands its message out once more."""
         self._ended[hold.run] = verdict
         if len(self._ended) > _REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     def give_back(self, hold: Hold) -> None:
         """The server hands it to somebody else; no attempt is counted."""

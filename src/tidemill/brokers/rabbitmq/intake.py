@@ -69,7 +69,7 @@ class Intake:
         self._lock = threading.RLock()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._news, self._asleep = True, False
-        self._hungry = self._looking = False
+        self._hungry = self._looking = self._telling = False
         self._kinds: tuple[str, ...] = ("messages",) if owner.kind == "consumer" else ("tasks",)
         self._shelves: dict[str, list[Shelf]] = {}  # by queue, most urgent first
         self._turn = 0
@@ -331,8 +331,9 @@ class Intake:
             with self._lock:
                 if shelf.credit:
                     shelf.add(hold)
-                    if self._hungry:
-                        self._tell()
+                    if self._hungry and not self._telling:
+                        self._telling = True  # once for all that came in one piece
+                        self._desk.line.do(self._tell_of_all)
                 else:  # it was under way when we stopped wanting it
                     self._ends.give_back(hold)
 
@@ -350,6 +351,11 @@ class Intake:
                 "is back run twice",
                 running,
             )
+
+    def _tell_of_all(self) -> None:
+        with self._lock:
+            self._telling = False
+            self._tell()
 
     def _tell(self) -> None:
         """There is something the owner should look at; with the lock."""

@@ -11,6 +11,7 @@ import functools
 import logging
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 _TRY_AGAIN = 5.0
 """Seconds until what the server refused to make is tried again."""
+
+_FEW, _STRAGGLE = 64, 0.02
+"""With more messages than so many in hand one is not acknowledged by itself before that many
+seconds, within which those before it are likely to be done: then one frame does for all."""
 
 _MADE_AGAIN = 0.5
 """Seconds until a queue that went away is made again."""
@@ -60,7 +65,9 @@ class Tap:
         self._lost = lost
         self._shelves = shelves
         self._channel: Channel | None = None
-        self._open: dict[int, None] = {}  # tags that are not acknowledged, in order
+        self._open: OrderedDict[int, None] = OrderedDict()  # tags in hand, as they came
+        self._done: set[int] = set()  # to be acknowledged with those before them
+        self._stragglers: set[int] = set()  # of these: those that have waited for a while
         self._getting: list[Callable[[Any], None]] = []
         self._adjusting = self._closed = False
         self._lock = threading.Lock()
@@ -109,6 +116,8 @@ class Tap:
         def leave() -> None:
             self._closed = True
             self._flush()
+            if self._channel is not None and self._channel.is_open:
+                self._ack_singly(self._done)
             channel = self._channel
             if channel is not None and channel.is_open:
                 channel.add_on_close_callback(lambda *_: left.set())
@@ -135,6 +144,8 @@ class Tap:
             self._flushing = self._adjusting = False
         self._channel = None
         self._open.clear()
+        self._done.clear()
+        self._stragglers.clear()
         getting, self._getting = self._getting, []
         for then in getting:
             then(None)
@@ -229,7 +240,7 @@ class Tap:
     # -- answering ------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Acknowledge: all up to the first that is still open at once, the rest one by one."""
+        """Acknowledge: all up to the first that is still open at once."""
         with self._lock:
             self._flushing = False
             acks, nacks = self._acks[:], self._nacks[:]
@@ -241,13 +252,29 @@ class Tap:
         for tag in nacks:
             if self._open.pop(tag, 0) is None:
                 channel.basic_nack(tag, requeue=True)
-        done = [tag for tag in acks if self._open.pop(tag, 0) is None]
-        if not done:
+        self._done.update(tag for tag in acks if self._open.pop(tag, 0) is None)
+        if not self._done:
             return
-        first_open = next(iter(self._open), max(done) + 1)
-        together = max((tag for tag in done if tag < first_open), default=0)
+        first_open = next(iter(self._open), max(self._done) + 1)
+        together = [tag for tag in self._done if tag < first_open]
         if together:
-            channel.basic_ack(together, multiple=True)
-        for tag in done:
-            if tag > first_open:
-                channel.basic_ack(tag)
+            channel.basic_ack(max(together), multiple=True)
+            self._done.difference_update(together)
+        if len(self._open) <= _FEW:
+            self._ack_singly(self._done)
+        elif self._done and not self._stragglers:
+            self._stragglers = set(self._done)
+            self._line.later(_STRAGGLE, self._ack_stragglers)
+
+    def _ack_stragglers(self) -> None:
+        """What waited for those before it has waited long enough."""
+        stragglers, self._stragglers = self._stragglers & self._done, set()
+        if self._channel is not None and self._channel.is_open:
+            self._ack_singly(stragglers)
+            self._flush()
+
+    def _ack_singly(self, tags: set[int]) -> None:
+        assert self._channel is not None
+        for tag in sorted(tags):
+            self._channel.basic_ack(tag)
+        self._done -= tags
