@@ -11,22 +11,26 @@ from tidemill.brokers.lmdb.layout import CARRIED_VALUE, LEASE_KEY, LEASE_VALUE, 
 from tidemill.brokers.lmdb.leases import put_deadline
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import departure_of
-from tidemill.brokers.lmdb.record import EXPIRED, READY, TOO_LATE, Flag, Stored
+from tidemill.brokers.lmdb.record import EXPIRED, HEADER, READY, TOO_LATE, Flag, Stored
 
 __all__ = ["carry", "recall", "take"]
 
 
-def carry(moves: Moves, stored: Stored, token: int, leased: int) -> bool:
+def carry(moves: Moves, lease: bytes, token: int) -> bool:
     """A lease that is gone is the carrier's. False: it is better given back."""
-    head = stored.head
-    over = head.flags & Flag.CANCELLING or 0 < head.expires <= moves.now
-    if over or departure_of(moves) is not None:
+    job_id = lease[LEASE_VALUE.size :]
+    data = moves.txn.get(job_id, db=moves.t.job)
+    assert data is not None
+    (_, flags, _, _, _, _, line, _, _, expires, _, _, _, _, _) = HEADER.unpack_from(data)
+    if flags & Flag.CANCELLING or 0 < expires <= moves.now or departure_of(moves) is not None:
         return False
-    row = moves.row_of(head.line)
+    key, row = lease[: READY_KEY.size], moves.row_of(line)
+    if flags & Flag.LIMITED:  # it stood where the turn of its lane was
+        key = Stored(job_id, data).head.ready_key
     row.carried += 1
     row.dirty = True
-    value = CARRIED_VALUE.pack(token, leased) + stored.id
-    moves.txn.put(head.ready_key, value, db=moves.t.carried)
+    value = CARRIED_VALUE.pack(token, LEASE_VALUE.unpack_from(lease)[3]) + job_id
+    moves.txn.put(key, value, db=moves.t.carried)
     return True
 
 

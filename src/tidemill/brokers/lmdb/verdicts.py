@@ -48,14 +48,15 @@ def settle(moves: Moves, owner: int, worker: str, verdict: Verdict) -> bool:
     _, _, _, leased, deadline = LEASE_VALUE.unpack_from(lease)
     if deadline:
         moves.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, verdict.token), db=moves.t.due)
-    stored = moves.load(lease[LEASE_VALUE.size :])
-    assert stored is not None
     if verdict.outcome == _CARRY:
-        if carry(moves, stored, verdict.token, leased):
-            follow(moves, verdict.followers)
+        if carry(moves, lease, verdict.token):
+            if verdict.followers:
+                follow(moves, verdict.followers)
             return True
         followers = verdict.followers
         verdict = Verdict(verdict.token, _RELEASE, error=NOT_STARTED, followers=followers)
+    stored = moves.load(lease[LEASE_VALUE.size :])
+    assert stored is not None
     if _close_attempt(moves, stored, worker, leased / MICRO, verdict):
         if deadline:
             put_deadline(moves, deadline, owner, verdict.token)

@@ -60,6 +60,7 @@ FORMAT = b"2"
 
 _PRUNE_MOST = 2000
 _PURGE_MOST = 2000
+_RECALL_MOST = 1000
 _ADOPT_MOST = 1000
 _TICK = 30.0
 _PLACED = tuple(Placed)
@@ -74,7 +75,7 @@ def open_url(url: Url) -> RedisBroker:
 class RedisBroker:
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.CARRY}
+    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP}
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown
@@ -230,6 +231,12 @@ class RedisBroker:
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         self._check_open()
         return self._members.release(owner_id, causes)
+
+    def recall(self) -> int:
+        given = 0
+        while batch := int(self._do(b"recall", b"%d" % _RECALL_MOST)):
+            given += batch
+        return given
 
     def reap(self) -> int:
         """Give back what owners held that are given up; how many owners that were."""

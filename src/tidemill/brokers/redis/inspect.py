@@ -72,8 +72,12 @@ class Inspection:
 
 def _stats(queue: bytes, row: Sequence[bytes], oldest: bytes) -> QueueStats:
     values = {row[i].decode(): int(row[i + 1]) for i in range(0, len(row), 2)}
+    carried = values.get("carried", 0)  # which the store counts among what runs
+    values["ready"] = values.get("ready", 0) + carried
+    values["running"] = values.get("running", 0) - carried
     return QueueStats(
         name=queue.decode(),
+        carried=carried,
         paused=bool(values["paused"]),
         max_size=values["max_size"],
         oldest=decode_envelope(oldest).created if oldest else 0.0,

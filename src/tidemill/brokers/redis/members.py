@@ -76,6 +76,8 @@ class Member:
         args += [_TOUCH(token, seconds) for token, seconds in step.touch]
         args.append(b"%d" % len(step.notes))
         args += [_NOTE(n.token, n.done, n.total, n.time) + n.line.encode() for n in step.notes]
+        args.append(b"%d" % len(step.take))
+        args += [token.to_bytes(8, "big") + job_id.encode() for token, job_id in step.take]
         head = self._lines.head((b"", b""))
         answer = self._line.run("exchange", self._lines.key, (*head, *args))
         if answer == 0:
@@ -83,22 +85,25 @@ class Member:
         check_moved(answer)
         now = time.monotonic()
         self.renew_at = now + self._lease / 3
-        return self._read(answer, now)
+        return self._read(answer, step, now)
 
-    def _read(self, answer: Any, now: float) -> Reply:
-        settled, touched, leases, commands, due, death, inputs, schedules, roster = answer
+    def _read(self, answer: Any, step: Step, now: float) -> Reply:
+        settled, touched, leases, commands, due, death, inputs, schedules, roster, *took = answer
         self.roster = roster or self.roster
         self.death_at = now + death / MICRO if death >= 0 else float("inf")
-        taken = read_leases(leases, inputs)
-        self.told = max(self.told, *[lease.token for lease in taken], 0)
+        taken = [flag == 49 for flag in took[0]] if took else []
+        brought = [token for (token, _), mine in zip(step.take, taken, strict=True) if mine]
+        lent = read_leases(leases, inputs)
+        self.told = max(self.told, *[lease.token for lease in lent], *brought, 0)
         return Reply(
             [flag == 49 for flag in settled],
             [flag == 49 for flag in touched],
-            taken,
+            lent,
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
             read_schedules(schedules[1:]),
             int(schedules[0]) / MICRO if schedules else 0.0,
+            taken=taken,
         )
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:

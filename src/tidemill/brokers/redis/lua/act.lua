@@ -4,7 +4,8 @@
 --       cancel   6 'cancel' or 'terminate', then ids     kick, delete   6 '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
 --       purge    6 queue, 7 how many at most
--- Returns '0' and '1' for each id, or how many were purged, and whether `tick` is to go on with what that
+--       recall   6 how many at most
+-- Returns '0' and '1' for each id, or how many were purged or called back, and whether `tick` is to go on with what that
 --       ended; {'moved', where}.
 
 local again = said_before() or departure()
@@ -128,6 +129,11 @@ local function purge(queue, most)
   end
   for _, kind in ipairs(KINDS) do
     if #ids < most then parked(kind .. queue, ids, most) end
+    if #ids < most then
+      for _, member in ipairs(call('ZRANGE', B .. ':x:' .. kind .. queue, 0, most - #ids - 1)) do
+        ids[#ids + 1] = sub(member, 9)
+      end
+    end
   end
   local rest = call('HMGET', row.key, 'scheduled', 'waiting')
   if #ids < most and (tonumber(rest[1]) or 0) + (tonumber(rest[2]) or 0) > held then unready(queue, ids, most) end
@@ -141,6 +147,8 @@ if verb == 'queue' then
   set_queue(ARGV[6], ARGV[7], ARGV[8])
 elseif verb == 'purge' then
   answer = purge(ARGV[6], tonumber(ARGV[7]))
+elseif verb == 'recall' then
+  answer = Carrier.recall(tonumber(ARGV[6]))
 else
   local act, done = ({cancel = cancel, kick = kick, delete = delete})[verb], {}
   for i = 7, #ARGV do

@@ -3,6 +3,13 @@
 flow()
 Limits.sync()
 flush() -- what was settled may be leased again, and what waited for it
+local taken = ''
+if #takes > 0 then
+  taken = Carrier.take(takes, owner, consumer, moved)
+  flow()
+  Limits.sync()
+  flush()
+end
 local kinds, groups = {}, {}
 if ARGV[8] ~= '' and not moved then
   if flagged(kind_bits, 1) then kinds[#kinds + 1] = 'T' end
@@ -37,7 +44,7 @@ local commands = call('LPOP', B .. ':c:' .. owner, 100) or {}
 if moved and wanted > 0 then table.insert(commands, 1, pack('>I8', 0) .. 'quiet') end
 settled, touched = table.concat(settled), table.concat(touched)
 call('HSET', K_OWNER, 'serial', serial, 'last', last_queue, 'answer',
-  cmsgpack.pack({settled, touched, first_token, last_token, commands}))
+  cmsgpack.pack({settled, touched, first_token, last_token, commands, taken}))
 Limits.sync()
 local due, schedules = more and 0 or next_due(), {}
 if left_place and (due < 0 or due > 50000) then due = 50000 end -- GRACE of brokers/limiting.py
@@ -60,4 +67,4 @@ if ARGV[8] ~= '' then
   end
 end
 finish_step()
-return {settled, touched, leases, commands, due, next_death(), inputs, schedules, me[7] or ''}
+return {settled, touched, leases, commands, due, next_death(), inputs, schedules, me[7] or '', taken}

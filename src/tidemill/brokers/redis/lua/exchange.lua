@@ -1,4 +1,4 @@
--- Note, settle, touch and lease, in that order, as one step. Here is what the owner hands in; `taking` and
+-- Note, settle, touch, take and lease, in that order, as one step. Here is what the owner hands in; `taking` and
 -- `answer` go on in the same function.
 --
 -- ARGV  5 owner, 6 serial, the highest token it ever had, and epoch, packed, 7 microseconds of its owner lease
@@ -8,10 +8,11 @@
 --         with error, traceback and result behind; then its followers, four arguments each
 --       n touches: (token, seconds)
 --       n notes: (token, done, total, time) with the line behind
+--       n leases to take from the carrier: token with the id behind
 -- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; else settled and touched ('0' and '1'), leases (fixed
 --       part, envelope, …), commands, microseconds until something is due (-1 never), and until the
 --       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
---       error, …); schedules (name, record, …); how the list of owners stands.
+--       error, …); schedules (name, record, …); how the list of owners stands; taken ('0' and '1').
 
 local owner, serial, told, epoch = ARGV[5], unpk('>I8I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
@@ -36,7 +37,7 @@ local function show_inputs(id)
   local names, shown = links_of(id).inputs, {}
   if #names == 0 then return end
   read_ahead(names)
-  local ends = fetch_all(K_RESULT, names)
+  local ends = fetch_all(B .. ':result', names)
   for i, name in ipairs(names) do
     local j = load_job(name)
     shown[#shown + 1] = name
@@ -64,7 +65,7 @@ local function replay(answer)
       if flagged(j.flags, LINKED) then show_inputs(j.id) end
     end
   end
-  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}, ''}
+  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}, '', answer[6]}
 end
 
 if tonumber(me[3]) >= serial then return replay(cmsgpack.unpack(me[4])) end
@@ -77,7 +78,7 @@ if moved and consumer and wanted > 0 then return moved end
 -- -- arguments -------------------------------------------------------------------------------------
 
 local at = 10
-local queues, verdicts, touches, notes = {}, {}, {}, {}
+local queues, verdicts, touches, notes, takes = {}, {}, {}, {}, {}
 
 local function read_some()
   local many = tonumber(ARGV[at])
@@ -116,6 +117,8 @@ do
     tokens[#tokens + 1] = token
   end
   notes.tokens = tokens
+  first, last = read_some()
+  for i = first, last do takes[#takes + 1] = {(unpk('>I8', ARGV[i])), sub(ARGV[i], 9)} end
 end
 
 -- -- what it says ----------------------------------------------------------------------------------
@@ -184,12 +187,18 @@ for i, v in ipairs(verdicts) do
   if type(data) == 'string' and succeed_plainly(id, data, owner, worker, v) then
     settled[i] = '1'
   else
-    local j = mine(v.token)
-    settled[i] = j and '1' or '0'
-    if j then
+    local carried = v.outcome == Carrier.OUTCOME and not moved and type(data) == 'string'
+      and Carrier.carry_plainly(id, data, owner, v.token)
+    local j = not carried and mine(v.token)
+    settled[i] = (carried or j) and '1' or '0'
+    if carried or j and v.outcome == Carrier.OUTCOME and not moved and Carrier.carry(j) then
+      follow(v.first, v.followers)
+    elseif j then
+      if v.outcome == Carrier.OUTCOME then Carrier.decline(v) end
       close_attempt(j, worker, v)
       follow(v.first, v.followers)
     end
   end
 end
+Carrier.flush()
 for i, t in ipairs(touches) do touched[i] = touch(t[1], t[2]) end

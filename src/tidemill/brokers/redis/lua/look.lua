@@ -52,8 +52,10 @@ local function stats()
   for _, queue in ipairs(call('ZRANGE', B .. ':queues', 0, -1)) do
     local oldest
     for _, kind in ipairs(KINDS) do
-      for _, member in ipairs(call('ZRANGE', B .. ':r:' .. kind .. queue, 0, 255)) do
-        if not oldest or number_in(member) < number_in(oldest) then oldest = member end
+      for _, key in ipairs({':r:', ':x:'}) do
+        for _, member in ipairs(call('ZRANGE', B .. key .. kind .. queue, 0, 255)) do
+          if not oldest or number_in(member) < number_in(oldest) then oldest = member end
+        end
       end
     end
     all[#all + 1] = queue
@@ -96,7 +98,7 @@ end
 
 local function held(id)
   local j = load_job(id)
-  if not j or j.state ~= READY then return 0 end
+  if not j or j.state ~= READY or call('HEXISTS', B .. ':carried', id) == 1 then return 0 end
   if j.lane then
     local lane, name, key = Lanes.of(j.lane), Lanes.split(j.lane)
     local when = Gate.opens(Terms.of('n', name), lane.gate, lane.running, j.cost)

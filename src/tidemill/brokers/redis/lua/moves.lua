@@ -100,6 +100,7 @@ end
 
 -- Take a job that neither runs nor has finished out of what holds it.
 local function unplace(j)
+  if j.state == READY and Carrier.leave(j) then return end
   if j.state == READY and j.lane then
     Lanes.leave(j)
   elseif j.state == READY then

@@ -33,6 +33,7 @@
 --   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old
 --   B:waits    hash    id → channels of those who wait for its end, and B:space:QUEUE set, for room
 --   B:said:S   string  serial and answer of a client's last call, kept 10 minutes
+--   B:carried, B:x:LINE         what lies with the carrier, see carry.lua
 --   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear   limits, see limits.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
 --   B:firing, B:claimed  zset  version8·schedule by when it is to be handed out, for the first time or again
@@ -51,7 +52,7 @@ local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'fai
 local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
-local Keys = {} -- see keys.lua
+local Keys, Carrier = {}, {} -- see keys.lua, carry.lua
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and that are one entry of what it leaves
 
@@ -96,6 +97,7 @@ local function begin(keys, args)
   rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
   limits = {terms = {}, lanes = {}, changed = {}, stale = {}, came = {}}
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
+  Carrier.new, Carrier.lines = {}, {} -- what was handed over: see carry.lua
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end
 
