@@ -20,7 +20,6 @@ from tidemill.brokers.base import (
     Page,
     QueueStats,
     check_url,
-    need,
     open_broker,
 )
 from tidemill.clock import new_id, wall_time
@@ -38,6 +37,7 @@ from tidemill.config import (
 from tidemill.consumers import Consumers
 from tidemill.enqueuing import enqueue_composed, enqueue_many, given, is_composed, txn_of
 from tidemill.errors import InvalidOption
+from tidemill.features import Features
 from tidemill.finding import Found
 from tidemill.gathered import GatheredPuts
 from tidemill.groups import JobGroup
@@ -112,8 +112,9 @@ class Tidemill:
         if named is not None:  # a mistake is seen here, not at the first job
             check_url(named)
         check_known("Tidemill", defaults, (*TASK_OPTIONS, *_OWN_OPTIONS))
-        self.defaults = Options().changed("Tidemill", defaults, TASK_OPTIONS)
-        self.tasks: dict[str, Task[..., Any]] = {}
+        self.features = Features(self, named)
+        given = Options().changed("Tidemill", defaults, TASK_OPTIONS)
+        self.defaults, self.tasks = self.features.declare(given), dict[str, Task[..., Any]]()
         self.keys = [k.encode() if isinstance(k, str) else bytes(k) for k in secret_keys]
         self.pickles = serializer == "pickle"
         self.allow_imports = tuple(allow_imports)
@@ -212,7 +213,7 @@ class Tidemill:
         """
         check_known("a task", options, (*TASK_OPTIONS, "name", "schedule"))
         name, schedule = options.pop("name", None), options.pop("schedule", None)
-        checked = self.defaults.changed("a task", options, TASK_OPTIONS)
+        checked = self.features.declare(self.defaults.changed("a task", options, TASK_OPTIONS))
         if name is not None:
             check_name("task name", name)
 
@@ -347,7 +348,7 @@ class Tidemill:
             if jobs is not None:
                 return jobs
         if txn is not None:
-            need(self.broker, Feature.TRANSACTIONS, "txn=")
+            self.features.need(Feature.TRANSACTIONS, "txn=")
         return [Job(self, put.id, put.placed) for put in self.broker.put(envelopes, txn=txn)]
 
     def envelope(self, call: Call[Any], job_id: str = "", links: Links | None = None) -> Envelope:
@@ -355,6 +356,7 @@ class Tidemill:
         if call.lacks is not None:
             raise call.lacks
         options = call.options
+        self.features.use(options)
         args, kwargs = call.args, call.kwargs
         if self.inner and call.task in self.inner:
             doubt(self, call.task)
@@ -376,8 +378,6 @@ class Tidemill:
     def seal(self, envelope: Envelope) -> Envelope:
         """What every job of this app gets at last: an id, its time, a signature."""
         check_body(envelope.body)
-        if envelope.unique is not None and not self.sync:
-            need(self.broker, Feature.UNIQUE, "unique_for= or max_wait=")
         envelope.id = envelope.id or new_id()
         envelope.created = wall_time()
         envelope.pickled = self.pickles

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill.brokers.base import Feature, Filter, need
+from tidemill.brokers.base import Feature, Filter
 from tidemill.clock import new_id
 from tidemill.compose import Chain, Composition, Node
 from tidemill.errors import InvalidOption, TidemillError
@@ -36,7 +36,7 @@ def enqueue_composed(mill: Tidemill, node: Node) -> Any:
     if mill.sync:
         return run_composed(mill, node, _id_of(node))
     job_id, txn = _id_of(node), txn_of(node)
-    need(mill.broker, Feature.FLOWS, "a chain, a group, a flow or a hook")
+    mill.features.need(Feature.FLOWS, "a chain, a group, a flow or a hook")
     handle = handle_of(mill, node, job_id)
     plan = Plan(mill, node, job_id)
     if mill.in_batch() or txn is not None:
@@ -91,7 +91,7 @@ def enqueue_many(mill: Tidemill, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
 
 def _jobs_of(mill: Tidemill, call: Call[Any]) -> list[Envelope]:
     """A call with hooks as jobs; its own is the last."""
-    need(mill.broker, Feature.FLOWS, "a hook")
+    mill.features.need(Feature.FLOWS, "a hook")
     plan = Plan(mill, call, _id_of(call))
     return [job for piece in plan.pieces() for job in piece.envelopes]
 

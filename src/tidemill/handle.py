@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from tidemill.brokers.base import Feature
 from tidemill.codec import unpack
 from tidemill.config import Seconds, check_seconds
 from tidemill.context import waiting_for
@@ -69,8 +70,8 @@ class Job(Generic[R]):
         batch = self._mill.current_batch
         if batch is not None and batch.holds(self.id):
             raise TidemillError(f"job {self.id} is not stored before the batch ends")
-        record = self._mill.broker.get(self.id)
-        return self._keep(record)
+        self._mill.features.need(Feature.INSPECT, "looking at a job")
+        return self._keep(self._mill.broker.get(self.id))
 
     def remember(self, record: Record) -> None:
         """Take a record as read."""
@@ -133,6 +134,7 @@ class Job(Generic[R]):
             raise TidemillError("waiting inside a batch would wait for the batch's own end")
         if self._record is not None and self._record.state.finished:
             return self._record.state
+        self._mill.features.need(Feature.RESULTS, "waiting for a job")
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         if seconds:
             _warn_in_loop()
@@ -186,6 +188,7 @@ class Job(Generic[R]):
         A job that does not run yet never will. A running one sees ``current_job().cancelled`` and
         stops when it suits; ``terminate`` stops it within a second.
         """
+        self._mill.features.need(Feature.CANCEL, "cancel()")
         return not self._mill.sync and self._mill.broker.cancel([self.id], terminate=terminate)[0]
 
     def retry(self) -> bool:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from tidemill.brokers.base import Feature
 from tidemill.brokers.limiting import limiting
 from tidemill.config import (
     MAX_SECONDS,
@@ -173,6 +174,7 @@ class Limits:
         terms = terms_from(said)
         self._queues[name] = said
         option = f"{next(iter(settings))}="
+        self._mill.features.need(Feature.LIMITS, option)
         limiting(self._mill.broker, option).set_limit(name, terms, queue=True, declared=True)
 
     def _change(self, name: str, changes: Mapping[str, Any], *, queue: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.brokers.base import Feature
 from tidemill.config import (
     check_conflict,
     check_known,
@@ -91,6 +92,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What the key means beyond the time that its job is unfinished."""
         given = self.unique_for or self.max_wait
         return Unique(self.unique_for, self.max_wait) if given else None
+
+    @functools.cached_property
+    def needs(self) -> dict[Feature, str]:
+        """Which features of a broker these options take, and by which option."""
+        given = (
+            (self.key, Feature.KEYS, "key="),
+            (self.unique is not None, Feature.UNIQUE, "unique_for= or max_wait="),
+            (self.limit is not None, Feature.LIMITS, "limit="),
+            (self.result_ttl >= 0, Feature.RESULTS, "result_ttl="),
+            (self.id, Feature.IDS, "id="),
+            (self.delay, Feature.DELAY, "delay="),
+            (self.at, Feature.DELAY, "at="),
+            (self.rank != rank_of(0), Feature.PRIORITY, "priority="),
+        )
+        return {feature: option for is_given, feature, option in given if is_given}
 
     @functools.cached_property
     def _template(self) -> Envelope:

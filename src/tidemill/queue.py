@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tidemill.arguments import TEXT_OF_BODY, summary
-from tidemill.brokers.base import Feature, Step, need
+from tidemill.brokers.base import Feature, Step
 from tidemill.clock import wall_time
 from tidemill.codec import pack, pack_pickle, unpack, unpack_pickle
 from tidemill.config import Seconds, check_count, check_known, check_name, check_seconds, storable
@@ -43,7 +43,7 @@ class Queue:
         self._options = Options(queue=name, retries=ENDLESS)
         if max_size is not None:
             check_count("max_size", max_size)
-            need(mill.broker, Feature.MAX_SIZE, "max_size=")
+            mill.features.need(Feature.MAX_SIZE, "max_size=")
             mill.broker.set_queue(name, max_size=max_size)
         if settings:
             mill.limits.declare_queue(name, settings)
@@ -71,6 +71,7 @@ class Queue:
         """Store many messages in one commit, all or none, in order; options as for ``put``."""
         mill = self._mill
         changed = self._options.changed("put", options, PUT_OPTIONS)
+        mill.features.use(changed)
         envelopes = [self._envelope(body, changed) for body in bodies]
         if changed.id and len(envelopes) > 1:
             raise InvalidOption("id names one message; leave it out of put_many")
@@ -154,11 +155,12 @@ class Queue:
 
     def pause(self) -> None:
         """Hand out nothing until ``resume``; puts go on."""
-        need(self._mill.broker, Feature.PAUSE, "pause()")
+        self._mill.features.need(Feature.PAUSE, "pause()")
         self._mill.broker.set_queue(self.name, paused=True)
 
     def resume(self) -> None:
         """Hand out again."""
+        self._mill.features.need(Feature.PAUSE, "resume()")
         self._mill.broker.set_queue(self.name, paused=False)
 
     def limit(self, **changes: Any) -> None:

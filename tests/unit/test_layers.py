@@ -23,14 +23,14 @@ LAYERS: list[tuple[str, ...]] = [
     ("brokers",),
     (
         *("app", "arguments", "bar", "batch", "completed", "compose", "consumers", "context"),
-        *("enqueuing", "finding", "gathered", "groups", "handle", "hooks", "inline", "inputs"),
-        *("limits", "loader", "middleware", "move", "openings", "options", "plan", "queue"),
-        *("schedules", "task", "threads", "trail", "wholes"),
+        *("enqueuing", "features", "finding", "gathered", "groups", "handle", "hooks", "inline"),
+        *("inputs", "limits", "loader", "middleware", "move", "openings", "options", "plan"),
+        *("queue", "schedules", "task", "threads", "trail", "wholes"),
     ),
     ("worker",),
     ("cli", "demo", "testing", "__main__"),
 ]
-CONCRETE = ("memory", "lmdb", "redis", "postgres")
+CONCRETE = ("memory", "lmdb", "redis", "postgres", "rabbitmq")
 MOST_LINES = 450
 
 

@@ -43,7 +43,7 @@ import msgspec
 
 from tidemill.brokers.looking import Filter, Page, QueueStats, matches
 from tidemill.brokers.schedules import Schedule, Schedules
-from tidemill.brokers.schemes import check_url, open_broker, register_scheme
+from tidemill.brokers.schemes import check_url, features_of, open_broker, register_scheme
 from tidemill.errors import FeatureMissing
 from tidemill.job import Command, Envelope, Lease, Note, Owner, Put, Record, Verdict
 
@@ -61,6 +61,8 @@ __all__ = [
     "Step",
     "Want",
     "check_url",
+    "features_of",
+    "lacks",
     "matches",
     "need",
     "open_broker",
@@ -412,7 +414,12 @@ def need(broker: Broker, feature: Feature, option: str) -> None:
         FeatureMissing: it does.
     """
     if feature not in broker.features:
-        scheme = broker.url.split("://", 1)[0]
-        raise FeatureMissing(
-            f"{option} needs the feature {feature!s}, which {scheme}:// does not have"
-        )
+        raise lacks(broker.url, feature, option)
+
+
+def lacks(url: str, feature: Feature, option: str) -> FeatureMissing:
+    """The error for an option whose feature the broker of a URL lacks."""
+    scheme = url.split("://", 1)[0]
+    return FeatureMissing(
+        f"{option} needs the feature {feature!s}, which {scheme}:// does not have"
+    )

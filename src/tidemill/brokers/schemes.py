@@ -10,9 +10,9 @@ from tidemill.config import Url, parse_url
 from tidemill.errors import FeatureMissing, InvalidOption
 
 if TYPE_CHECKING:
-    from tidemill.brokers.base import Broker
+    from tidemill.brokers.base import Broker, Feature
 
-__all__ = ["check_url", "migrate_store", "open_broker", "register_scheme"]
+__all__ = ["check_url", "features_of", "migrate_store", "open_broker", "register_scheme"]
 
 _SCHEMES: dict[str, str | Callable[[Url], Broker]] = {
     "memory": "tidemill.brokers.memory",
@@ -31,7 +31,8 @@ def register_scheme(scheme: str, opener: str | Callable[[Url], Broker]) -> None:
     """Teach ``open_broker`` a scheme: a function, or a module that has one named ``open_url``.
 
     A module has ``check_url`` besides, which refuses what can be seen without opening anything, and
-    may have ``migrate_url`` if its stores are not made by themselves.
+    may have ``migrate_url`` if its stores are not made by themselves, and ``features_of`` if a URL
+    says all that its broker can do.
     """
     _SCHEMES[scheme] = opener
 
@@ -61,6 +62,20 @@ def check_url(text: str) -> None:
     opener = _opener_of(url)
     if isinstance(opener, str):
         _driver(url, opener).check_url(url)
+
+
+def features_of(text: str) -> frozenset[Feature] | None:
+    """What the broker of a URL can do; None when that is only known of one that is open.
+
+    Raises:
+        InvalidOption, FeatureMissing: as ``open_broker``.
+    """
+    url = parse_url(text)
+    opener = _opener_of(url)
+    if not isinstance(opener, str):
+        return None
+    find = getattr(_driver(url, opener), "features_of", None)
+    return find(url) if find else None
 
 
 def migrate_store(text: str) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Feature, need
+from tidemill.brokers.base import Feature
 from tidemill.config import parse_url
 from tidemill.errors import BrokerUnavailable
 from tidemill.loader import load_app
@@ -18,6 +18,16 @@ from tidemill.loader import load_app
 __all__ = ["json_option", "open_mill", "store_options"]
 
 Verb = Callable[..., Any]
+
+_NEEDS = {
+    **dict.fromkeys(("jobs", "job", "explain", "retry", "delete"), Feature.INSPECT),
+    **dict.fromkeys(("pause", "resume"), Feature.PAUSE),
+    "cancel": Feature.CANCEL,
+    "limit": Feature.LIMITS,
+    "schedule": Feature.SCHEDULES,
+    "backup": Feature.BACKUP,
+}
+"""What a verb is nothing without; some others can do a part of their work."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
@@ -48,7 +58,8 @@ def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -
 
     Raises:
         BrokerUnavailable: there is no store; looking at one must not make one.
-        FeatureMissing: the store lives inside one process, which is not this one.
+        FeatureMissing: the store lives inside one process, which is not this one; or it has not
+            what the verb is about.
     """
     bare = bool(url or not app)
     mill = Tidemill(url, allow_imports=["*"] * tasks) if bare else load_app(app or "")
@@ -60,5 +71,16 @@ def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -
                 f"there is no store in {folder} yet; name another with --url or --app, "
                 "or start with: tidemill demo"
             )
-    need(mill.broker, Feature.PROCESSES, "the command line")
+    mill.features.need(Feature.PROCESSES, "the command line")
+    verb = _verb()
+    if verb in _NEEDS:
+        mill.features.need(_NEEDS[verb], f"tidemill {verb}")
     return mill
+
+
+def _verb() -> str:
+    """The verb that was given on the command line."""
+    context = click.get_current_context(silent=True)
+    while context is not None and context.parent is not None and context.parent.parent is not None:
+        context = context.parent
+    return (context.info_name or "") if context is not None else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tidemill.brokers.base import Feature
 from tidemill.cli.connect import json_option, open_mill
 from tidemill.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
 from tidemill.handle import Job
@@ -56,6 +57,8 @@ def enqueue(
     given = {name: value for name, value in options.items() if value is not None}
     kwargs = dict(keyword(text) for text in pairs)
     with mill:
+        if wait is not None:
+            mill.features.need(Feature.RESULTS, "--wait")
         try:
             job = mill.enqueue(mill.call(task, *map(argument, args), **kwargs).using(**given))
         except TypeError as error:

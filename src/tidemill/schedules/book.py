@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from tidemill.brokers.base import Feature, need
+from tidemill.brokers.base import Feature
 from tidemill.brokers.limiting import declare_limit
 from tidemill.brokers.schedules import Change
 from tidemill.brokers.schedules import Schedule as Record
@@ -118,6 +118,7 @@ class Schedules:
         """
         check_name("schedule name", name)
         new = _checked(name, call), when_of(when, options)
+        self._mill.features.foresee(Feature.SCHEDULES, "a schedule")
         before = self._declared.get(name)
         if before is not None and not _is_same(before, new) and not _is_prompt():
             raise InvalidOption(
@@ -254,9 +255,8 @@ class Schedules:
 
     @property
     def _broker(self) -> Any:
-        broker = self._mill.broker
-        need(broker, Feature.SCHEDULES, "a schedule")
-        return broker
+        self._mill.features.need(Feature.SCHEDULES, "a schedule")
+        return self._mill.broker
 
     def _record(self, name: str) -> Record:
         return _found(name, self._broker.schedules([name])[0])

@@ -4,7 +4,14 @@ Quorum queues, publisher confirms, delays held by the server. What the protocol 
 a queue, take a job back, keep a result) is not claimed, and refused by name.
 """
 
+from tidemill.brokers.base import Feature
 from tidemill.brokers.rabbitmq.broker import RabbitBroker, open_url
 from tidemill.brokers.rabbitmq.settings import check_url
+from tidemill.config import Url
 
-__all__ = ["RabbitBroker", "check_url", "open_url"]
+__all__ = ["RabbitBroker", "check_url", "features_of", "open_url"]
+
+
+def features_of(_: Url) -> frozenset[Feature]:
+    """What a server can do: known without asking it."""
+    return RabbitBroker.features

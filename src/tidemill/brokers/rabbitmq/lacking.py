@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from tidemill.brokers.base import Departure, Feature, Filter, Page
+from tidemill.brokers.base import Departure, Feature, Filter, Page, lacks
 from tidemill.brokers.schedules import Change, Changed, Schedule
-from tidemill.errors import FeatureMissing
 from tidemill.job import Envelope, Record
 
 __all__ = ["Lacking", "check_job"]
 
-_STORE = "a job server without a store"
-
 
 def refuse(what: str, feature: Feature) -> NoReturn:
     """Say what is missing, and for want of what."""
-    raise FeatureMissing(
-        f"{what} needs the feature {feature!s}, which amqp:// does not have: "
-        "RabbitMQ carries jobs and forgets them"
-    )
+    raise lacks("amqp://", feature, what)
 
 
 def check_job(job: Envelope) -> None:
