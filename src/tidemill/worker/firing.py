@@ -24,8 +24,8 @@ __all__ = ["AT_ONCE", "Firing"]
 
 log = logging.getLogger("tidemill.worker")
 
-AT_ONCE = 500
-"""Schedules fired in one step."""
+AT_ONCE = 1000
+"""Schedules fired in one step: each step costs a commit to hand them out, and one to fire them."""
 
 UNREADABLE = 60.0
 """Seconds after which a record that this version cannot read is looked at again."""
@@ -80,6 +80,7 @@ class Firing:
         except StoreMoved:
             return
         point("worker.fired")
+        log.debug("%d schedule(s) fired", sum(changed.done for changed in answers))
         for change, changed in zip(changes, answers, strict=True):
             _tell(change, changed, now)
 
@@ -212,16 +213,14 @@ def _fired(schedule: Schedule, now: float, lives: kept.Lives) -> Change:
 
 
 def _tell(change: Change, changed: Changed, now: float) -> None:
-    if changed.done and change.jobs:
-        log.debug("schedule %r fired %d job(s)", change.name, len(change.jobs))
-    elif changed.done and change.due == now + kept.FORGET:
+    if changed.done and not change.jobs and change.due == now + kept.FORGET:
         log.warning(
             "schedule %r fires no more: no worker lives that declares it; it goes on when one does,"
             " and else is removed in %d days",
             change.name,
             kept.FORGET // 86_400,
         )
-    elif changed.done and change.gone:
+    elif changed.done and not change.jobs and change.gone:
         log.info("schedule %r is removed: no worker has declared it for long", change.name)
     for why in changed.left_out:
         level = logging.DEBUG if why == LeftOut.KEY else logging.WARNING
