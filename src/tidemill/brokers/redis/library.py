@@ -12,7 +12,7 @@ from importlib import resources
 __all__ = ["LIBRARY", "Library"]
 
 _PARTS = (
-    *("store", "gate", "moves", "keys", "limits", "hands", "carry", "flows"),
+    *("store", "gate", "moves", "keys", "limits", "lanes", "hands", "carry", "flows"),
     *("wake", "puts", "verdicts", "timers", "schedules"),
 )
 _VERBS = {

@@ -1,4 +1,4 @@
-"""Limits as they cross the line; ``lua/gate.lua`` and ``lua/limits.lua`` have the other side."""
+"""Limits as they cross the line; in ``lua/`` gate, limits and lanes have the other side."""
 
 from __future__ import annotations
 

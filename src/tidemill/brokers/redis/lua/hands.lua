@@ -79,7 +79,7 @@ function Hands.of(run, head, name)
 end
 
 local function note(hand)
-  Gate.take(hand.terms, hand.lane.gate, hand.spent)
+  if hand.paced then Gate.take(hand.terms, hand.lane.gate, hand.spent) end
   hand.spent = 0
 end
 
@@ -96,7 +96,9 @@ local function opens(hand, cost)
     hand.opening = when
     return false
   end
-  if cost == 1 then hand.left = Gate.room(hand.terms, lane.gate, lane.running, Gate.NEVER) - 1 end
+  if cost == 1 and hand.taken > 1 then -- others follow
+    hand.left = Gate.room(hand.terms, lane.gate, lane.running, Gate.NEVER) - 1
+  end
   return true
 end
 

@@ -34,7 +34,7 @@
 --   B:waits    hash    id → channels of those who wait for its end, and B:space:QUEUE set, for room
 --   B:said:S   string  serial and answer of a client's last call, kept 10 minutes
 --   B:carried, B:x:LINE         what lies with the carrier, see carry.lua
---   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear   limits, see limits.lua
+--   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear   limits, see limits.lua, lanes.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
 --   B:firing, B:claimed  zset  version8·schedule by when it is to be handed out, for the first time or again
 --   B:fires    zset    owner that sees to schedules by when it was told that the next is due
@@ -73,7 +73,7 @@ local rings, finished, shrunk -- whom to wake: LINE → jobs, ids, queues
 local due_moved -- somebody may have to look earlier, or in another's place
 local seq -- the last number drawn for a new job
 local rank_texts -- rank → as text
-local limits -- terms, lanes, and those of them that changed or are stale: see limits.lua
+local limits -- terms, lanes, and those of them that changed or are stale: see lanes.lua
 local flows -- what it knows, and is to do, of jobs that come before or after others: see flows.lua
 local retention -- class → microseconds, as far as it was asked for
 
@@ -107,7 +107,7 @@ local function flagged(flags, flag) return bit.band(flags, flag) ~= 0 end
 -- language the server was started in.
 local function number_in(bytes) return (unpk('>I8', bytes)) end
 
--- What limits.lua does, for what comes before it.
+-- What limits.lua and lanes.lua do, for what comes before them.
 local Gates, Lanes = {}, {}
 
 -- Numbers as text: the server would print them as doubles, which takes longer than most commands.
