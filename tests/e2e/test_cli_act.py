@@ -294,3 +294,32 @@ def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     single = desk.add.enqueue(1)
     assert desk.run("delete", "--task", "add").exit_code == 2
     assert desk.json("delete", "--task", "add", "--all")["deleted"] == [single.id]
+
+
+def test_the_beginning_of_a_groups_or_chains_id_is_enough(desk: Desk) -> None:
+    pair = desk.mill.enqueue(group([desk.add.call(1), desk.add.call(2)]).on_success(desk.add))
+    steps = desk.mill.enqueue(chain(desk.add.call(1), desk.add, desk.add))
+    same = [a == b for a, b in zip(pair.id, steps.id, strict=True)]
+    most = same.index(False) + 1
+    for whole in (pair, steps):
+        begun = whole.id[:most]
+        assert desk.json("job", begun)["id"] == whole.id
+        shown = [row["id"] for row in desk.json("jobs", "--group", begun)["jobs"]]
+        assert shown == [job.id for job in desk.mill.jobs(group=whole.id)]
+        assert desk.run("explain", begun).exit_code == 0
+        assert desk.json("cancel", begun)["cancelled"] == [whole.id]
+    several = desk.run("job", pair.id[: most - 1])
+    assert several.exit_code == 2
+    assert f"several ids begin with {pair.id[: most - 1]}: " in several.stderr
+    for whole in (pair, steps):
+        assert whole.id in several.stderr
+    assert desk.json("delete", pair.id[:most])["deleted"] == [pair.id]
+    assert desk.json("delete", "--group", steps.id[:most], "--all")["deleted"]
+
+
+def test_ids_of_peoples_own_are_no_parts_of_each_other(desk: Desk) -> None:
+    for job_id in ("thumb.a", "thumb.b"):
+        desk.add.using(id=job_id).enqueue(1)
+    several = desk.run("job", "thumb")
+    assert "several ids begin with thumb: thumb.b, thumb.a" in several.stderr
+    assert desk.json("job", "thumb.a")["id"] == "thumb.a"

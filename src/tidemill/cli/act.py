@@ -12,7 +12,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter
-from tidemill.cli.choose import every, filter_options, whole_id
+from tidemill.cli.choose import every, filter_options, whole_group, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.groups import JobGroup
 from tidemill.job import GROUP, Record, State
@@ -158,6 +158,7 @@ def _chosen(
         raise click.UsageError(f"say which jobs to {verb}: ids, filters such as --queue, or --all")
     if not what.states:
         what = msgspec.structs.replace(what, states=states)
+    what = whole_group(mill, what)
     # Of a group the work is meant; what comes of it follows from that, unless all is to go.
     found = [r.envelope.id for r in every(mill, what) if not states or not _follows(r, what)]
     if found and not everything:

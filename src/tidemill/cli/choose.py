@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
+import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter
@@ -14,7 +15,7 @@ from tidemill.config import MAX_NAME
 from tidemill.errors import InvalidOption
 from tidemill.job import Record, State
 
-__all__ = ["every", "filter_options", "whole_id"]
+__all__ = ["every", "filter_options", "whole_group", "whole_id"]
 
 _PAGE = 500
 _PREFIX_LEAST = 4
@@ -68,6 +69,8 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def whole_id(mill: Tidemill, text: str) -> str:
     """The id of a job that was given whole, or by a beginning that no other id has.
 
+    That of a group, a chain or a flow is meant where it begins so and its parts do.
+
     Raises:
         InvalidOption: several jobs have ids that begin so; the sentence lists them.
     """
@@ -75,12 +78,46 @@ def whole_id(mill: Tidemill, text: str) -> str:
         return text
     if mill.broker.get(text) is not None:
         return text
-    page = mill.find(Filter(id_prefix=text), limit=_CANDIDATES + 1)
-    ids = [record.envelope.id for record in page.records]
+    wholes: dict[str, bool] = {}
+    ids: list[str] = []
+    for record in every(mill, Filter(id_prefix=text)):
+        whole = _whole_of(mill, record.envelope.id, len(text), wholes)
+        if whole not in ids:
+            ids.append(whole)
+        if len(ids) > _CANDIDATES:
+            break
     if len(ids) > 1:
         more = " and more" if len(ids) > _CANDIDATES else ""
         raise InvalidOption(f"several ids begin with {text}: {', '.join(ids[:_CANDIDATES])}{more}")
     return ids[0] if ids else text  # nobody's: what follows says so
+
+
+def _whole_of(mill: Tidemill, job_id: str, least: int, wholes: dict[str, bool]) -> str:
+    """The job this one is a part of, if that is there, and its id of so many characters at least.
+
+    What is known of that, by id, is kept in ``wholes``.
+    """
+    cut = job_id.find(".", least)
+    while cut > 0:
+        whole = job_id[:cut]
+        if whole not in wholes:
+            wholes[whole] = mill.broker.get(whole) is not None
+        if wholes[whole]:
+            return whole
+        cut = job_id.find(".", cut + 1)
+    return job_id
+
+
+def whole_group(mill: Tidemill, what: Filter) -> Filter:
+    """The filter with the whole id of its group, where a beginning of it was given.
+
+    Raises:
+        InvalidOption: several jobs have ids that begin so.
+    """
+    if not what.id_prefix:
+        return what
+    group = whole_id(mill, what.id_prefix.removesuffix("."))
+    return msgspec.structs.replace(what, id_prefix=f"{group}.")
 
 
 def every(mill: Tidemill, what: Filter) -> Iterator[Record]:

@@ -8,7 +8,7 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Filter
-from tidemill.cli.choose import filter_options, whole_id
+from tidemill.cli.choose import filter_options, whole_group, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.codec import unpack
 from tidemill.errors import CodecError
@@ -32,6 +32,7 @@ _RESULT_MOST = 2000
 @store_options
 def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -> None:
     """List jobs, newest first."""
+    what = whole_group(mill, what)
     page = mill.find(what, limit=limit, cursor=cursor)
     from tidemill.cli import show
 
