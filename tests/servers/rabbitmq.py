@@ -121,10 +121,10 @@ class RabbitMQ(Server):
     def sync(self) -> None:
         """Until its list of queues is on disk.
 
-        The messages it confirmed are, but a queue declared less than a second before a kill may be
-        unknown afterwards, with all that is in it.
+        The messages it confirmed are, but a queue declared less than 3 s before a kill may be
+        unknown afterwards, with all that is in it, or known and out of reach for ever.
         """
-        self.ctl("eval", "mnesia:sync_log().")
+        self.ctl("eval", "[dets:sync(Table) || Table <- dets:all()], mnesia:sync_log().")
 
     def delete_queue(self, name: str) -> None:
         """With all that is in it."""
