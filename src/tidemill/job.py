@@ -25,6 +25,7 @@ from tidemill.retry import Retries
 __all__ = [
     "GROUP",
     "GUARD",
+    "RELAY",
     "Attempt",
     "Command",
     "Conflict",
@@ -336,8 +337,12 @@ class Command(msgspec.Struct, array_like=True, gc=False):
     token: int = 0
 
 
+RELAY = "relay"
+"""The kind of an owner that brings jobs to a carrier: it runs none of what it holds."""
+
+
 class Owner(msgspec.Struct, kw_only=True):
-    """One worker, or one process that consumes messages, as the broker knows it."""
+    """A worker, a relay, or a process that consumes messages (its kind), as the broker knows it."""
 
     id: str
     kind: str = "worker"

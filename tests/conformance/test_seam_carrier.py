@@ -44,6 +44,42 @@ def shown(broker: Broker, job_id: str) -> Record:
     return record
 
 
+def test_what_a_relay_has_not_handed_over_yet_can_be_taken(
+    broker: Broker, worker: Hand, clock: Clock
+) -> None:
+    # law 4: a message may arrive before its relay has said that it is out
+    relay, other = Hand(broker, "relay", "relay"), Hand(broker, "other")
+    first, second, third = job(), job(), job()
+    broker.put([first, second])
+    mine, other_one = relay.take(1)[0], relay.take(1)[0]
+    # when
+    assert worker.fetch(mine) == [True]
+    # then
+    assert shown(broker, first.id).worker == "w1"
+    assert other.fetch(mine) == [False]
+    assert relay.carry(mine) == [False]  # too late, and no harm
+    assert relay.carry(other_one) == [True]
+    assert worker.fetch(other_one) == [True]
+    assert worker.settle(mine)
+    assert state(broker, first.id) is State.SUCCEEDED
+    # and what any other owner holds is its own
+    broker.put([third])
+    held = other.take(1)[0]
+    assert worker.fetch(held) == [False]
+    assert other.settle(held)
+
+
+def test_what_a_relay_held_when_it_died_goes_back_uncounted(broker: Broker, worker: Hand) -> None:
+    # law 6: it ran none of it
+    relay, one = Hand(broker, "relay", "relay"), job()
+    broker.put([one])
+    (lease,) = relay.take(1)
+    broker.release(relay.id, None)
+    record = shown(broker, one.id)
+    assert (record.state, record.losses, record.attempt) == (State.READY, 0, 0)
+    assert worker.fetch(lease) == [False]
+
+
 def is_gone(hand: Hand, *leases: Lease) -> bool:
     """True when none of the leases lies with the carrier any more."""
     return not any(hand.fetch(*leases))

@@ -29,8 +29,9 @@ is no owner and never dies. The job is ready, but on no line, and nobody is told
 it keeps its place. Whoever gets the message hands in token and id as ``Step.take``. Only when that
 is answered with True the lease is its own, as if made at that moment, and the job may run; else the
 message is stale, and is dropped. So a job that was published twice, or whose publisher died before
-it settled, runs once all the same. What is done to a job that is ready is done to one that is
-carried: it then is with the carrier no more, and its message is stale.
+it settled, runs once all the same. A message may arrive before its lease was handed over: to take
+a lease from an owner of the kind ``relay`` hands it over. What is done to a job that is ready is
+done to one that is carried: it then is with the carrier no more, and its message is stale.
 """
 
 from __future__ import annotations

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.limiting import GRACE
 from tidemill.brokers.lmdb import schedules
 from tidemill.brokers.lmdb.carrying import take
 from tidemill.brokers.lmdb.flows import flow
 from tidemill.brokers.lmdb.handoff import fetch, terms_of
-from tidemill.brokers.lmdb.layout import MICRO
+from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO
 from tidemill.brokers.lmdb.leases import Leasing
 from tidemill.brokers.lmdb.members import Member
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import departure_of, gone
-from tidemill.brokers.lmdb.roster import is_listed, take_commands
+from tidemill.brokers.lmdb.roster import is_listed, owner_rows, take_commands
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.verdicts import note, settle, touch
 from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, bloom, digest
-from tidemill.job import Command
+from tidemill.job import RELAY, Command, Outcome, Verdict
 
 __all__ = ["exchange"]
 
@@ -34,6 +36,7 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
     if member.owner.kind == "worker":
         reply.leases = fetch(moves, member, step.want if departure is None else None)
     if step.take:  # after what was handed over while it slept, which has the newest tokens
+        _hand_over(moves, step.take)
         reply.taken = take(moves, number, step.take, deadlines=member.owner.kind == "consumer")
         if moves.ended:
             flow(moves)
@@ -55,6 +58,15 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
         _mark(moves, member, step.want, reply)
     moves.tells(member)
     return reply
+
+
+def _hand_over(moves: Moves, wanted: Sequence[tuple[int, str]]) -> None:
+    """What relays have published and not handed over yet goes to the carrier now."""
+    rows = owner_rows(moves.txn, moves.t)
+    for relay in [number for number, owner in rows if owner.kind == RELAY]:
+        for token, _ in wanted:
+            if moves.txn.get(LEASE_KEY.pack(relay, token), db=moves.t.lease) is not None:
+                settle(moves, relay, "", Verdict(token, Outcome.CARRY))
 
 
 def _hear(moves: Moves, member: Member, step: Step, reply: Reply) -> None:

@@ -20,7 +20,7 @@ from tidemill.brokers.lmdb.verdicts import leases_of, release_owner
 from tidemill.brokers.lmdb.wake import Bells, Sleeper
 from tidemill.crash import point
 from tidemill.errors import TidemillError
-from tidemill.job import Owner
+from tidemill.job import RELAY, Owner
 
 __all__ = ["Member", "Members"]
 
@@ -263,6 +263,8 @@ class Members:
 
 def _strike(moves: Moves, number: int, owner: Owner, causes: Mapping[int, str] | None) -> int:
     """Take an owner off the list, with its leases and commands; how many leases it had."""
+    if causes is None and owner.kind == RELAY:
+        causes = {}
     held = release_owner(moves, number, owner.name, causes)
     strike_owner(moves, number)
     return held

@@ -35,7 +35,7 @@ from tidemill.clock import id_time
 from tidemill.config import Url, check_known
 from tidemill.errors import FeatureMissing, TidemillError
 from tidemill.gate import Held, LimitStats, Terms
-from tidemill.job import Command, Envelope, Owner, Put, Record
+from tidemill.job import RELAY, Command, Envelope, Outcome, Owner, Put, Record, Verdict
 
 __all__ = ["MemoryBroker", "open_url"]
 
@@ -125,7 +125,7 @@ class MemoryBroker:
                 note(jobs, owner.id, said)
             reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
             reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
-            reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
+            reply.taken = [self._take(owner, token, job_id) for token, job_id in step.take]
             if jobs.departure is None and step.want:
                 jobs.hungry.pop(owner.id, None)
                 reply.leases = list(lease(jobs, owner, step.want))
@@ -147,6 +147,13 @@ class MemoryBroker:
                 self._wake_all()  # this owner may not come back in time for it
             prune(jobs)
             return reply
+
+    def _take(self, owner: Owner, token: int, job_id: str) -> bool:
+        """Take a lease from the carrier; a relay that has published it hands it over for that."""
+        for relay in [one.id for one in self._owners.values() if one.kind == RELAY]:
+            if (relay, token) in self._jobs.leases:
+                settle(self._jobs, relay, Verdict(token, Outcome.CARRY))
+        return take(self._jobs, owner, token, job_id)
 
     def _tell_heirs(self) -> None:
         """Wake those to whom a place was left. Nobody waits for them a second time."""
@@ -187,6 +194,9 @@ class MemoryBroker:
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         with self._lock:
+            owner = self._owners.get(owner_id)
+            if causes is None and owner is not None and owner.kind == RELAY:
+                causes = {}
             held = release_owner(self._jobs, owner_id, causes)
             self._owners.pop(owner_id, None)
             self._jobs.hungry.pop(owner_id, None)

@@ -7,11 +7,13 @@ a queue, take a job back, keep a result) is not claimed, and refused by name.
 from tidemill.brokers.base import Feature
 from tidemill.brokers.rabbitmq.broker import RabbitBroker, open_url
 from tidemill.brokers.rabbitmq.settings import check_url
+from tidemill.brokers.schemes import features_of as store_features
 from tidemill.config import Url
 
 __all__ = ["RabbitBroker", "check_url", "features_of", "open_url"]
 
 
-def features_of(_: Url) -> frozenset[Feature]:
-    """What a server can do: known without asking it."""
-    return RabbitBroker.features
+def features_of(url: Url) -> frozenset[Feature] | None:
+    """What the broker of a URL can do; with a store what that can, which it alone may know."""
+    store = check_url(url).store
+    return store_features(store) if store else RabbitBroker.features

@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.base import Feature, QueueStats, Reply, Step
+from tidemill.brokers.base import Broker, Feature, QueueStats, Reply, Step, open_broker
+from tidemill.brokers.carrying import CarryingBroker
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
 from tidemill.brokers.rabbitmq.intake import Desk, Intake
@@ -50,9 +51,12 @@ _ANNOUNCE_EVERY = 3600.0
 _FEATURES = frozenset({Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY})
 
 
-def open_url(url: Url) -> RabbitBroker:
-    """The broker of a URL."""
-    return RabbitBroker(check_url(url))
+def open_url(url: Url) -> Broker:
+    """The broker of a URL; with ``store=`` one that carries what is ready in that store."""
+    settings = check_url(url)
+    if not settings.store:
+        return RabbitBroker(settings)
+    return CarryingBroker(open_broker(settings.store), RabbitBroker(settings))
 
 
 class RabbitBroker(Lacking):
@@ -189,6 +193,21 @@ class RabbitBroker(Lacking):
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         self._check_open()
         return self._intakes[owner_id].wait(timeout, fds)
+
+    def bell(self, owner_id: str) -> int:
+        """A descriptor that is readable when something came, once ``arm`` was called."""
+        return self._intakes[owner_id].bell
+
+    def arm(self, owner_id: str) -> bool:
+        """Have the bell rung when something comes; False when something has come already."""
+        return self._intakes[owner_id].arm()
+
+    def disarm(self, owner_id: str) -> None:
+        """Have it rung no more."""
+        self._intakes[owner_id].disarm()
+
+    def recall(self) -> int:
+        return 0
 
     def wake(self, owner_id: str) -> None:
         intake = self._intakes.get(owner_id)

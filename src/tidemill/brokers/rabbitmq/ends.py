@@ -148,7 +148,7 @@ class Ends:
         elif envelope.expires and envelope.created + envelope.expires <= wall_time():
             log.info("job %s was not started before it expired", envelope.id)
             self.finish(hold)
-        elif job.deliveries >= POISON and not envelope.is_message:
+        elif job.deliveries >= POISON and envelope.retries.max_attempts:
             reason = f"handed out {job.deliveries} times, and nobody who had it lived to end it"
             self.finish(hold, [self._writer.write_failed(job, reason)])
         else:

@@ -67,7 +67,7 @@ class Intake:
         self.owner = owner
         self._desk = desk
         self._lock = threading.RLock()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._news, self._asleep = True, False
         self._hungry = self._looking = self._telling = False
         self._kinds: tuple[str, ...] = ("messages",) if owner.kind == "consumer" else ("tasks",)
@@ -115,25 +115,31 @@ class Intake:
     def wait(self, timeout: float, fds: Sequence[int]) -> list[int]:
         """Sleep until something came, a readable descriptor or the timeout."""
         poll = select.poll()
-        for fd in (self._bell, *fds):
+        for fd in (self.bell, *fds):
             poll.register(fd, select.POLLIN)
+        until = max(0.0, timeout) if self.arm() else 0.0
+        ready = [fd for fd, _ in poll.poll(min(until, 3600.0) * 1000)]
+        self.disarm()
+        return [fd for fd in ready if fd != self.bell]
+
+    def arm(self) -> bool:
+        """Have the bell rung when something comes; False when something has come already."""
         with self._lock:
             self._asleep = not self._news
-            until = max(0.0, timeout) if self._asleep else 0.0
-        ready = [fd for fd, _ in poll.poll(min(until, 3600.0) * 1000)]
+            return self._asleep
+
+    def disarm(self) -> None:
+        """Have it rung no more."""
         with self._lock:
             self._asleep = False
-        if self._bell in ready:
-            ready.remove(self._bell)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
-        return ready
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
 
     def wake(self) -> None:
         """Make the wait return."""
         with self._lock:
             self._news = True
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self.bell, 1)
 
     def close(self, patience: float) -> None:
         """Give everything back and leave, when what is under way has arrived."""
@@ -141,12 +147,12 @@ class Intake:
         with self._lock:
             self._held.clear()
         self._tap.close(patience)
-        os.close(self._bell)
+        os.close(self.bell)
 
     def after_fork_child(self) -> None:
         """In a forked child: it was the parent's."""
         with contextlib.suppress(OSError):
-            os.close(self._bell)
+            os.close(self.bell)
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -362,7 +368,7 @@ class Intake:
         self._news = True
         if self._asleep:
             self._asleep = False
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self.bell, 1)
 
     def _look_later(self) -> None:
         self._desk.line.later(UNWANTED, self._look)

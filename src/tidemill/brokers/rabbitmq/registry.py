@@ -66,8 +66,8 @@ class Registry:
         """All names that were ever announced before now."""
         mark, seen = uuid.uuid4().hex, threading.Event()
         self._marks[mark] = seen
+        publish(self.entry("", mark))  # first: a stream that was just made cannot be read at once
         self.listen(_ignore)
-        publish(self.entry("", mark))
         seen.wait(patience)
         self._marks.pop(mark, None)
         self.unlisten(_ignore)

@@ -10,6 +10,7 @@ import msgspec
 import pika
 
 from tidemill.brokers.retention import number_option
+from tidemill.brokers.schemes import check_url as check_store
 from tidemill.config import Url, check_known
 from tidemill.errors import InvalidOption
 
@@ -20,7 +21,7 @@ CONNECT_TIMEOUT = 5.0
 """Seconds one host has to answer."""
 
 _OPTIONS = (
-    *("owner_lease", "patience", "prefix", "queues"),
+    *("owner_lease", "patience", "prefix", "queues", "store"),
     *("tls_ca", "tls_cert", "tls_key", "tls_verify"),
 )
 _PREFIX = re.compile(r"[\w:-]{1,20}")
@@ -35,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         patience: seconds a put waits for the server to come back, or to let publishers go on.
         owner_lease: seconds after which the server takes a silent worker for dead (heartbeats).
         shown: the URL without its password.
+        store: the URL of the store that what is ready comes from; empty for none.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -47,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     patience: float
     owner_lease: float
     shown: str
+    store: str = ""
 
     @property
     def where(self) -> str:
@@ -115,6 +118,7 @@ def check_url(url: Url) -> Settings:
         patience=number_option(options, "patience", 10.0),
         owner_lease=lease,
         shown=_masked(url.text),
+        store=_store(options.get("store", "")),
     )
 
 
@@ -123,6 +127,13 @@ def _prefix(text: str) -> str:
         raise InvalidOption(
             f"prefix in the url must be 1 to 20 letters, digits or : - _, not {text!r}"
         )
+    return text
+
+
+def _store(text: str) -> str:
+    """The URL of a store, which has to be written with %26 for each & of its own."""
+    if text:
+        check_store(text)
     return text
 
 

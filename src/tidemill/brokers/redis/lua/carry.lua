@@ -101,11 +101,28 @@ local function start(j, row, token, charged, owner, consumer, moved)
   return true
 end
 
+-- What a relay has published and not handed over yet goes to the carrier now.
+local function hand_over(takes)
+  local kinds = {}
+  for _, lease in ipairs(takes) do
+    local data = jobs[lease[2]]
+    if data and (type(data) ~= 'string' or sub(data, 9, 9) == IS_RUNNING) then
+      local j = load_job(lease[2])
+      if j.state == RUNNING and j.token == lease[1] then
+        kinds[j.owner] = kinds[j.owner] or call('HGET', B .. ':o:' .. j.owner, 'kind') or ''
+        if kinds[j.owner] == 'relay' then Carrier.carry(j) end
+      end
+    end
+  end
+  Carrier.flush()
+end
+
 -- Leases (token, id) of the carrier become an owner's: '1' for each that does, else '0'.
 function Carrier.take(takes, owner, consumer, moved)
   local ids, taken, seen, gone, members, lent = {}, {}, {}, {}, {}, {}
   for i, lease in ipairs(takes) do ids[i] = lease[2] end
   read_ahead(ids)
+  if not moved then hand_over(takes) end
   for i, value in ipairs(fetch_all(B .. ':carried', ids)) do
     local token, id = takes[i][1], ids[i]
     taken[i] = '0'

@@ -80,7 +80,8 @@ if name then
     return say(0) -- it has come back since
   end
   come_due() -- a lease whose time was over is not given back, it was lost
-  many = release_leases(owner, name, verb == 'release' and ARGV[7] == 'lost', function(token)
+  local lost = verb == 'release' and ARGV[7] == 'lost' and call('HGET', K_OWNER, 'kind') ~= 'relay' -- which runs nothing
+  many = release_leases(owner, name, lost, function(token)
     return causes[string.format('%.0f', token)]
   end)
   if verb == 'release' then hint_owner(owner) end -- if it lives, it shall hear of it
