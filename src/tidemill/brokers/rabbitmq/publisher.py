@@ -76,6 +76,7 @@ class Publisher:
         self._returned: set[int] = set()  # tags that no queue took
         self._tags = itertools.count(1)
         self._declaring = False
+        self._confirmed = 0  # messages, ever
         self._listeners: list[threading.Event] = []  # who wants to know that nothing is under way
         self._lock = threading.Lock()
         self._called = False  # the thread was told that there is something to do
@@ -83,18 +84,21 @@ class Publisher:
     # -- from any thread ------------------------------------------------------------------------
 
     def put(self, items: Sequence[Outgoing], patience: float) -> None:
-        """Send, and sleep until the server has them.
+        """Send, and sleep until the server has them, however many they are.
 
         Raises:
             StoreFull: the server lets nobody publish, and none of it was sent.
-            BrokerUnavailable: it did not confirm all in time; some of it may be there.
+            BrokerUnavailable: it confirmed nothing for so many seconds; some of it may be there.
         """
         if not self._line.is_up:
             self._line.await_up(patience)
         batch = _Batch(items, None)
         self._submit(batch)
-        if not batch.done.wait(patience):
-            self._give_up(batch)
+        seen = self._confirmed
+        while not batch.done.wait(patience):
+            if self._confirmed == seen:
+                self._give_up(batch)
+            seen = self._confirmed  # it works, on this or on what is before it
         if batch.trouble:
             raise BrokerUnavailable(f"rabbitmq at {self._line.settings.where}: {batch.trouble}")
 
@@ -259,6 +263,7 @@ class Publisher:
         if method.multiple:
             tags = list(itertools.takewhile(lambda tag: tag <= method.delivery_tag, self._sent))
         accepted = isinstance(method, Basic.Ack)
+        self._confirmed += len(tags)
         for tag in tags:
             batch, item = self._sent.pop(tag, (None, None))
             if batch is None or item is None:
