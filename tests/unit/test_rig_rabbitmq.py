@@ -134,9 +134,8 @@ def test_a_link_can_go_down_silently(
             # then
             eventually(lambda: server.queues()["q"]["consumers"] == 0, "missing it")
             assert server.queues()["q"]["messages_ready"] == 1
-            assert taker.poll() is None
             link.mend()
-            assert taker.wait(30) != 0  # it learns that it had been given up
+            assert taker.wait(30) != 0  # it heard none either, or learns now that it was given up
         finally:
             taker.kill()
             taker.wait()
