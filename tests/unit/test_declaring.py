@@ -239,6 +239,34 @@ def test_another_start_is_another_rule(desk: Desk) -> None:  # case C8
     assert load(desk, every=3600).next.timestamp() == desk.now + 3600  # type: ignore[union-attr]  # it fires
 
 
+@pytest.mark.parametrize("anchored", [False, True])
+def test_an_interval_goes_on_when_the_clock_was_set_back(desk: Desk, anchored: bool) -> None:
+    # law 19: it goes by the wall clock, and would be silent until that has come so far again
+    when: dict[str, Any] = {"every": 600, **({"start": NOON - 100_000} if anchored else {})}
+    first = load(desk, **when)
+    desk.now += 30
+    assert load(desk, **when).next == first.next  # nothing was set
+    desk.now -= 7200
+    again = load(desk, **when)  # a worker starts
+    assert again.next is not None
+    assert 0 < again.next.timestamp() - desk.now <= 600
+    desk.now -= 7200
+    desk.mill.schedules.pause("s")
+    resumed = desk.mill.schedules.resume("s")
+    assert resumed.next is not None
+    assert 0 < resumed.next.timestamp() - desk.now <= 600
+    desk.now += 600
+    desk.fire()
+    assert desk.mill.schedules.get("s").fired == 1
+
+
+def test_a_start_that_is_yet_to_come_is_waited_for(desk: Desk) -> None:
+    for _ in range(2):
+        shown = load(desk, every=60, start=NOON + 86_400)
+        assert shown.next is not None
+        assert shown.next.timestamp() == NOON + 86_400
+
+
 def test_without_a_start_it_counts_from_when_it_was_first_stored(desk: Desk) -> None:
     for later in (0, 10, 25):  # a restart, a second worker
         desk.now += later

@@ -51,6 +51,9 @@ AT_ONCE = 100
 FORGET = 30 * 86_400.0
 """Seconds after which a schedule is removed that no living worker declares."""
 
+SKEW = 60.0
+"""Seconds by which the clocks of machines that share a store may differ."""
+
 ABOUT = 10.0
 """Seconds by which two declarations of ``datetime.now()`` plus something may be inexact."""
 
@@ -156,6 +159,9 @@ def declared(
         return _to(name, old.version, new)
     new.rule, new.unanchored, new.said = was.rule, was.unanchored, was.said
     new.planned, new.fired, new.last = was.planned, was.fired, was.last
+    if was.planned and _is_set_back(new, now):
+        _resume(new, now)
+        return _to(name, old.version, new)
     body = encode(new)
     if body == old.body and not owner:
         return None
@@ -224,7 +230,7 @@ def resumed(record: Schedule, now: float) -> Change:
     """The change that lets it go on, with its first time from now on."""
     stored = decode(record.body)
     if stored.paused and not stored.ended:
-        stored.planned = _finite(next_time(stored.rule, now))
+        _resume(stored, now)
     stored.paused = False
     return _to(record.name, record.version, stored)
 
@@ -253,6 +259,23 @@ def _begin(stored: Stored, now: float) -> None:
     if stored.rule.counts_from_start and not stored.rule.start:
         stored.rule, stored.unanchored = msgspec.structs.replace(stored.rule, start=now), True
     stored.planned = _finite(next_time(stored.rule, now))
+
+
+def _resume(stored: Stored, now: float) -> None:
+    """From now on. What counts from when it was stored does so anew if the clock was set before."""
+    if stored.unanchored and stored.rule.start > now:
+        stored.rule = msgspec.structs.replace(stored.rule, start=now)
+    stored.planned = _finite(next_time(stored.rule, now))
+
+
+def _is_set_back(stored: Stored, now: float) -> bool:
+    """Whether an interval's next time is farther away than that long: the clock was set back.
+
+    It would be silent for as long. Clocks of machines that share a store may differ by ``SKEW``.
+    """
+    rule = stored.rule
+    begun = stored.unanchored or rule.start <= now
+    return bool(rule.every) and begun and stored.planned - now > rule.every + SKEW
 
 
 def _next(stored: Stored, now: float) -> float:
