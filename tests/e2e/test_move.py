@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from harness import Place, eventually, open_place
+from servers import NETWORK
 
 from tidemill import Tidemill
 from tidemill.brokers.base import Feature, Filter, open_broker
 from tidemill.brokers.limiting import limiting
+from tidemill.clock import new_id
 from tidemill.errors import FeatureMissing, StoreMoved
 from tidemill.gate import Terms
 from tidemill.job import State
@@ -180,21 +182,31 @@ def test_a_move_can_be_called_off_while_nothing_has_arrived(place: Place, tmp_pa
         assert there.broker.get(other.id).state is State.READY
 
 
-def test_limits_move_along(tmp_path: Path) -> None:
-    source = Tidemill(f"lmdb://{tmp_path}/one")
-    target = Tidemill(f"lmdb://{tmp_path}/two")
+@pytest.mark.parametrize(
+    ("here", "there"), [("lmdb", "lmdb"), ("lmdb", "postgresql"), ("postgresql", "redis")]
+)
+def test_limits_move_along(tmp_path: Path, here: str, there: str) -> None:
+    # law 13
+    source, target = (
+        Tidemill(NETWORK[kind](f"t{new_id()}") if kind in NETWORK else f"lmdb://{tmp_path}/{name}")
+        for kind, name in ((here, "one"), (there, "two"))
+    )
 
     @source.task(name="work", limit="1/h")
     def work() -> None: ...
 
     with source, target:
-        work.enqueue()
+        job = work.enqueue()
         source.queue("q", rate="10/s")
         source.limits.set("work", rate="2/h")
         source.queue("q").limit(concurrency=3)
         terms = [(row.name, row.terms, row.declared) for row in source.limits.list()]
         move(source.broker, target.broker)
         assert [(row.name, row.terms, row.declared) for row in target.limits.list()] == terms
+        target.limits.set("work", rate="0/s")
+        found = limiting(target.broker, "").held(job.id)
+        assert found is not None
+        assert found.name == "work"
 
 
 def test_limits_are_not_left_behind_unseen() -> None:

@@ -24,7 +24,7 @@ from tidemill.brokers.base import (
     Reply,
     Step,
 )
-from tidemill.brokers.postgres import inspect, moving
+from tidemill.brokers.postgres import inspect, limits, moving
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.address import Address, check_url
 from tidemill.brokers.postgres.lines import connect
@@ -39,6 +39,7 @@ from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import id_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import FeatureMissing, TidemillError
+from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import Command, Envelope, Owner, Put, Record
 
 __all__ = ["PostgresBroker", "migrate_url", "open_url"]
@@ -69,9 +70,7 @@ def migrate_url(url: Url) -> tuple[int, int]:
 class PostgresBroker:
     """A broker in a PostgreSQL database."""
 
-    features = frozenset(Feature) - {
-        *(Feature.BACKUP, Feature.LIMITS, Feature.CARRY),
-    }
+    features = frozenset(Feature) - {Feature.BACKUP, Feature.CARRY}
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown
@@ -267,6 +266,22 @@ class PostgresBroker:
         raise FeatureMissing(
             "backup needs the feature backup, which postgresql:// does not have; use pg_dump"
         )
+
+    # -- limits ---------------------------------------------------------------------------------
+
+    def set_limit(
+        self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        self._check_open()
+        limits.set_limit(self._session, name, terms, queue=queue, declared=declared)
+
+    def limits(self) -> list[LimitStats]:
+        self._check_open()
+        return limits.all_limits(self._session)
+
+    def held(self, job_id: str) -> Held | None:
+        self._check_open()
+        return limits.held(self._session, job_id.replace("\0", ""))
 
     # -- schedules ------------------------------------------------------------------------------
 

@@ -9,10 +9,12 @@ import msgspec
 
 from tidemill.brokers.base import Departure
 from tidemill.brokers.links import was_dropped
+from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import blobs, clean, floats, json, texts
 from tidemill.brokers.schedules import Schedule
 from tidemill.clock import new_id
+from tidemill.gate import Claim
 from tidemill.job import Links, Record, State, encode_envelope
 
 __all__ = ["adopt", "adopted", "depart", "stay"]
@@ -96,8 +98,13 @@ def _row(session: Session, record: Record) -> dict[str, Any]:
         "log": [[when, clean(line)] for when, line in record.log],
         "linked": links is not None,
         "until": e.created + e.unique.period if e.unique and e.unique.period else None,
+        **(_row_of_limit(e.limit) if e.limit is not None else {}),
         **(_row_of_links(record, links) if links is not None else {}),
     }
+
+
+def _row_of_limit(claim: Claim) -> dict[str, Any]:
+    return {"lane": lane_of(claim), "cost": claim.cost, "terms": numbers(claim.terms)}
 
 
 def _row_of_links(record: Record, links: Links) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from psycopg import pq
 from psycopg.rows import tuple_row
 
 from tidemill.brokers.links import check_links
+from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.lines import Connection, Line
 from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.wire import blobs, ints, json, prepare, texts
@@ -28,6 +29,7 @@ __all__ = ["pack_jobs", "put", "put_inside"]
 _FIELDS = (
     *("line", "rank", "delay", "at", "expires", "timeout", "ttr", "result_ttl", "tries", "key"),
     *("conflict", "verdict", "linked", "next", "waits", "inputs", "period", "max_wait"),
+    *("lane", "cost", "terms", "if_new"),
 )
 
 
@@ -47,6 +49,7 @@ def pack_jobs(
             verdicts[place] if verdicts else 0,
             *_links(job.links),
             *((job.unique.period, job.unique.max_wait) if job.unique else (None, None)),
+            *_limit(job),
         )
         shape.append(known.setdefault(row, len(known)))
     shapes = [
@@ -65,6 +68,14 @@ def _links(links: Links | None) -> tuple[Any, ...]:
     if links is None:
         return None, None, None, None
     return True, links.next or None, links.waits or None, links.inputs or None
+
+
+def _limit(job: Envelope) -> tuple[Any, ...]:
+    claim = job.limit
+    if claim is None:
+        return None, None, None, None
+    terms = tuple(numbers(claim.terms))
+    return lane_of(claim), claim.cost, terms, job.planned is not None
 
 
 def put(

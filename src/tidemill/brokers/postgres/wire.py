@@ -121,7 +121,7 @@ def prepare(context: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> None:
 
 
 def leases_of(packed: bytes) -> list[Lease]:
-    """The leases that ``pack`` in ``sql/50_exchange.sql`` wrote."""
+    """The leases that ``pack`` in ``sql/46_claim.sql`` wrote."""
     leases = []
     at = 0
     while at < len(packed):

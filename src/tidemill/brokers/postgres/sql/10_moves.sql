@@ -30,12 +30,16 @@ LANGUAGE plpgsql AS $$
 DECLARE
     j record;
 BEGIN
-    SELECT line, rank, due INTO STRICT j FROM job WHERE seq = job_seq;
+    SELECT line, rank, due, lane INTO STRICT j FROM job WHERE seq = job_seq;
     IF j.due > t THEN
         INSERT INTO later (seq, due, waiting) VALUES (job_seq, j.due, false);
         PERFORM count(j.line, 'scheduled');
     ELSE
-        INSERT INTO ready (line, rank, seq) VALUES (j.line, j.rank, job_seq);
+        IF j.lane IS NULL THEN
+            INSERT INTO ready (line, rank, seq) VALUES (j.line, j.rank, job_seq);
+        ELSE
+            PERFORM park(ARRAY[job_seq]);
+        END IF;
         PERFORM count(j.line, 'ready');
     END IF;
 END $$;
@@ -47,15 +51,16 @@ CREATE OR REPLACE FUNCTION tidemill.unplace(job_seq bigint, runs boolean) RETURN
 LANGUAGE plpgsql AS $$
 DECLARE
     j     record;
+    l     lease;
     waits boolean;
 BEGIN
     FOR pass IN 1..1000 LOOP
-        SELECT line, rank INTO j FROM job WHERE seq = job_seq;
+        SELECT line, rank, lane INTO j FROM job WHERE seq = job_seq;
         IF NOT FOUND THEN
             RETURN NULL;
         END IF;
         DELETE FROM ready WHERE line = j.line AND rank = j.rank AND seq = job_seq;
-        IF FOUND THEN
+        IF FOUND OR j.lane IS NOT NULL AND unpark(j.lane, j.line, j.rank, job_seq) THEN
             PERFORM count(j.line, 'ready', -1);
             RETURN 'ready';
         END IF;
@@ -65,13 +70,14 @@ BEGIN
             RETURN CASE WHEN waits THEN 'waiting' ELSE 'scheduled' END;
         END IF;
         IF runs THEN
-            DELETE FROM lease WHERE seq = job_seq;
+            DELETE FROM lease WHERE seq = job_seq RETURNING * INTO l;
         ELSE
             PERFORM FROM lease WHERE seq = job_seq FOR UPDATE;
         END IF;
         IF FOUND THEN
             IF runs THEN
                 PERFORM count(j.line, 'running', -1);
+                PERFORM leave_gates(l, true, NULL, 0);
             END IF;
             RETURN 'running';
         END IF;

@@ -7,12 +7,13 @@ RETURNS SETOF tidemill.given
 LANGUAGE sql STABLE ROWS 1000 AS $$
     SELECT g.ord, g.id, g.envelope, s.line, s.rank, s.delay, s.at, s.expires, s.timeout, s.ttr,
            s.result_ttl, s.tries, s.key, s.conflict, s.verdict,
-           s.linked, s.next, s.waits, s.inputs, s.period, s.max_wait
+           s.linked, s.next, s.waits, s.inputs, s.period, s.max_wait, s.lane, s.cost, s.terms, s.if_new
     FROM unnest(ids, envelopes, shape) WITH ORDINALITY AS g (id, envelope, shape, ord)
     JOIN jsonb_to_recordset(shapes) AS s (
         n int, line int, rank bigint, delay float8, at float8, expires float8, timeout float8,
         ttr float8, result_ttl float8, tries int, key text, conflict text, verdict int,
-        linked boolean, next text[], waits text, inputs text[], period float8, max_wait float8)
+        linked boolean, next text[], waits text, inputs text[], period float8, max_wait float8,
+        lane text, cost float8, terms float8[], if_new boolean)
     ON s.n = g.shape
 $$;
 
@@ -81,6 +82,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     stored bigint;
     first  bigint;
+    aside  bigint[];
 BEGIN
     WITH given AS MATERIALIZED (
         SELECT nextval('acceptance') AS seq, g.*,
@@ -89,15 +91,16 @@ BEGIN
         FROM (SELECT * FROM unpack(ids, envelopes, shape, shapes) ORDER BY ord) AS g
     ), new AS (
         INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
-                         envelope, linked, inputs)
+                         envelope, linked, inputs, lane, cost)
         SELECT seq, rank, due, until, timeout, ttr, result_ttl, line, tries, tries, id, envelope,
-               coalesce(linked, false), inputs
+               coalesce(linked, false), inputs, lane, cost
         FROM given
         ON CONFLICT (id) DO NOTHING
         RETURNING seq
     ), placed AS MATERIALIZED (
         SELECT seq, line, rank, due, until AS expires,
-               CASE WHEN waits IS NOT NULL THEN 0 WHEN due > t THEN 1 ELSE 2 END AS state
+               CASE WHEN waits IS NOT NULL THEN 0 WHEN due > t THEN 1
+                    WHEN lane IS NULL THEN 2 ELSE 3 END AS state
         FROM new JOIN given USING (seq)
     ), prompt AS (
         INSERT INTO ready (line, rank, seq) SELECT line, rank, seq FROM placed WHERE state = 2
@@ -107,11 +110,13 @@ BEGIN
         INSERT INTO expiry (seq, due) SELECT seq, expires FROM placed WHERE expires > 0
     ), counted AS (
         INSERT INTO tally (queue, accepted, ready, scheduled, waiting)
-        SELECT line / 4, count(*), count(*) FILTER (WHERE state = 2),
+        SELECT line / 4, count(*), count(*) FILTER (WHERE state >= 2),
                count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 0)
         FROM placed GROUP BY 1
     )
-    SELECT (SELECT count(*) FROM new), (SELECT min(seq) FROM given) INTO stored, first;
+    SELECT (SELECT count(*) FROM new), (SELECT min(seq) FROM given),
+           (SELECT array_agg(seq) FROM placed WHERE state = 3)
+    INTO stored, first, aside;
     IF stored < cardinality(ids) THEN
         PERFORM refuse_id(g.id)
         FROM unnest(ids) WITH ORDINALITY AS g (id, ord)
@@ -119,6 +124,10 @@ BEGIN
            OR EXISTS (SELECT FROM job WHERE job.id = g.id AND job.seq < first)
         ORDER BY ord;
         PERFORM refuse_id(ids[1]);  -- it was there a moment ago
+    END IF;
+    IF jsonb_path_exists(shapes, '$[*].lane') THEN
+        PERFORM declare_all(shapes);
+        PERFORM park(aside);
     END IF;
 END $$;
 
@@ -196,16 +205,20 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id, key,
-                     envelope, linked, inputs)
+                     envelope, linked, inputs, lane, cost)
     VALUES (nextval('acceptance'), g.rank, start,
             CASE WHEN g.expires > 0 THEN t + g.expires ELSE 0 END, g.timeout, g.ttr, g.result_ttl,
-            g.line, g.tries, g.tries, g.id, g.key, g.envelope, coalesce(g.linked, false), g.inputs)
+            g.line, g.tries, g.tries, g.id, g.key, g.envelope, coalesce(g.linked, false), g.inputs,
+            g.lane, g.cost)
     ON CONFLICT (id) DO NOTHING
     RETURNING seq INTO new_seq;
     IF NOT FOUND THEN
         PERFORM refuse_id(g.id);
     END IF;
     PERFORM count(g.line, 'accepted');
+    IF g.lane IS NOT NULL THEN
+        PERFORM declare(g.lane, g.terms, g.if_new);
+    END IF;
     IF g.expires > 0 THEN
         INSERT INTO expiry (seq, due) VALUES (new_seq, t + g.expires);
     END IF;
@@ -330,6 +343,9 @@ BEGIN
         COMMIT;
     ELSE
         COMMIT;
+        IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+            CALL tidemill.open_gates(p);
+        END IF;
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
     IF place IS NULL THEN

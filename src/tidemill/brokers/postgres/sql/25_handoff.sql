@@ -30,7 +30,7 @@ BEGIN
     PERFORM pg_logical_emit_message(true, 'tidemill', '');
 END $$;
 
--- One job without a key, for a queue without a bound. NULL for "stored": it goes the long way. "place"
+-- One job without a key or a limit, for a queue without a bound or a limit. NULL for "stored": it goes the long way. "place"
 -- and "word": whom to tell, and what, once this is committed.
 CREATE OR REPLACE FUNCTION tidemill.put_single(
     ids text[], envelopes bytea[], shapes jsonb, p tidemill.prefs,
@@ -51,9 +51,9 @@ BEGIN
     PERFORM check_here();
     SELECT * INTO g FROM jsonb_to_record(shapes -> 0) AS s (
         line int, rank bigint, delay float8, at float8, expires float8, timeout float8, ttr float8,
-        result_ttl float8, tries int, key text, linked boolean);
-    SELECT max_size, paused INTO q FROM queue WHERE number = g.line / 4;
-    IF q.max_size > 0 OR g.key IS NOT NULL OR g.linked THEN
+        result_ttl float8, tries int, key text, linked boolean, lane text);
+    SELECT max_size, paused, gated INTO q FROM queue WHERE number = g.line / 4;
+    IF q.max_size > 0 OR q.gated OR g.key IS NOT NULL OR g.linked OR g.lane IS NOT NULL THEN
         RETURN;
     END IF;
     IF g.line & 3 <> 0 OR g.delay > 0 OR g.at > t OR g.expires > 0 OR q.paused THEN
@@ -110,7 +110,7 @@ BEGIN
     WHERE pulse.room > 0 AND pulse.asleep AND (pulse.queues IS NULL OR l / 4 = ANY (pulse.queues))
       AND pulse.until > t + 0.6 * p.lease AND owner.channel <> ''
     ORDER BY random() LIMIT 1 FOR UPDATE OF pulse SKIP LOCKED;
-    IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}')) > 0 THEN
+    IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}', t)) > 0 THEN
         number := NULL;  -- something is there that comes before, or may
     END IF;
 END $$;

@@ -7,7 +7,9 @@ CREATE OR REPLACE FUNCTION tidemill.settle_plain(
     t float8, p tidemill.prefs, OUT settled int[], OUT ended bigint[])
 LANGUAGE plpgsql AS $$
 DECLARE
-    one record;
+    one   record;
+    lines int[];
+    lanes text[];
 BEGIN
     -- Leases are locked in the order of their numbers, by whoever locks several. Each is looked up
     -- by itself, in the index: a join the planner may turn around, and walk
@@ -50,8 +52,11 @@ BEGIN
                count(*) FILTER (WHERE line & 3 <> 1 AND NOT linked)
         FROM gone GROUP BY 1
     )
-    SELECT coalesce(array_agg(ord), '{}'), coalesce(array_agg(seq), '{}')
-    INTO settled, ended FROM gone;
+    SELECT coalesce(array_agg(ord), '{}'), coalesce(array_agg(seq), '{}'), array_agg(line), array_agg(lane)
+    INTO settled, ended, lines, lanes FROM gone;
+    IF is_limited() THEN
+        PERFORM leave_all(lines, lanes);
+    END IF;
     IF cardinality(settled) < cardinality(tokens) THEN
         FOR one IN
             SELECT * FROM unnest(tokens, starts, ends, results) WITH ORDINALITY
@@ -114,6 +119,7 @@ BEGIN
             PERFORM count(j.line, 'retried');
             IF hold THEN
                 UPDATE lease SET attempt = j.attempt + 1 WHERE seq = l.seq;
+                PERFORM leave_gates(l, false, outcome, started);
                 RETURN;
             END IF;
         END IF;
@@ -122,11 +128,13 @@ BEGIN
                        returns = returns + 1
         WHERE seq = l.seq;
         DELETE FROM lease WHERE seq = l.seq;
+        PERFORM leave_gates(l, true, outcome, started);
         PERFORM count(j.line, 'running', -1);
         PERFORM place(l.seq, t);
         RETURN;
     END IF;
     DELETE FROM lease WHERE seq = l.seq;
+    PERFORM leave_gates(l, true, outcome, started);
     PERFORM count(j.line, 'running', -1);
     IF does = 0 THEN
         PERFORM finish(l.seq, 'succeeded', '', answer, t, p);
@@ -211,6 +219,7 @@ BEGIN
             -- its tallies go by the queue, which is the same
             IF j.tries > 0 AND j.losses >= j.tries THEN
                 DELETE FROM lease WHERE seq = l.seq;
+                PERFORM leave_gates(l, true, NULL, 0);
                 PERFORM count(j.line, 'running', -1);
                 PERFORM finish(l.seq, 'failed', format('lost %s times with its worker', j.losses),
                                NULL, t, p);
@@ -221,7 +230,8 @@ BEGIN
             PERFORM close_attempt(l, worker, 1, 0, causes[at], '', 0, t, NULL, false, t, p);
         ELSE
             PERFORM close_attempt(l, worker, 3, 0, CASE WHEN witness THEN 'cancelled before it started'
-                                  ELSE '' END, '', 0, 0, NULL, false, t, p);
+                                  ELSE '' END, '', CASE WHEN witness THEN 0 ELSE l.leased END,  -- it may have run
+                                  0, NULL, false, t, p);
         END IF;
     END LOOP;
     PERFORM flow(mine, t, p);

@@ -172,9 +172,12 @@ BEGIN
     )
     SELECT coalesce(array_agg(seq), '{}') INTO delayed FROM held;
     DELETE FROM later WHERE seq = ANY (jobs) AND waiting;
+    PERFORM park(ARRAY (SELECT seq FROM job
+                        WHERE seq = ANY (jobs) AND seq <> ALL (delayed) AND lane IS NOT NULL));
     WITH placed AS (
         INSERT INTO ready (line, rank, seq)
-        SELECT line, rank, seq FROM job WHERE seq = ANY (jobs) AND seq <> ALL (delayed)
+        SELECT line, rank, seq FROM job
+        WHERE seq = ANY (jobs) AND seq <> ALL (delayed) AND lane IS NULL
     )
     INSERT INTO tally (queue, waiting, ready, scheduled)
     SELECT line / 4, -count(*), count(*) FILTER (WHERE seq <> ALL (delayed)),

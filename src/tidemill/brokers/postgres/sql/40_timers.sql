@@ -1,7 +1,7 @@
 -- Time: what comes due, what has been kept for long enough, and the counters.
 
--- When something comes due next; NULL when nothing will.
-CREATE OR REPLACE FUNCTION tidemill.next_due() RETURNS float8
+-- When a job comes due next; NULL when none will.
+CREATE OR REPLACE FUNCTION tidemill.next_job_due() RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
     IF is_sealed() THEN
@@ -12,11 +12,24 @@ BEGIN
                  (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL));
 END $$;
 
+-- The same, or when time opens a gate.
+CREATE OR REPLACE FUNCTION tidemill.next_due() RETURNS float8
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF is_sealed() THEN
+        RETURN NULL;
+    END IF;
+    RETURN least((SELECT min(due) FROM later WHERE NOT waiting),
+                 (SELECT min(due) FROM expiry),
+                 (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL),
+                 (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL));
+END $$;
+
 -- Jobs that may end since their time is over, some of them; NULL when nothing at all has come due.
 CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF coalesce(next_due() > t, true) THEN
+    IF coalesce(next_job_due() > t, true) THEN
         RETURN NULL;
     END IF;
     RETURN ARRAY (SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT 5000)
@@ -34,6 +47,7 @@ DECLARE
     which bigint;
     most  int := 5000;
     ends  bigint[];
+    aside bigint[];
 BEGIN
     IF seen IS NULL THEN
         RETURN false;
@@ -62,13 +76,18 @@ BEGIN
             ORDER BY due LIMIT most FOR UPDATE SKIP LOCKED))
         RETURNING seq
     ), placed AS (
-        INSERT INTO ready (line, rank, seq)
-        SELECT j.line, j.rank, gone.seq FROM gone
-        CROSS JOIN LATERAL (SELECT line, rank FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
-        RETURNING line
+        SELECT j.line, j.rank, gone.seq, j.lane FROM gone
+        CROSS JOIN LATERAL (SELECT line, rank, lane FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
+    ), prompt AS (
+        INSERT INTO ready (line, rank, seq) SELECT line, rank, seq FROM placed WHERE lane IS NULL
+    ), counted AS (
+        INSERT INTO tally (queue, ready, scheduled)
+        SELECT line / 4, count(*), -count(*) FROM placed GROUP BY 1
     )
-    INSERT INTO tally (queue, ready, scheduled)
-    SELECT line / 4, count(*), -count(*) FROM placed GROUP BY 1;
+    SELECT array_agg(seq) FILTER (WHERE lane IS NOT NULL) INTO aside FROM placed;
+    IF aside IS NOT NULL THEN
+        PERFORM park(aside);
+    END IF;
     RETURN true;
 END $$;
 
@@ -160,6 +179,7 @@ BEGIN
     PERFORM fold();
     PERFORM prune(most, clock(p), p);
     PERFORM sweep_keys(most, clock(p));
+    PERFORM sweep_gates(most, clock(p));
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'chores are put off: %', SQLERRM;
 END $$;

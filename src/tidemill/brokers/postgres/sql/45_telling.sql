@@ -16,10 +16,12 @@ DECLARE
     l        int;
     s        record;
     d        float8;
+    t        float8;
 BEGIN
     SELECT count(*) INTO sleepers FROM pulse WHERE asleep AND owner <> me;
     IF sleepers > 0 THEN
-        FOR l IN SELECT * FROM ready_lines() LOOP
+        t := clock(p);
+        FOR l IN SELECT * FROM ready_lines(t) LOOP
             FOR s IN
                 SELECT pulse.owner, owner.channel FROM pulse JOIN owner ON owner.number = pulse.owner
                 WHERE pulse.asleep AND pulse.owner <> me AND NOT pulse.owner = ANY (hinted)
@@ -28,7 +30,8 @@ BEGIN
                   AND CASE l & 3 WHEN 0 THEN pulse.tasks WHEN 1 THEN pulse.messages
                       ELSE pulse.tasks AND pulse.alone END
                 ORDER BY random()
-                LIMIT (SELECT count(*) FROM (SELECT FROM ready WHERE line = l LIMIT sleepers) AS r)
+                LIMIT (SELECT count(*) FROM (SELECT FROM ready WHERE line = l UNION ALL
+                                             SELECT FROM stand WHERE line = l LIMIT sleepers) AS r)
             LOOP
                 hinted := hinted || s.owner;
                 PERFORM pg_notify(s.channel, s.owner::text);

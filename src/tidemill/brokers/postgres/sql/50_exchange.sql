@@ -1,214 +1,5 @@
 -- One step of an owner: what it hands in and takes.
 
--- Lines that have something ready, in order: from each the next is found in the index, so that a
--- million jobs of one line cost no more than one.
-CREATE OR REPLACE FUNCTION tidemill.ready_lines() RETURNS SETOF int
-LANGUAGE plpgsql AS $$
-DECLARE
-    l int := -1;
-BEGIN
-    LOOP
-        SELECT line INTO l FROM ready WHERE line > l ORDER BY line LIMIT 1;
-        EXIT WHEN NOT FOUND;
-        IF NOT EXISTS (SELECT FROM queue WHERE number = l / 4 AND paused) THEN
-            RETURN NEXT l;
-        END IF;
-    END LOOP;
-END $$;
-
--- Lines of these kinds that may be served and have something ready, in the order of the queues.
-CREATE OR REPLACE FUNCTION tidemill.lines_for(queues int[], kinds int[]) RETURNS int[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF queues IS NULL THEN
-        RETURN ARRAY (SELECT l FROM ready_lines() AS l WHERE l & 3 = ANY (kinds));
-    END IF;
-    RETURN ARRAY (
-        SELECT q.number * 4 + k
-        FROM unnest(queues) WITH ORDINALITY AS q (number, ord) CROSS JOIN unnest(kinds) AS k
-        WHERE EXISTS (SELECT FROM ready WHERE line = q.number * 4 + k)
-          AND NOT EXISTS (SELECT FROM queue WHERE queue.number = q.number AND paused)
-        ORDER BY q.ord, k);
-END $$;
-
--- The kinds of lines that somebody may be given jobs of.
-CREATE OR REPLACE FUNCTION tidemill.kinds_of(w tidemill.want) RETURNS int[]
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT array_remove(ARRAY[CASE WHEN w.tasks THEN 0 END, CASE WHEN w.messages THEN 1 END,
-                              CASE WHEN w.tasks AND w.alone THEN 2 END], NULL)
-$$;
-
--- Rows of "ready" but those that end when taken and whose key another has: that may wait for such a row,
--- so it is not waited for. It tells us when it is done.
-CREATE OR REPLACE FUNCTION tidemill.without_held(rows tid[], t float8) RETURNS tid[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ARRAY (
-        SELECT r.row
-        FROM (SELECT ctid AS row, line, seq FROM ready WHERE ctid = ANY (rows)) AS r
-        CROSS JOIN LATERAL (SELECT key, ttr, expires FROM job WHERE job.seq = r.seq OFFSET 0) AS j
-        WHERE CASE WHEN j.key IS NOT NULL AND (r.line & 3 = 1 AND j.ttr = 0
-                                               OR j.expires > 0 AND j.expires <= t)
-              THEN pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(j.key))
-              ELSE true END);
-END $$;
-
--- Lease up to "most" jobs of some lines, in one order. Returns how many, and them packed.
-CREATE OR REPLACE FUNCTION tidemill.claim(
-    lines int[], most int, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
-    OUT got int, OUT leases bytea)
-LANGUAGE plpgsql AS $$
-DECLARE
-    rows    tid[];
-    overdue bigint[];
-    single  bigint[];
-    which   bigint;
-    ends    bigint[];
-BEGIN
-    got := 0;
-    IF cardinality(lines) = 1 THEN
-        rows := ARRAY (SELECT ctid FROM ready WHERE line = lines[1]
-                       ORDER BY rank, seq LIMIT most FOR UPDATE SKIP LOCKED);
-    ELSE
-        rows := ARRAY (
-            SELECT first.ctid FROM unnest(lines) AS l CROSS JOIN LATERAL (
-                SELECT ctid, rank, seq FROM ready WHERE line = l
-                ORDER BY rank, seq LIMIT most FOR UPDATE SKIP LOCKED) AS first
-            ORDER BY first.rank, first.seq LIMIT most);
-    END IF;
-    IF cardinality(rows) > 0 AND EXISTS (SELECT FROM key) THEN
-        rows := without_held(rows, t);
-    END IF;
-    IF cardinality(rows) = 0 THEN
-        RETURN;
-    END IF;
-    WITH gone AS (
-        DELETE FROM ready WHERE ctid = ANY (rows) RETURNING line, rank, seq
-    ), taken AS MATERIALIZED (
-        SELECT gone.line, gone.rank, gone.seq, j.attempt + 1 AS attempt, j.losses, j.timeout,
-               j.result_ttl, j.key IS NOT NULL AS keyed, j.linked, j.envelope,
-               j.inputs,
-               (j.seq << 16) | (j.returns & 65535) AS token,
-               CASE WHEN NOT consumes THEN 0 WHEN j.ttr > 0 THEN j.ttr ELSE 60 END AS ttr,
-               j.expires > 0 AND j.expires <= t AS expired,
-               gone.line & 3 = 1 AND j.ttr = 0 AS once
-        FROM gone CROSS JOIN LATERAL (
-            SELECT * FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
-    ), lent AS (
-        INSERT INTO lease (seq, token, serial, leased, deadline, result_ttl, owner, line, attempt,
-                           keyed, linked)
-        SELECT seq, token, this, t, CASE WHEN consumes THEN t + ttr END, result_ttl, me, line,
-               attempt, keyed, linked
-        FROM taken WHERE NOT expired AND NOT once
-    ), counted AS (
-        INSERT INTO tally (queue, ready, running)
-        SELECT line / 4, -count(*), count(*) FILTER (WHERE NOT expired AND NOT once)
-        FROM taken GROUP BY 1
-    )
-    SELECT count(*) FILTER (WHERE NOT taken.expired),
-           string_agg(pack(token, attempt, losses, rank, seq, timeout, t,
-                           CASE WHEN taken.once THEN 0 ELSE ttr END, envelope, inputs), ''
-                      ORDER BY rank, seq) FILTER (WHERE NOT taken.expired),
-           array_agg(seq) FILTER (WHERE taken.expired),
-           array_agg(seq) FILTER (WHERE taken.once AND NOT taken.expired)
-    INTO got, leases, overdue, single FROM taken;
-    IF overdue IS NOT NULL OR single IS NOT NULL THEN
-        ends := coalesce(overdue, '{}') || coalesce(single, '{}');
-        ends := lock_flows(ends, all_bad(ends), '{}');
-    END IF;
-    IF overdue IS NOT NULL THEN  -- more came due than one step moves
-        FOREACH which IN ARRAY overdue LOOP
-            PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
-        END LOOP;
-    END IF;
-    IF single IS NOT NULL THEN  -- at most once: gone when taken
-        FOREACH which IN ARRAY single LOOP
-            PERFORM finish(which, 'succeeded', '', NULL, t, p);
-        END LOOP;
-    END IF;
-    PERFORM flow(ends, t, p);
-END $$;
-
--- A lease as it travels; wire.py reads it.
-CREATE OR REPLACE FUNCTION tidemill.pack(
-    token bigint, attempt int, losses int, rank bigint, seq bigint, timeout float8, leased float8,
-    ttr float8, envelope bytea, inputs text[]) RETURNS bytea
-LANGUAGE sql STABLE AS $$
-    SELECT int8send(token) || int4send(attempt) || int4send(losses) || int8send(rank)
-        || int8send(seq) || float8send(timeout) || float8send(leased) || float8send(ttr)
-        || int4send(length(envelope)) || envelope
-        || CASE WHEN inputs IS NULL THEN '\x00000000' ELSE tidemill.pack_inputs(inputs) END
-$$;
-
--- What an owner wants: a count, queues (none means all), and how.
-CREATE OR REPLACE FUNCTION tidemill.take(
-    w tidemill.want, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
-    INOUT last_queue int, OUT got int, OUT leases bytea)
-LANGUAGE plpgsql AS $$
-DECLARE
-    lines  int[] := lines_for(w.queues, kinds_of(w));
-    lost   int[];
-    turns  int[];
-    q      int;
-    share  int;
-    c      record;
-BEGIN
-    got := 0;
-    leases := '';
-    -- What was lost with its worker comes first, and alone of its kind.
-    IF w.alone AND w.tasks THEN
-        lost := ARRAY (SELECT l FROM unnest(lines) AS l WHERE l & 3 = 2);
-        IF cardinality(lost) > 0 THEN
-            lines := ARRAY (SELECT l FROM unnest(lines) AS l WHERE l & 3 <> 2);
-            c := claim(lost, 1, me, this, consumes, t, p);
-            got := got + c.got;
-            leases := leases || coalesce(c.leases, '');
-        END IF;
-    END IF;
-    IF w.mode = 'merged' OR cardinality(lines) = 1 THEN
-        WHILE got < w.count AND cardinality(lines) > 0 LOOP
-            c := claim(lines, w.count - got, me, this, consumes, t, p);
-            EXIT WHEN c.got = 0;
-            got := got + c.got;
-            leases := leases || c.leases;
-        END LOOP;
-        IF cardinality(lines) = 1 THEN
-            last_queue := lines[1] / 4;
-        END IF;
-        RETURN;
-    END IF;
-    IF w.mode = 'strict' THEN
-        IF w.queues IS NULL THEN  -- by name
-            turns := ARRAY (SELECT number FROM queue WHERE number IN (
-                SELECT l / 4 FROM unnest(lines) AS l) ORDER BY name);
-        ELSE
-            turns := w.queues;
-        END IF;
-    ELSE
-        turns := ARRAY (SELECT DISTINCT l / 4 FROM unnest(lines) AS l);
-        turns := ARRAY (SELECT n FROM unnest(turns) AS n ORDER BY n <= take.last_queue, n);
-    END IF;
-    -- Strict: each queue until it is empty. Fair: every queue its share, again until the hand is full
-    -- or nothing is left.
-    WHILE got < w.count AND cardinality(turns) > 0 LOOP
-        share := CASE WHEN w.mode = 'strict' THEN w.count
-                      ELSE greatest(1, (w.count - got) / cardinality(turns)) END;
-        FOREACH q IN ARRAY turns LOOP
-            EXIT WHEN got >= w.count;
-            c := claim(ARRAY (SELECT l FROM unnest(lines) AS l WHERE l / 4 = q),
-                       least(share, w.count - got), me, this, consumes, t, p);
-            IF c.got > 0 THEN
-                got := got + c.got;
-                leases := leases || c.leases;
-                last_queue := q;
-            END IF;
-            IF c.got < share THEN
-                turns := array_remove(turns, q);
-            END IF;
-        END LOOP;
-    END LOOP;
-END $$;
-
 -- Lock what a step may change, or wait for, in the order in which all lock: keys, what is behind the
 -- jobs that it may end or that its followers name, leases. Returns what lock_flows does.
 CREATE OR REPLACE FUNCTION tidemill.lock_step(
@@ -368,6 +159,7 @@ BEGIN
             END IF;
         END LOOP;
         moved := flow(flows, t, p) OR moved;
+        PERFORM sync_gates(false, t);
         IF w.count > 0 THEN
             PERFORM pg_advisory_xact_lock_shared('meta'::regclass::oid::int, 0);
             SELECT moves_to INTO leaves FROM departure;
@@ -429,7 +221,7 @@ DECLARE
 BEGIN
     leases := '';
     -- Nothing to see, mostly: then nothing is written either.
-    IF cardinality(lines_for(w.queues, kinds_of(w))) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
+    IF cardinality(lines_for(w.queues, kinds_of(w), clock(p))) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
         -- The client may have lost us and sent the step again: what we took now, nobody would hear of.
         -- And what it was handed since it has yet to hear.
@@ -445,6 +237,9 @@ BEGIN
         END IF;
     END IF;
     d := next_due();
+    IF is_limited() THEN  -- a gate may open later than the step said: nobody is to rely on us before
+        UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
+    END IF;
     due := d - clock(p);
 END $$;
 
@@ -468,6 +263,9 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     COMMIT;
+    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+        CALL tidemill.open_gates(p);
+    END IF;
     IF s.hungry > 0 THEN
         BEGIN
             a := tidemill.look_again(me, this, s.turn, w, p);
@@ -481,6 +279,11 @@ BEGIN
         answer := answer || jsonb_build_object('due', a.due);
     END IF;
     IF coalesce(more, '') = '' THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    IF s.hungry > 0 AND EXISTS (SELECT FROM tidemill.terms) THEN
+        COMMIT;  -- who came to a gate while we were there did not get it, and is to be seen now
+        CALL tidemill.open_gates(p);
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     PERFORM tidemill.ring(me, s.moved, s.ended, p);

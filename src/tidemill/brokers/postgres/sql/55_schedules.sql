@@ -275,6 +275,9 @@ BEGIN
     answer := did.answer;
     UPDATE tidemill.call AS c SET answer = change_schedules.answer WHERE c.line = client;
     COMMIT;
+    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+        CALL tidemill.open_gates(p);
+    END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
     IF did.sooner THEN
         PERFORM tidemill.fire_sooner();

@@ -99,6 +99,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     more := tidemill.tick_once(most, p);
     COMMIT;
+    CALL tidemill.open_gates(p);
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM tidemill.ring(0, true, '{}', p);
 END $$;
@@ -115,5 +116,6 @@ BEGIN
     DELETE FROM await WHERE until < t;
     DELETE FROM call WHERE seen > 0 AND seen < t - 600;
     PERFORM fold();
-    RETURN greatest(prune(most, t, p), sweep_keys(most, t)) >= most OR more;
+    PERFORM sync_gates(false, t);
+    RETURN greatest(prune(most, t, p), sweep_keys(most, t), sweep_gates(most, t)) >= most OR more;
 END $$;

@@ -194,6 +194,8 @@ BEGIN
         SELECT job.seq FROM later JOIN job USING (seq) WHERE job.line / 4 = q
         UNION ALL
         SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
+        UNION ALL
+        SELECT seq FROM parked WHERE line BETWEEN q * 4 AND q * 4 + 3
         LIMIT most);
     PERFORM lock_keys(here, '{}');
     flows := lock_flows(here, all_bad(here), names_of(here));
@@ -239,6 +241,11 @@ BEGIN
     -- What is ready stays so, or it would be leased and ended by somebody who waits for us.
     PERFORM FROM (SELECT * FROM job WHERE seq = ANY (these)) AS j CROSS JOIN LATERAL (
         SELECT FROM ready AS r WHERE r.line = j.line AND r.rank = j.rank AND r.seq = j.seq
+        FOR UPDATE OFFSET 0) AS locked;
+    PERFORM FROM (SELECT * FROM job WHERE seq = ANY (these) AND lane IS NOT NULL) AS j
+    CROSS JOIN LATERAL (
+        SELECT FROM parked AS r
+        WHERE r.lane = j.lane AND r.line = j.line AND r.rank = j.rank AND r.seq = j.seq
         FOR UPDATE OFFSET 0) AS locked;
     PERFORM FROM lease WHERE seq = ANY (these) ORDER BY seq FOR UPDATE;
     RETURN flows;

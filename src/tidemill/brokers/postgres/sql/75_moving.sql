@@ -88,7 +88,7 @@ BEGIN
                 ttr float8, result_ttl float8, cancelling boolean, key text, error text,
                 trail jsonb, done float8, total float8, log jsonb, linked boolean, inputs text[],
                 next text[], waits text, pending bigint, failures bigint, dropped boolean,
-                delay float8, at float8, until float8)
+                delay float8, at float8, until float8, lane text, cost float8, terms float8[])
         ORDER BY n
     LOOP
         r.seq := start + r.seq;
@@ -114,7 +114,7 @@ BEGIN
         result_ttl float8, cancelling boolean, key text, error text, trail jsonb, done float8,
         total float8, log jsonb, linked boolean,
         inputs text[], next text[], waits text, pending bigint, failures bigint, dropped boolean,
-        delay float8, at float8, until float8);
+        delay float8, at float8, until float8, lane text, cost float8, terms float8[]);
     what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])
             [r.state + 1];
     ended := r.state > 3;
@@ -132,11 +132,14 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, attempt,
-                     losses, cancelling, id, key, error, trail, envelope, linked, inputs)
+                     losses, cancelling, id, key, error, trail, envelope, linked, inputs, lane, cost)
     VALUES (r.seq, r.rank, r.due, r.expires, r.timeout, r.ttr, r.result_ttl, r.line, r.policy,
             r.tries, r.attempt, r.losses, r.cancelling, r.id, r.key,
             CASE WHEN ended THEN '' ELSE r.error END, nullif(r.trail, 'null'), envelope,
-            r.linked, r.inputs);
+            r.linked, r.inputs, r.lane, r.cost);
+    IF r.lane IS NOT NULL THEN
+        PERFORM declare(r.lane, r.terms, true);
+    END IF;
     IF r.waits IS NOT NULL THEN
         INSERT INTO behind (seq, id, waits, pending, failures, dropped, delay, at)
         VALUES (r.seq, r.id, r.waits, r.pending, r.failures, r.dropped, r.delay, r.at);

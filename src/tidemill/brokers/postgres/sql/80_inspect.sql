@@ -5,7 +5,8 @@ CREATE OR REPLACE VIEW tidemill.shown AS
 SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses, job.due, job.expires,
        job.cancelling, job.trail, job.envelope,
        coalesce(done.state, CASE WHEN ready.seq IS NOT NULL THEN 2 WHEN lease.seq IS NOT NULL THEN 3
-                                 WHEN later.waiting THEN 0 ELSE 1 END) AS state,
+                                 WHEN later.waiting THEN 0 WHEN later.seq IS NOT NULL THEN 1
+                                 ELSE 2 END) AS state,  -- else it is parked
        coalesce(done.attempt, job.attempt) AS attempt,
        coalesce(done.error, job.error) AS error,
        done.finished, done.result, done.attempt AS last, done.leased AS last_leased, done.started,
@@ -21,12 +22,18 @@ LEFT JOIN tidemill.done ON done.seq = job.seq
 LEFT JOIN tidemill.note ON note.seq = job.seq
 LEFT JOIN tidemill.behind ON behind.seq = job.seq;
 
--- The ready job of a queue that was accepted first: the first of each rank, for so many ranks.
+-- The ready job of a queue that was accepted first: the first of each rank, for so many ranks, and of
+-- each lane, for so many.
 CREATE OR REPLACE FUNCTION tidemill.oldest_of(which int) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     r      record;
-    oldest bigint;
+    oldest bigint := (
+        SELECT min(p.seq) FROM (
+            SELECT id, lines FROM gate WHERE lines <> '{}' LIMIT 1000) AS g
+        CROSS JOIN LATERAL unnest(g.lines) AS l CROSS JOIN LATERAL (
+            SELECT seq FROM parked WHERE lane = g.id AND line = l ORDER BY rank, seq LIMIT 1) AS p
+        WHERE l / 4 = which);
 BEGIN
     FOR k IN which * 4..which * 4 + 2 LOOP
         SELECT -1::bigint AS rank INTO r;

@@ -1,0 +1,77 @@
+"""Limits as they cross the line; ``sql/26_gates.sql`` and ``sql/27_limits.sql`` do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tidemill.brokers.postgres.session import Session
+from tidemill.gate import Claim, Held, LimitStats, Terms
+
+__all__ = ["all_limits", "held", "lane_of", "numbers", "set_limit"]
+
+_CUT = "\x1f"
+"""Between the name and the key of a lane: neither has control characters."""
+
+
+def lane_of(claim: Claim) -> str:
+    """The lane of a job: one key of one limit."""
+    return f"n{claim.name}{_CUT}{claim.key}"
+
+
+def numbers(terms: Terms) -> list[float | None]:
+    """Terms as the server has them."""
+    none = (None, None)
+    rate, window, breaker = terms.rate or none, terms.window or none, terms.breaker or none
+    given = (*rate, terms.burst, *window, terms.concurrency, *breaker)
+    return [None if number is None else float(number) for number in given]
+
+
+def set_limit(
+    session: Session, name: str, terms: Terms | None, *, queue: bool, declared: bool
+) -> None:
+    """Have these terms hold."""
+    if queue:
+        session.known([name])
+    which = f"q{session.queues[name]}" if queue else f"n{name}"
+    given = None if terms is None else numbers(terms)
+    session.once("set_limit", [which, given, declared], "text, float8[], bool")
+
+
+def all_limits(session: Session) -> list[LimitStats]:
+    """Every limit in numbers, by name, queues first."""
+    rows = [
+        LimitStats(
+            name=name,
+            queue=queue,
+            terms=_terms(terms),
+            declared=None if declared is None else _terms(declared),
+            by_hand=by_hand,
+            running=running,
+            failures=failures,
+            until=until,
+            keys=keys,
+        )
+        for name, queue, terms, declared, by_hand, running, failures, until, keys in session.rows(
+            "limits_shown", []
+        )
+    ]
+    return sorted(rows, key=lambda row: (not row.queue, row.name))
+
+
+def held(session: Session, job_id: str) -> Held | None:
+    """What keeps a ready job waiting."""
+    for name, key, queue, until, running, terms, broken in session.rows("held", [job_id], "text"):
+        return Held(name, key, queue, until, running, _terms(terms), broken)
+    return None
+
+
+def _terms(found: Sequence[Any]) -> Terms:
+    rate, seconds, burst, most, length, concurrency, failures, pause = found
+    return Terms(
+        rate=None if rate is None else (rate, seconds),
+        burst=burst,
+        window=None if most is None else (most, length),
+        concurrency=None if concurrency is None else int(concurrency),
+        breaker=None if failures is None else (int(failures), pause),
+    )
