@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kinds import Clock
@@ -154,6 +156,26 @@ def test_many_are_handed_over_and_taken_in_one_step_each(
     assert [lease.open().id for lease in reply.leases] == ids_of(more)
     assert {state(broker, j.id) for j in jobs[1::2]} == {State.SUCCEEDED}
     assert {state(broker, j.id) for j in jobs[::2]} == {State.RUNNING}
+
+
+def test_of_many_who_want_it_one_has_it(broker: Broker, relay: Hand) -> None:
+    # law 3, law 4: what somebody takes nobody else does, nor is it cancelled before it started
+    jobs = [job() for _ in range(40)]
+    leases = carried(broker, relay, *jobs)
+    hands = [Hand(broker, f"w{n}") for n in range(3)]
+    orders = [[*leases[n:], *leases[:n]] for n in (0, 13, 26)]
+    with ThreadPoolExecutor(4) as pool:
+        fetch = [pool.submit(h.fetch, *order) for h, order in zip(hands, orders, strict=True)]
+        assert all(pool.submit(broker.cancel, ids_of(jobs[::-3])).result())
+    taken: Counter[int] = Counter()
+    for order, answer in zip(orders, fetch, strict=True):
+        taken.update(o.token for o, mine in zip(order, answer.result(), strict=True) if mine)
+    assert set(taken.values()) == {1}
+    for lease, each in zip(leases, jobs, strict=True):
+        record = shown(broker, each.id)
+        assert (record.state is State.RUNNING) is (lease.token in taken)
+        assert record.cancelling is (record.state is State.RUNNING and each in jobs[::-3])
+    check_counts(broker)
 
 
 def test_handing_over_taking_and_leasing_are_one_step(broker: Broker, relay: Hand) -> None:
@@ -511,6 +533,24 @@ def test_recall_gives_everything_back_uncounted(broker: Broker, relay: Hand, wor
     assert worker.settle(taken)
 
 
+def test_a_message_of_before_stays_stale_though_its_job_is_carried_anew(
+    broker: Broker, relay: Hand, worker: Hand
+) -> None:
+    # law 4
+    jobs = [job("a"), job("b", key="k"), job("c")]
+    old = carried(broker, relay, *jobs)
+    broker.put([job("b", key="k", on_conflict="merge", priority=5)])
+    broker.set_queue("c", paused=True)
+    assert worker.fetch(old[2]) == [False]
+    broker.set_queue("c", paused=False)
+    broker.recall()
+    new = relay.take(3)
+    assert {lease.open().id for lease in new} == set(ids_of(jobs))
+    assert relay.carry(*new) == [True] * 3
+    assert worker.fetch(*old) == [False] * 3
+    assert worker.fetch(*new) == [True] * 3
+
+
 def test_recall_wakes_who_sleeps(broker: Broker, relay: Hand, worker: Hand) -> None:
     # law 9
     carried(broker, relay, job())
@@ -615,6 +655,26 @@ def test_what_never_ran_gives_its_tokens_back(
     assert sorted(worker.take_ids()) == sorted(ids_of(expected))
     assert is_gone(worker, *leases)
     check_counts(broker)
+
+
+def test_taking_gives_no_token_back(
+    broker: Broker, relay: Hand, worker: Hand, clock: Clock, need: Callable[[Feature], None]
+) -> None:
+    # law 13
+    need(Feature.LIMITS)
+    terms = Terms(rate=(1, 1000), burst=1, window=(9, 1000))
+    limiting(broker, "limits").set_limit("q", terms, queue=True)
+    claim = Claim("api", "x", 1.0, terms)
+    leases = carried(broker, relay, job("q"), job("l", limit=claim))
+    clock.advance(100)
+    assert worker.fetch(*leases) == [True, True]
+    assert [worker.settle(lease) for lease in leases] == [True, True]
+    broker.put([job("q"), job("l", limit=claim)])
+    assert worker.take_ids() == []
+    clock.advance(890)
+    assert worker.take_ids() == []
+    clock.advance(20)
+    assert len(worker.take_ids()) == 2
 
 
 def test_what_was_taken_late_counts_in_the_window_it_starts_in(

@@ -15,7 +15,7 @@ FEATURES = {
     "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
     "lmdb": EVERYTHING,
     "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP},
-    "postgresql": EVERYTHING - {F.BACKUP, F.CARRY},
+    "postgresql": EVERYTHING - {F.BACKUP},
 }
 
 

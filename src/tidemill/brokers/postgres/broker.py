@@ -70,7 +70,7 @@ def migrate_url(url: Url) -> tuple[int, int]:
 class PostgresBroker:
     """A broker in a PostgreSQL database."""
 
-    features = frozenset(Feature) - {Feature.BACKUP, Feature.CARRY}
+    features = frozenset(Feature) - {Feature.BACKUP}
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown
@@ -255,6 +255,13 @@ class PostgresBroker:
         while batch := self._session.once("purge", [queue, _PURGE_MOST], "text, int"):
             removed += batch
         return removed
+
+    def recall(self) -> int:
+        self._check_open()
+        given = 0
+        while batch := self._session.once("recall", [_PURGE_MOST], "int"):
+            given += batch
+        return given
 
     def command(self, owner_id: str, command: Command) -> bool:
         self._check_open()

@@ -14,9 +14,9 @@ from tidemill.brokers.postgres.lines import Connection, Line
 from tidemill.brokers.postgres.puts import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.trouble import Unfit
-from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of
+from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of, texts
 from tidemill.errors import StoreMoved
-from tidemill.job import Command, Verdict
+from tidemill.job import Command, Outcome, Verdict
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.members import Member
@@ -35,6 +35,8 @@ class _Answer(msgspec.Struct):
     missed: Sequence[int] = ()  # plain verdicts that found no lease
     lost: Sequence[int] = ()  # other verdicts
     late: Sequence[int] = ()  # touches
+    kept: Sequence[int] = ()  # verdicts that hand a lease over
+    stale: Sequence[int] = ()  # leases to take from the carrier
     commands: Sequence[tuple[str, int]] = ()
     due: float | None = None
     firing: float | None = None  # the next schedule
@@ -49,7 +51,8 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         member.partial = True
         return reply
     plain = [verdict for verdict in step.verdicts if _is_plain(verdict)]
-    others = [verdict for verdict in step.verdicts if not _is_plain(verdict)]
+    over = [verdict for verdict in step.verdicts if _goes_over(verdict)]
+    others = [v for v in step.verdicts if not (_is_plain(v) or _goes_over(v))]
     want = step.want or _NOTHING
     queues = [session.queues[name] for name in session.known(want.queues)]
     told = len(handed.told)
@@ -72,6 +75,9 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         None if step.want is None else str(want.mode),
         *(want.tasks, want.messages, want.sleep, want.alone, handed.may_come(want)),
         ints(handed.told),
+        ints([v.token for v in over]),
+        ints([token for token, _ in step.take]),
+        texts([clean(job_id) for _, job_id in step.take]),
         session.prefs(),
         session.chores(len(step.verdicts)),
     ]
@@ -116,6 +122,11 @@ def _is_plain(verdict: Verdict) -> bool:
     return not (verdict.outcome or verdict.error or verdict.traceback or verdict.followers)
 
 
+def _goes_over(verdict: Verdict) -> bool:
+    """True for a lease that is handed over to the carrier, and nothing else: in bulk, too."""
+    return verdict.outcome == Outcome.CARRY and not verdict.followers
+
+
 def _row(v: Verdict) -> dict[str, Any]:
     return {
         "token": v.token,
@@ -142,11 +153,17 @@ def _reply(step: Step, plain: Sequence[Verdict], answer: _Answer, leases: bytes)
     if answer.gone:  # given up for dead: all it held is lost
         lost = [False] * len(step.verdicts), [False] * len(step.touch)
         return Reply(*lost, commands=[Command("lost")], next_due=0.0)
+    over = sum(map(_goes_over, step.verdicts))
     missed = iter(_settled(len(plain), answer.missed))
-    others = iter(_settled(len(step.verdicts) - len(plain), answer.lost))
+    kept = iter(_settled(over, answer.kept))
+    others = iter(_settled(len(step.verdicts) - len(plain) - over, answer.lost))
     return Reply(
-        settled=[next(missed) if _is_plain(v) else next(others) for v in step.verdicts],
+        settled=[
+            next(missed if _is_plain(v) else kept if _goes_over(v) else others)
+            for v in step.verdicts
+        ],
         touched=_settled(len(step.touch), answer.late),
+        taken=_settled(len(step.take), answer.stale),
         leases=leases_of(leases),
         commands=[Command(verb, token) for verb, token in answer.commands],
         next_due=float("inf") if answer.due is None else max(0.0, answer.due),

@@ -47,7 +47,7 @@ class Handed:
     def take(self, step: Step) -> Reply | None:
         """The answer to a step by what has arrived; None when the server must be asked."""
         want = step.want
-        if want is None or step.verdicts or step.notes or step.touch:
+        if want is None or step.verdicts or step.notes or step.touch or step.take:
             return None
         with self._lock:
             arrived = [packed for turn, packed in self._arrived if turn == self._turn]

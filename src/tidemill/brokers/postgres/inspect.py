@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 _COUNTS = (
     *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried"),
-    *("cancelled", "expired"),
+    *("cancelled", "expired", "carried"),
 )
 
 

@@ -50,7 +50,8 @@ class Statements:
         exchange = (
             f'CALL "{schema}".exchange(%s::int, %s::bigint, %b::bigint[], %b::float8[], '
             f"%b::float8[], %b::bytea[], %s::jsonb, {followers}, %b::bigint[], %b::float8[], "
-            f"%s::jsonb, {want}, %b::bigint[], {prefs}, %s::int, NULL, NULL, NULL)"
+            f"%s::jsonb, {want}, %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], "
+            f"{prefs}, %s::int, NULL, NULL, NULL)"
         )
         self.exchange = exchange.encode()
 

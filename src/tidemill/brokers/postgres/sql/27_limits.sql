@@ -158,9 +158,11 @@ BEGIN
                             WHEN e.well THEN 0 ELSE failures + 1 END,
             until = CASE WHEN NOT e.well AND failures + 1 >= e.x[7] THEN now + floor(e.x[8] * 1e6)
                     ELSE until END,
-            filled = CASE WHEN e.back IS NULL THEN filled ELSE filled - e.cost * every(e.x) END,
+            filled = CASE WHEN e.back IS NULL OR e.again IS NOT NULL THEN filled
+                     ELSE filled - e.cost * every(e.x) END,
             slots = CASE WHEN e.back IS NULL THEN slots
-                    ELSE slots_without(e.x, slots, e.back, e.cost) END
+                    ELSE slots_with(e.x, slots_without(e.x, slots, e.back, e.cost), e.again,
+                                    CASE WHEN e.again IS NULL THEN 0 ELSE e.cost END) END
         WHERE id = e.gate;
     END LOOP;
     IF same IS NULL THEN

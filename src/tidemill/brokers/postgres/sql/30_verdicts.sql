@@ -81,6 +81,14 @@ LANGUAGE plpgsql AS $$
 DECLARE
     l lease;
 BEGIN
+    IF outcome = 7 THEN
+        IF carry(me, ARRAY[which], t) <> '{}' THEN
+            RETURN true;
+        END IF;
+        outcome := 3;
+        why := 'cancelled before it started';
+        started := 0;
+    END IF;
     SELECT * INTO l FROM lease
     WHERE seq = which >> 16 AND token = which AND owner = me FOR UPDATE;
     IF NOT FOUND THEN
@@ -91,7 +99,7 @@ BEGIN
 END $$;
 
 -- Count and write down the attempt, and move the job on. Outcomes: 0 success, 1 retry, 2 fail,
--- 3 release, 4 snooze, 5 cancelled, 6 expired.
+-- 3 release, 4 snooze, 5 cancelled, 6 expired; 7 is not one, see 48_carrier.sql.
 CREATE OR REPLACE FUNCTION tidemill.close_attempt(
     l tidemill.lease, worker text, outcome int, delay float8, why text, stack text, started float8,
     ended float8, answer bytea, hold boolean, t float8, p tidemill.prefs) RETURNS void

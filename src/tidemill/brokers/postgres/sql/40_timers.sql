@@ -165,7 +165,8 @@ BEGIN
         WITH gone AS (DELETE FROM tally RETURNING *)
         INSERT INTO tally
         SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(accepted),
-               sum(succeeded), sum(failed), sum(retried), sum(cancelled), sum(expired), sum(kept)
+               sum(succeeded), sum(failed), sum(retried), sum(cancelled), sum(expired), sum(kept),
+               sum(carried)
         FROM gone GROUP BY queue;
     END IF;
 END $$;

@@ -3,7 +3,8 @@
 -- Lock what a step may change, or wait for, in the order in which all lock: keys, what is behind the
 -- jobs that it may end or that its followers name, leases. Returns what lock_flows does.
 CREATE OR REPLACE FUNCTION tidemill.lock_step(
-    tokens bigint[], verdicts jsonb, shapes jsonb, others bigint[], seen bigint[])
+    tokens bigint[], verdicts jsonb, shapes jsonb, others bigint[], seen bigint[], over bigint[],
+    takes bigint[])
 RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -12,8 +13,9 @@ DECLARE
     flows bigint[] := '{}';
     held  bigint[];
     keyed boolean := shapes IS NOT NULL OR EXISTS (SELECT FROM key);
-    many  boolean := verdicts IS NOT NULL OR cardinality(others) > 1;
+    many  boolean := verdicts IS NOT NULL OR cardinality(others) > 1 OR over <> '{}' OR takes <> '{}';
 BEGIN
+    others := others || over || takes;
     IF keyed OR many THEN
         held := ARRAY (
             SELECT x >> 16 FROM unnest(tokens || others) AS x UNION ALL
@@ -25,6 +27,7 @@ BEGIN
     IF EXISTS (SELECT FROM behind) THEN
         SELECT coalesce(array_agg(x.seq), '{}'), coalesce(array_agg(x.bad), '{}') INTO jobs, bad FROM (
             SELECT token >> 16 AS seq, false AS bad FROM unnest(tokens) AS token
+            UNION ALL SELECT token >> 16, true FROM unnest(over) AS token
             UNION ALL
             SELECT (v ->> 'token')::bigint >> 16, (v ->> 'outcome')::int <> 0
             FROM jsonb_array_elements(verdicts) AS v
@@ -39,12 +42,13 @@ BEGIN
     RETURN flows;
 END $$;
 
--- The first transaction of a step: note, settle, touch, lease, in that order. A step that is repeated
+-- The first transaction of a step: note, settle, touch, take, lease, in that order. A step that is repeated
 -- is answered from what was kept of it.
 CREATE OR REPLACE FUNCTION tidemill.step(
     me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
     verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
     touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, heard bigint[],
+    over bigint[], take_tokens bigint[], take_ids text[],
     p tidemill.prefs, OUT answer jsonb, OUT leases bytea, OUT turn bigint, OUT ended bigint[], OUT moved boolean,
     OUT hungry int, OUT idle boolean)
 LANGUAGE plpgsql
@@ -60,6 +64,8 @@ DECLARE
     missed   int[] := '{}';
     lost     int[] := '{}';
     late     int[] := '{}';
+    kept     int[] := '{}';
+    stale    int[] := '{}';
     leaves   text;
     commands jsonb;
     unheard  bigint[];
@@ -90,7 +96,8 @@ BEGIN
     unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (heard));
     IF mine.serial <> this THEN
         seen := end_by_time(t);
-        flows := lock_step(tokens, verdicts, f_shapes, touch_tokens || unheard, seen);
+        flows := lock_step(tokens, verdicts, f_shapes, touch_tokens || unheard, seen,
+                           over, take_tokens);
     END IF;
     IF w.mode IS NOT NULL THEN
         mine.handed := '{}';
@@ -153,12 +160,25 @@ BEGIN
                 END IF;
             END LOOP;
         END IF;
+        IF cardinality(over) > 0 THEN
+            kept := without(carry(me, over, t), over);
+            IF kept <> '{}' THEN
+                moved := true;
+                ended := ended || ARRAY (SELECT over[n] >> 16 FROM unnest(kept) AS n);
+                kept := ARRAY (SELECT n FROM unnest(kept) AS n WHERE NOT settle(
+                    me, who.name, over[n], 7, 0, '', '', 0, 0, NULL, false, t, p));
+            END IF;
+        END IF;
         FOR n IN 1..coalesce(cardinality(touch_tokens), 0) LOOP
             IF NOT touch(me, touch_tokens[n], touch_seconds[n], t) THEN
                 late := late || n;
             END IF;
         END LOOP;
         moved := flow(flows, t, p) OR moved;
+        IF cardinality(take_tokens) > 0 THEN
+            stale := without(take_carried(me, take_tokens, take_ids, who.consumes, t), take_tokens);
+            moved := moved OR cardinality(stale) > 0;
+        END IF;
         PERFORM sync_gates(false, t);
         IF w.count > 0 THEN
             PERFORM pg_advisory_xact_lock_shared('meta'::regclass::oid::int, 0);
@@ -182,8 +202,10 @@ BEGIN
         -- Nothing was done that must not be lost.
         leases := handed || leases;
         idle := NOT moved AND leases = '' AND cardinality(ended) = 0 AND notes IS NULL
-                AND commands = '[]' AND coalesce(cardinality(touch_tokens), 0) = 0;
-        mine.missed := jsonb_build_object('missed', missed, 'lost', lost, 'late', late);
+                AND commands = '[]' AND coalesce(cardinality(touch_tokens), 0) = 0
+                AND over = '{}' AND take_tokens = '{}';
+        mine.missed := jsonb_build_object('missed', missed, 'lost', lost, 'late', late,
+                                          'kept', kept, 'stale', stale);
         answer := mine.missed || jsonb_build_object('commands', commands, 'leaves', leaves);
     END IF;
     d := next_due();
@@ -249,6 +271,7 @@ CREATE OR REPLACE PROCEDURE tidemill.exchange(
     me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
     verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
     touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, heard bigint[],
+    over bigint[], take_tokens bigint[], take_ids text[],
     p tidemill.prefs, chores int, INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -256,7 +279,8 @@ DECLARE
     a record;
 BEGIN
     s := tidemill.step(me, this, tokens, starts, ends, results, verdicts, f_ids, f_envelopes,
-                       f_shape, f_shapes, touch_tokens, touch_seconds, notes, w, heard, p);
+                       f_shape, f_shapes, touch_tokens, touch_seconds, notes, w, heard,
+                       over, take_tokens, take_ids, p);
     answer := s.answer;
     leases := s.leases;
     IF s.idle THEN

@@ -34,12 +34,13 @@ DECLARE
     held int;
 BEGIN
     -- Its pulse first: a step of its own that runs now ends before, and none begins after.
-    SELECT owner.number, owner.name, owner.channel INTO o
+    SELECT owner.number, owner.name, owner.channel, owner.kind INTO o
     FROM owner JOIN pulse ON pulse.owner = owner.number WHERE owner.id = who FOR UPDATE OF pulse;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    held := give_back(o.number, o.name, witness, ran, causes, clock(p), p);
+    -- A relay runs nothing.
+    held := give_back(o.number, o.name, witness OR o.kind = 'relay', ran, causes, clock(p), p);
     DELETE FROM command WHERE owner = o.number;
     DELETE FROM pulse WHERE owner = o.number;
     DELETE FROM owner WHERE number = o.number;

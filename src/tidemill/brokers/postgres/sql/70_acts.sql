@@ -196,6 +196,8 @@ BEGIN
         SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
         UNION ALL
         SELECT seq FROM parked WHERE line BETWEEN q * 4 AND q * 4 + 3
+        UNION ALL
+        SELECT seq FROM lease WHERE owner = 0 AND line BETWEEN q * 4 AND q * 4 + 3
         LIMIT most);
     PERFORM lock_keys(here, '{}');
     flows := lock_flows(here, all_bad(here), names_of(here));
