@@ -240,10 +240,11 @@ class SideBySide(RuleBasedStateMachine):
         self.agree(change)
         self.put_ids += [j.id for *_, jobs in drawn for j in jobs]
 
-    @rule(owner=st.sampled_from(OWNERS), fires=st.integers(1, 3))
-    def hand_out(self, owner: str, fires: int) -> None:
+    @rule(owner=st.sampled_from(OWNERS))
+    def hand_out(self, owner: str) -> None:
         if self.scheduled:
-            self.exchange(owner, lambda _: Step(owner, fires=fires))
+            # All there are: which of several that are due come first is not promised.
+            self.exchange(owner, lambda _: Step(owner, fires=len(SCHEDULES)))
 
     @rule(
         owner=st.sampled_from(OWNERS),
@@ -273,7 +274,7 @@ class SideBySide(RuleBasedStateMachine):
             return
         assert (one.settled, one.touched, one.taken) == (two.settled, two.touched, two.taken)
         assert [c.verb for c in one.commands] == [c.verb for c in two.commands]
-        assert [s.name for s in one.schedules] == [s.name for s in two.schedules]
+        assert sorted(s.name for s in one.schedules) == sorted(s.name for s in two.schedules)
         assert len(one.leases) == len(two.leases)
         for mine, theirs in zip(one.leases, two.leases, strict=True):
             assert mine.open() == theirs.open()
