@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,12 @@ import pytest
 from kinds import Clock
 from seam import Hand, check_counts, ids_of, job, message, state
 
-from tidemill.brokers.base import Broker, Feature, Filter, Mode, Step, Want
+from tidemill.brokers.base import Broker, Feature, Filter, Mode, Step, Want, open_broker
 from tidemill.brokers.limiting import limiting
 from tidemill.errors import StoreMoved
 from tidemill.gate import Claim, Terms
 from tidemill.job import Envelope, Lease, Links, Outcome, Placed, Record, State, Verdict, Waits
+from tidemill.move import move
 from tidemill.retry import Retries
 
 ELSEWHERE = "lmdb://./elsewhere"
@@ -587,6 +589,23 @@ def test_a_store_that_departs_lets_nothing_be_taken_and_loses_nothing(
     broker.stay()
     assert worker.fetch(leases[2]) == [True]
     assert set(worker.take_ids()) == {jobs[n].id for n in (0, 1, 3)}
+
+
+def test_what_is_carried_moves_to_another_store_as_it_is_and_is_leased_there(
+    broker: Broker, relay: Hand, worker: Hand, need: Callable[[Feature], None]
+) -> None:
+    # law 3
+    need(Feature.MOVE)
+    one, two = job("a", key="k", priority=3), job("a")
+    leases = carried(broker, relay, one, two)
+    with contextlib.closing(open_broker("memory://?keep=7200")) as target:
+        move(broker, target)
+        new = Hand(target)
+        there = new.take(5)
+        assert [lease.open().id for lease in there] == [one.id, two.id]
+        assert {lease.attempt for lease in there} == {1}
+        check_counts(target)
+    assert worker.fetch(*leases) == [False, False]
 
 
 # -- limits ----------------------------------------------------------------------------------------
