@@ -318,9 +318,7 @@ class JobGroup(Generic[R]):
 
     # -- the same for asyncio -------------------------------------------------------------------
 
-    async def await_state(
-        self, timeout: Seconds | None = None, *, progress: bool = False
-    ) -> State:
+    async def await_state(self, timeout: Seconds | None = None, *, progress: bool = False) -> State:
         """As ``wait``."""
         if self._done is not None:
             return State.SUCCEEDED

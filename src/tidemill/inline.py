@@ -118,8 +118,10 @@ class _Inline:
                 steps.append(handle)
                 first = (value,)
             return JobChain.done(self._mill, job_id, steps), first[0]
-        parts = [(part.node, part) for part in node.nodes] if isinstance(node, Flow) else (
-            (member, None) for member in node.members
+        parts = (
+            [(part.node, part) for part in node.nodes]
+            if isinstance(node, Flow)
+            else ((member, None) for member in node.members)
         )
         return self._side_by_side(parts, job_id, first)
 

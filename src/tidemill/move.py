@@ -128,9 +128,7 @@ def _has_schedules(source: Broker) -> bool:
     return Feature.SCHEDULES in source.features and bool(source.list_schedules("", 1))
 
 
-def _copy_schedules(
-    source: Broker, target: Broker, departure: Departure, progress: Moved
-) -> None:
+def _copy_schedules(source: Broker, target: Broker, departure: Departure, progress: Moved) -> None:
     """Last, so that what they put on the target comes behind what was here before."""
     number, _, after = target.adopted(departure.mark).partition(":")
     if int(number) > len(PASSES):
@@ -169,9 +167,7 @@ def _copy(
             taken = target.adopt(departure, records, mark)
             point("move.adopted")
             progress.stayed += [
-                record.envelope.id
-                for record, here in zip(records, taken, strict=True)
-                if not here
+                record.envelope.id for record, here in zip(records, taken, strict=True) if not here
             ]
             progress.done += len(taken)
             tell(progress)

@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from kinds import KINDS, Clock, Kind
 from seam import Hand, check_counts
+from test_seam_features import FEATURES
 
 from tidemill.brokers.base import Broker, Feature, open_broker
+from tidemill.errors import FeatureMissing
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*what): features, or promises of Kind.cannot")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    kind = getattr(item, "callspec", None) and item.callspec.params.get("kind")
+    for mark in item.iter_markers("needs"):
+        for what in mark.args:
+            has = what in FEATURES[kind.name] if isinstance(what, Feature) else True
+            if not has or what in kind.cannot:
+                pytest.skip(f"{kind.name} has no {what}" if not has else f"not by it: {what}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A test that asks a broker for what it has not is over, and says what that was.
+
+    Which features each has is frozen in test_seam_features.py.
+    """
+    try:
+        return (yield)
+    except FeatureMissing as error:
+        kind, missing = item.funcargs.get("kind"), _NEEDED.search(str(error))
+        if missing is None or Feature(missing[1]) in FEATURES[kind.name]:
+            raise
+        pytest.skip(f"{kind.name} has no {missing[1]}")
+
+
+_NEEDED = re.compile(r" needs the feature (\w+), which ")
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)

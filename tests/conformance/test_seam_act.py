@@ -201,6 +201,7 @@ def test_a_paused_queue_accepts_and_gives_nothing_out(broker: Broker, worker: Ha
     assert broker.stats()[0].max_size == 9
 
 
+@pytest.mark.needs("commands")
 def test_a_command_reaches_its_owner_once(broker: Broker, worker: Hand) -> None:
     assert broker.command(worker.id, Command("quiet")) is True
     assert broker.command(worker.id, Command("dump")) is True
@@ -244,6 +245,7 @@ def test_attaching_again_starts_afresh(broker: Broker, worker: Hand) -> None:
     assert len(worker.take()) == 1
 
 
+@pytest.mark.needs("a witness")
 def test_the_witness_says_what_a_dead_owner_ran(broker: Broker, worker: Hand) -> None:
     # law 6, case T9
     ran, held = job(), job()
@@ -270,6 +272,7 @@ def test_the_witness_says_what_a_dead_owner_ran(broker: Broker, worker: Hand) ->
     assert [lease.attempt for lease in other.take(2)] == [2, 1]
 
 
+@pytest.mark.needs("a witness")
 def test_a_job_that_kills_its_worker_each_time_fails(broker: Broker) -> None:
     # law 6, case T9: no poison loop
     given = job(retries=1)
@@ -283,6 +286,7 @@ def test_a_job_that_kills_its_worker_each_time_fails(broker: Broker) -> None:
     assert (record.state, record.error, record.attempt) == (State.FAILED, "killed by SIGSEGV", 2)
 
 
+@pytest.mark.needs("a witness")
 def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     # law 6
     given = job(retries=1)
@@ -301,6 +305,7 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     assert broker.get(given.id).losses == 0
 
 
+@pytest.mark.needs("a witness")
 def test_what_was_lost_is_leased_one_at_a_time(broker: Broker) -> None:
     # law 6: so that the culprit is known
     lost, plain, later = [job(f"q{n}") for n in range(3)], job(priority=9), job(delay=60)
@@ -333,6 +338,7 @@ def test_what_was_lost_is_leased_one_at_a_time(broker: Broker) -> None:
     assert fresh.losses == 0
 
 
+@pytest.mark.needs("a witness")
 def test_what_was_lost_can_be_purged_and_cancelled(broker: Broker) -> None:
     # law 6
     jobs = [job() for _ in range(3)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kinds import Kind
+from kinds import NOT_BY_RABBITMQ, Kind
 from seam import job
 
 from tidemill.brokers.base import Broker, Feature, need
@@ -16,6 +16,7 @@ FEATURES = {
     "lmdb": EVERYTHING,
     "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP},
     "postgresql": EVERYTHING - {F.BACKUP},
+    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY}),
 }
 
 
@@ -23,9 +24,15 @@ def test_the_features_are_those_of_the_table(kind: Kind, broker: Broker) -> None
     assert broker.features == FEATURES[kind.name]
 
 
-def test_a_missing_feature_is_refused_naming_both(kind: Kind, broker: Broker) -> None:
+def test_only_rabbitmq_lacks_what_no_feature_stands_for(kind: Kind) -> None:
+    assert kind.cannot == (NOT_BY_RABBITMQ if kind.name == "rabbitmq" else frozenset())
+    assert len(NOT_BY_RABBITMQ) == 5
+
+
+def test_a_missing_feature_is_refused_naming_both(broker: Broker) -> None:
+    scheme = broker.url.split(":", 1)[0]
     for feature in EVERYTHING - broker.features:
-        with pytest.raises(FeatureMissing, match=rf"^backup=.*{feature}.*{kind.name}"):
+        with pytest.raises(FeatureMissing, match=rf"^backup=.*{feature}.*{scheme}"):
             need(broker, feature, "backup=")
     for feature in broker.features:
         need(broker, feature, "anything")

@@ -6,7 +6,7 @@ import pytest
 from kinds import Clock
 from seam import Hand, check_counts, ids_of, job, message, state
 
-from tidemill.brokers.base import KEEP_ATTEMPTS, Broker, Mode, Step
+from tidemill.brokers.base import KEEP_ATTEMPTS, Broker, Feature, Mode, Step
 from tidemill.errors import TidemillError
 from tidemill.job import Outcome, State, Verdict
 
@@ -141,6 +141,7 @@ def test_a_step_answers_each_part_in_order(broker: Broker, worker: Hand) -> None
     assert worker.exchange(verdicts=verdicts).settled == [True, False, False, True]
 
 
+@pytest.mark.needs("a retry keeps its place")
 def test_a_retried_job_keeps_its_place_in_the_order(broker: Broker, worker: Hand) -> None:
     # law 10
     first, second, third = job(), job(), job()
@@ -208,6 +209,7 @@ def test_ttr_0_is_gone_when_taken(broker: Broker, consumer: Hand) -> None:
     assert broker.put([given])
 
 
+@pytest.mark.needs(Feature.INSPECT)
 def test_without_an_ack_a_message_comes_back_after_its_ttr(
     broker: Broker, consumer: Hand, clock: Clock
 ) -> None:
@@ -302,6 +304,7 @@ def test_merged_is_one_order_across_queues(broker: Broker, worker: Hand) -> None
     assert first + rest == [jobs[n].id for n in order]
 
 
+@pytest.mark.needs("exact turns")
 @pytest.mark.parametrize("named", [True, False])
 def test_fair_gives_every_queue_its_turn(broker: Broker, worker: Hand, named: bool) -> None:
     # law 10: taking one at a time starves nobody, whatever else happens in between
@@ -345,6 +348,7 @@ def test_tasks_and_messages_are_told_apart(broker: Broker, worker: Hand, consume
     assert consumer.take_ids() == [raw.id]
 
 
+@pytest.mark.needs("one order of tasks and messages")
 @pytest.mark.parametrize("mode", list(Mode))
 def test_who_asks_for_both_gets_them_in_one_order(broker: Broker, worker: Hand, mode: Mode) -> None:
     # law 10

@@ -712,9 +712,7 @@ def test_a_successor_and_a_merged_job_stay_under_their_limit(
     assert worker.take_ids() == ["three"]
 
 
-def test_a_moved_job_takes_its_limit_along(
-    broker: Broker, limits: Limiting, worker: Hand
-) -> None:
+def test_a_moved_job_takes_its_limit_along(broker: Broker, limits: Limiting, worker: Hand) -> None:
     from tidemill.brokers.base import open_broker
 
     source = open_broker("memory://")

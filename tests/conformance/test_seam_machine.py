@@ -468,6 +468,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.needs(Feature.INSPECT)
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind.name)
 def test_a_broker_behaves_as_the_memory_broker(kind: Kind) -> None:
     machine = type(f"SideBySide_{kind.name}", (SideBySide,), {"kind": kind})

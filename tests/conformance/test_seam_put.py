@@ -9,7 +9,7 @@ import pytest
 from kinds import Clock
 from seam import Hand, check_counts, everything, ids_of, job, message, state
 
-from tidemill.brokers.base import Broker, Mode
+from tidemill.brokers.base import Broker, Feature, Mode
 from tidemill.errors import DuplicateJob, QueueFull
 from tidemill.job import Outcome, Placed, State
 
@@ -68,6 +68,7 @@ def test_queues_with_similar_names_stay_apart(broker: Broker, worker: Hand) -> N
     assert sorted(row.name for row in broker.stats()) == sorted(names)
 
 
+@pytest.mark.needs(Feature.IDS)
 def test_an_id_is_unique_while_its_job_is_kept(broker: Broker, worker: Hand) -> None:
     # case Q13, law 11
     broker.put([job(id="17")])
@@ -81,6 +82,7 @@ def test_an_id_is_unique_while_its_job_is_kept(broker: Broker, worker: Hand) -> 
     assert broker.put([job(id="17")])[0].placed is Placed.CREATED
 
 
+@pytest.mark.needs(Feature.IDS)
 def test_the_id_of_a_message_is_free_after_its_ack(broker: Broker, consumer: Hand) -> None:
     # case Q13, law 11
     broker.put([message(id="17")])

@@ -161,9 +161,7 @@ def test_two_are_never_given_the_same_one(broker: Broker, worker: Hand) -> None:
     assert sorted(got) == [f"s{n:02}" for n in range(20)]
 
 
-def test_what_nobody_fired_is_handed_out_again(
-    broker: Broker, worker: Hand, clock: Clock
-) -> None:
+def test_what_nobody_fired_is_handed_out_again(broker: Broker, worker: Hand, clock: Clock) -> None:
     # Who had it died: another gets it a second later, as it was.
     due = wall_time() - 1
     version = add(broker, "s", due)
@@ -199,9 +197,7 @@ def test_of_two_that_fire_the_same_version_one_does(broker: Broker, clock: Clock
     assert broker.get("second") is None
 
 
-def test_once_changed_it_comes_at_its_new_time(
-    broker: Broker, worker: Hand, clock: Clock
-) -> None:
+def test_once_changed_it_comes_at_its_new_time(broker: Broker, worker: Hand, clock: Clock) -> None:
     add(broker, "s", wall_time() - 1)
     (schedule,) = worker.exchange(fires=5).schedules
     change = Change("s", schedule.version, wall_time() + 30, jobs=(job(),))
@@ -373,9 +369,7 @@ def test_a_change_that_fails_is_none_instead_either(broker: Broker) -> None:
     assert (found.version, found.body) == (version, b"rule")
 
 
-def test_many_that_are_known_are_changed_and_struck_at_once(
-    broker: Broker, worker: Hand
-) -> None:
+def test_many_that_are_known_are_changed_and_struck_at_once(broker: Broker, worker: Hand) -> None:
     now = wall_time()
     versions = {name: add(broker, name, now + 600) for name in "abcd"}
     changes = [

@@ -325,4 +325,3 @@ def test_a_fork_has_lines_of_its_own(place: Place) -> None:  # case Q12
         found.append(message.body)
         message.ack()
     assert sorted(found) == ["False", "True", "a", "parent"]
-

@@ -13,9 +13,7 @@ from tidemill.worker.firing import Firing
 from tidemill.worker.wire import Hello
 
 NOON = 1_800_000_000.0  # 2027-01-15 08:00 UTC
-READERS = (
-    *("brokers.memory.jobs", "schedules.book", "schedules.reading", "worker.firing", "app"),
-)
+READERS = (*("brokers.memory.jobs", "schedules.book", "schedules.reading", "worker.firing", "app"),)
 
 
 class Desk:

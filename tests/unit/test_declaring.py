@@ -289,9 +289,7 @@ def test_a_declared_one_that_has_ended_does_not_begin_again(desk: Desk) -> None:
     assert not desk.mill.schedules.get("few").ended
 
 
-def test_a_change_by_another_meanwhile_is_seen(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_by_another_meanwhile_is_seen(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.mill.schedule("s", desk.mill.call("tick"), every=60)
     change, calls = desk.broker.change_schedules, []
 

@@ -177,9 +177,7 @@ def test_explain_says_what_a_job_waits_for_and_until_when(mill: Tidemill) -> Non
     first, second = orders.put_many([1, 2])
     message = orders.get_nowait()
     assert message is not None
-    assert told(mill, second.id) == (
-        "It waits for the limit of queue 'orders': 1 of 1 are running"
-    )
+    assert told(mill, second.id) == ("It waits for the limit of queue 'orders': 1 of 1 are running")
     message.bury()
     assert "queue 'orders', 1/h, burst 1, 1 at a time; the next may start in" in told(
         mill, second.id

@@ -121,7 +121,9 @@ def test_after_the_first_hand_off_all_waits_for_the_sleeper_to_look(broker: Lmdb
     broker.put([named("two")])
     broker.put([named("three", priority=5)])
     assert [state(broker, each) for each in ("one", "two", "three")] == [
-        State.RUNNING, State.READY, State.READY,
+        State.RUNNING,
+        State.READY,
+        State.READY,
     ]
     assert worker.take(2) == ["one", "three"]
     assert worker.take(2) == ["two"]
@@ -165,9 +167,7 @@ def test_the_modes(broker: LmdbBroker, mode: Mode) -> None:
 @pytest.mark.parametrize(
     "fields", [{"delay": 60.0}, {"queue": "paused"}, {"queue": "other"}, {"task": ""}], ids=str
 )
-def test_what_is_not_for_it_is_not_handed_over(
-    broker: LmdbBroker, fields: dict[str, Any]
-) -> None:
+def test_what_is_not_for_it_is_not_handed_over(broker: LmdbBroker, fields: dict[str, Any]) -> None:
     broker.put([named("before", queue="q"), named("gone", queue="paused")])
     broker.delete(["before", "gone"])
     broker.set_queue("paused", paused=True)
@@ -247,9 +247,7 @@ def test_who_wants_less_now_gives_back(
 
 
 @pytest.mark.parametrize("how", ["detach", "witness", "no witness"])
-def test_an_owner_that_goes_before_it_looked_costs_no_attempt(
-    broker: LmdbBroker, how: str
-) -> None:
+def test_an_owner_that_goes_before_it_looked_costs_no_attempt(broker: LmdbBroker, how: str) -> None:
     """Law 6: nothing of it was on a board. Without any witness it is a loss, as ever."""
     worker = Sleeper(broker)
     worker.sleep()
@@ -379,9 +377,7 @@ open_broker(sys.argv[1]).put([Envelope(id="one", task="t")])
 @pytest.mark.parametrize(
     ("point", "there"), [("store.handed:1", 0), ("store.commit:1", 0), ("store.committed:1", 1)]
 )
-def test_a_producer_killed_on_the_way(
-    broker: LmdbBroker, url: str, point: str, there: int
-) -> None:
+def test_a_producer_killed_on_the_way(broker: LmdbBroker, url: str, point: str, there: int) -> None:
     """Laws 1 and 3: wholly or not at all; the sleeper was hinted in either case."""
     worker = Sleeper(broker)
     worker.sleep()

@@ -36,8 +36,7 @@ def broker(schema: str) -> Iterator[PostgresBroker]:
 def count(schema: str) -> Iterator[Callable[[], int]]:
     """Steps that the server has done for the owner "w"."""
     text = (
-        f'SELECT turn FROM "{schema}".pulse JOIN "{schema}".owner ON number = owner '
-        "WHERE id = %s"
+        f'SELECT turn FROM "{schema}".pulse JOIN "{schema}".owner ON number = owner WHERE id = %s'
     )
     with connect(postgres_url(), autocommit=True) as conn:
 

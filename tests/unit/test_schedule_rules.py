@@ -215,9 +215,7 @@ def test_it_agrees_with_debian(fields: tuple[str, ...], zone: str, after: float)
     after=st.floats(1.7e9, 1.9e9),
     seconds=st.sampled_from(["", "*/20 ", "5,40 "]),
 )
-def test_times_only_grow(
-    fields: tuple[str, ...], zone: str, after: float, seconds: str
-) -> None:
+def test_times_only_grow(fields: tuple[str, ...], zone: str, after: float, seconds: str) -> None:
     found = times(Rule(cron=seconds + " ".join([*fields, "*"]), zone=zone), after, 20)
     assert all(b > a for a, b in itertools.pairwise([after, *found]))
 

@@ -323,7 +323,6 @@ class Schedules:
             known=self._knows(job.task),
         )
 
-
     def _knows(self, task: str) -> bool | None:
         mill = self._mill
         return (task in mill.tasks or mill.may_import(task)) if mill.tasks else None
@@ -334,9 +333,7 @@ def _checked(name: str, call: Any) -> Call[Any]:
     if not isinstance(call, Call):
         raise InvalidOption(f"schedule {name!r} takes task.call(…), not {call!r}")
     if call.lacks is not None:
-        raise InvalidOption(
-            f"schedule {name!r}: {call.lacks}; give the arguments in task.call(…)"
-        )
+        raise InvalidOption(f"schedule {name!r}: {call.lacks}; give the arguments in task.call(…)")
     if call.hooks:
         raise InvalidOption(
             f"schedule {name!r} takes a single call; schedule a task that enqueues the rest"

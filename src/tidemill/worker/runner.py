@@ -290,8 +290,6 @@ def describe(error: BaseException) -> tuple[str, str]:
     return storable(text)[:2000], storable(trace)
 
 
-
-
 def _users_part(error: BaseException) -> Any:
     """The traceback from the first frame outside this package on."""
     trace = error.__traceback__

@@ -29,9 +29,7 @@ from tidemill.job import CANCEL_ASKED, NOT_STARTED, Command, Waits, decode_envel
 __all__ = ["cancel", "delete", "kick", "purge", "set_limit", "set_queue"]
 
 
-def _each(
-    moves: Moves, ids: Sequence[str], act: Callable[[Stored | None], bool]
-) -> list[bool]:
+def _each(moves: Moves, ids: Sequence[str], act: Callable[[Stored | None], bool]) -> list[bool]:
     """Act on jobs, each read when its turn comes: the one before may have changed it."""
     answers = []
     for job_id in ids:
@@ -130,9 +128,7 @@ def set_queue(moves: Moves, queue: str, *, paused: bool | None, max_size: int | 
     moves.store.bells.ring(TASKS | MESSAGES | SPACE, ALL)
 
 
-def set_limit(
-    moves: Moves, name: str, terms: Terms | None, *, queue: bool, declared: bool
-) -> None:
+def set_limit(moves: Moves, name: str, terms: Terms | None, *, queue: bool, declared: bool) -> None:
     """Have other terms hold for a limit or a queue, and wake whoever they kept waiting."""
     if queue:
         moves.gates.set_queue(moves.row(name), terms, declared=declared)

@@ -350,9 +350,7 @@ class LmdbBroker:
     def set_limit(
         self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
-        self._act(
-            lambda moves: acts.set_limit(moves, name, terms, queue=queue, declared=declared)
-        )
+        self._act(lambda moves: acts.set_limit(moves, name, terms, queue=queue, declared=declared))
 
     def limits(self) -> list[LimitStats]:
         self._check_open()

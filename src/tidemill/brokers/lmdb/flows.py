@@ -115,9 +115,7 @@ def _is_waiting(moves: Moves, job_id: bytes) -> bool:
     return data is not None and state_and_line(data)[0] == WAITING
 
 
-def counts_of(
-    txn: lmdb.Transaction[bytes], tables: Tables, job_id: bytes
-) -> tuple[int, int]:
+def counts_of(txn: lmdb.Transaction[bytes], tables: Tables, job_id: bytes) -> tuple[int, int]:
     """How many before a job have not ended, and how many did not succeed."""
     data = txn.get(job_id, db=tables.wait)
     pending, failures = _COUNTS.unpack(data) if data is not None else (0, 0)

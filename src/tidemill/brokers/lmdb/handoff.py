@@ -96,7 +96,10 @@ def _untold(moves: Moves, member: Member) -> list[int]:
 def _alike(want: Want, asked: Want | None) -> bool:
     """Whether what was leased by the terms of the one is what the other would take."""
     return asked is not None and (want.queues, want.mode, want.tasks, want.messages) == (
-        asked.queues, asked.mode, asked.tasks, asked.messages,
+        asked.queues,
+        asked.mode,
+        asked.tasks,
+        asked.messages,
     )
 
 
@@ -110,6 +113,14 @@ def _open(moves: Moves, owner: int, token: int) -> Lease | None:
     if head.flags & Flag.CANCELLING or 0 < head.expires <= moves.now:
         return None
     return Lease(
-        token, head.attempt + 1, head.losses, rank, seq, head.timeout, leased / MICRO, 0.0,
-        stored.envelope, inputs_of(moves, stored),
+        token,
+        head.attempt + 1,
+        head.losses,
+        rank,
+        seq,
+        head.timeout,
+        leased / MICRO,
+        0.0,
+        stored.envelope,
+        inputs_of(moves, stored),
     )

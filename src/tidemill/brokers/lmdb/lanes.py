@@ -371,9 +371,7 @@ def parked_in(
             yield value[COST.size :]
 
 
-def lane_held(
-    store: Store, txn: lmdb.Transaction[bytes], stored: Stored, now: int
-) -> Held | None:
+def lane_held(store: Store, txn: lmdb.Transaction[bytes], stored: Stored, now: int) -> Held | None:
     """What keeps a job of a lane waiting."""
     claim = claim_of(stored.envelope)
     limited = read_limited(store, txn, LIMITS + claim.name)

@@ -85,8 +85,22 @@ class Row:
     """
 
     __slots__ = (
-        "accepted", "cancelled", "carried", "dirty", "expired", "failed", "gated", "max_size",
-        "name", "number", "paused", "ready", "retried", "running", "scheduled", "succeeded",
+        "accepted",
+        "cancelled",
+        "carried",
+        "dirty",
+        "expired",
+        "failed",
+        "gated",
+        "max_size",
+        "name",
+        "number",
+        "paused",
+        "ready",
+        "retried",
+        "running",
+        "scheduled",
+        "succeeded",
         "waiting",
     )
 
@@ -98,9 +112,20 @@ class Row:
         more = data is not None and len(data) > _ROW.size
         self.carried: int = _CARRIED.unpack_from(data, _ROW.size)[0] if data and more else 0
         (
-            self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
-            self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
-            self.expired, self.gated,
+            self.number,
+            self.paused,
+            self.max_size,
+            self.waiting,
+            self.scheduled,
+            self.ready,
+            self.running,
+            self.accepted,
+            self.succeeded,
+            self.failed,
+            self.retried,
+            self.cancelled,
+            self.expired,
+            self.gated,
         ) = values
 
     @property
@@ -126,9 +151,20 @@ class Row:
     def pack(self) -> bytes:
         """The row as stored."""
         row = _ROW.pack(
-            self.number, self.paused, self.max_size, self.waiting, self.scheduled, self.ready,
-            self.running, self.accepted, self.succeeded, self.failed, self.retried, self.cancelled,
-            self.expired, self.gated,
+            self.number,
+            self.paused,
+            self.max_size,
+            self.waiting,
+            self.scheduled,
+            self.ready,
+            self.running,
+            self.accepted,
+            self.succeeded,
+            self.failed,
+            self.retried,
+            self.cancelled,
+            self.expired,
+            self.gated,
         )
         return row + _CARRIED.pack(self.carried) if self.carried else row
 
@@ -150,7 +186,6 @@ class Tables(NamedTuple):
     park: lmdb._Database
     schedule: lmdb._Database
     carried: lmdb._Database
-
 
 
 def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:

@@ -25,7 +25,6 @@ from tidemill.job import RELAY, Owner
 __all__ = ["Member", "Members"]
 
 
-
 class Member:
     """An owner of this process: its number, and where it sleeps."""
 

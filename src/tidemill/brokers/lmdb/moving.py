@@ -114,9 +114,7 @@ def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:
     return _ARRIVAL.decode(data).cursor if data is not None else ""
 
 
-def adopt(
-    moves: Moves, departure: Departure, records: Sequence[Record], cursor: str
-) -> list[bool]:
+def adopt(moves: Moves, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
     """Take in jobs of a departed store."""
     key = moves.store.key("from/" + departure.mark)
     data = moves.txn.get(key)

@@ -156,9 +156,7 @@ def _id_taken(job: Envelope) -> DuplicateJob:
     return DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
 
 
-def _insert(
-    moves: Moves, job: Envelope, state: int, *, limited: bool, latest: int = 0
-) -> None:
+def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool, latest: int = 0) -> None:
     """The hot path: write one new job, and place it unless it waits for another.
 
     Whatever delay it has, it is due at ``latest``, unless that is 0.
@@ -195,8 +193,21 @@ def _insert(
         state = SCHEDULED
     envelope = encode_envelope(job)
     header = HEADER.pack(
-        state, flags, 0, 0, job.retries.limit + 1, job.rank, line, seq, due, expires, 0, 0,
-        job.ttr, job.timeout, len(envelope),
+        state,
+        flags,
+        0,
+        0,
+        job.retries.limit + 1,
+        job.rank,
+        line,
+        seq,
+        due,
+        expires,
+        0,
+        0,
+        job.ttr,
+        job.timeout,
+        len(envelope),
     )
     if not moves.txn.put(job_id, header + envelope, overwrite=False, db=moves.t.job):
         raise _id_taken(job)

@@ -94,8 +94,20 @@ class Header(msgspec.Struct, gc=False):
     def pack(self) -> bytes:
         """The header as stored."""
         return HEADER.pack(
-            self.state, self.flags, self.attempt, self.losses, self.limit, self.rank, self.line,
-            self.seq, self.due, self.expires, self.finished, self.prune, self.ttr, self.timeout,
+            self.state,
+            self.flags,
+            self.attempt,
+            self.losses,
+            self.limit,
+            self.rank,
+            self.line,
+            self.seq,
+            self.due,
+            self.expires,
+            self.finished,
+            self.prune,
+            self.ttr,
+            self.timeout,
             self.size,
         )
 

@@ -126,8 +126,7 @@ def is_needed(jobs: Jobs, item: Item) -> bool:
     """
     behind = [jobs.items[job_id] for job_id in item.behind if job_id in jobs.items]
     return any(
-        not other.record.state.finished
-        or (other.waits == Waits.BARRIER and is_needed(jobs, other))
+        not other.record.state.finished or (other.waits == Waits.BARRIER and is_needed(jobs, other))
         for other in behind
     )
 

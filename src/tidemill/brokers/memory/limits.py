@@ -55,9 +55,7 @@ def micros(jobs: Jobs) -> int:
 # -- setting -------------------------------------------------------------------------------------
 
 
-def set_limit(
-    jobs: Jobs, name: str, terms: Terms | None, *, queue: bool, declared: bool
-) -> None:
+def set_limit(jobs: Jobs, name: str, terms: Terms | None, *, queue: bool, declared: bool) -> None:
     """Have these terms hold, at once."""
     table = jobs.queue_limits if queue else jobs.limits
     if queue:
@@ -244,9 +242,7 @@ def held(jobs: Jobs, job_id: str) -> Held | None:
     if not when:
         return None
     limited, running = jobs.queue_limits[queue], _running(jobs, queue)
-    return Held(
-        queue, "", True, _seconds(jobs, when), running, limited.terms, limited.is_broken
-    )
+    return Held(queue, "", True, _seconds(jobs, when), running, limited.terms, limited.is_broken)
 
 
 def show(jobs: Jobs) -> list[LimitStats]:

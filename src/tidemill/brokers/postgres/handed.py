@@ -79,5 +79,7 @@ class Handed:
 def _alike(want: Want, asked: Want | None) -> bool:
     """Whether what was leased by the terms of the one is what the other would take."""
     return asked is not None and (want.queues, want.tasks, want.messages) == (
-        asked.queues, asked.tasks, asked.messages,
+        asked.queues,
+        asked.tasks,
+        asked.messages,
     )

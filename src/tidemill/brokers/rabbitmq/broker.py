@@ -7,7 +7,6 @@ keeps what is not due, :mod:`.registry` which queues there are, :mod:`.names` wh
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
@@ -17,13 +16,22 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.base import Broker, Feature, QueueStats, Reply, Step, open_broker
+from tidemill.brokers.base import (
+    Broker,
+    Feature,
+    Mode,
+    QueueStats,
+    Reply,
+    Step,
+    open_broker,
+)
 from tidemill.brokers.carrying import CarryingBroker
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
-from tidemill.brokers.rabbitmq.intake import Desk, Intake
+from tidemill.brokers.rabbitmq.desk import Desk
+from tidemill.brokers.rabbitmq.intake import Intake
 from tidemill.brokers.rabbitmq.lacking import Lacking, check_job, refuse
-from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.line import Line, Voice
 from tidemill.brokers.rabbitmq.message import Writer
 from tidemill.brokers.rabbitmq.names import Names, Place
 from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
@@ -69,7 +77,11 @@ class RabbitBroker(Lacking):
         self._settings = settings
         self._closed = False
         self._begin()
-        self._out.await_up(settings.patience)
+        try:
+            self._out.await_up(settings.patience)
+        except BaseException:
+            self.close()
+            raise
         _brokers.add(self)
 
     def _begin(self) -> None:
@@ -77,8 +89,10 @@ class RabbitBroker(Lacking):
         settings = self._settings
         self._names = Names(settings.prefix, settings.classic)
         clockwork = Clockwork(settings.prefix)
-        self._out = Line(settings, "publisher", _PUBLISHERS_BEAT)
-        self._in = Line(settings, "consumer", max(1, round(settings.owner_lease / 2)))
+        voice, beat = Voice(settings.where), max(1, round(settings.owner_lease / 2))
+        self._out = Line(settings, "publisher", _PUBLISHERS_BEAT, voice)
+        self._in = Line(settings, "consumer", beat, voice)
+        self._names_line = Line(settings, "names", beat)
         self._declarer = Declarer(clockwork)
         self._publisher = Publisher(self._out, self._declarer)
         for user in (self._declarer, self._publisher):
@@ -87,13 +101,13 @@ class RabbitBroker(Lacking):
         self._in_declarer = consumers
         self._joined = False
         self._writer = Writer(self._names, clockwork)
-        self._registry = Registry(self._in, consumers, self._names)
+        self._registry = Registry(self._names_line, clockwork, self._names)
         tokens = itertools.count(1)
-        self._desk = Desk(
-            self._in, consumers, self._publisher, self._names, self._writer, tokens.__next__
-        )
+        shared = self._publisher, self._names, self._writer, tokens.__next__
+        self._desk = Desk(self._in, consumers, *shared, self._announce)
         self._intakes: dict[str, Intake] = {}
         self._announced: dict[str, float] = {}
+        self._announced_at = 0  # at which coming of the line
         self._lock = threading.Lock()
 
     def after_fork_child(self) -> None:
@@ -101,8 +115,8 @@ class RabbitBroker(Lacking):
         if not self._closed:
             for intake in self._intakes.values():
                 intake.after_fork_child()
-            self._out.after_fork_child()
-            self._in.after_fork_child()
+            for line in (self._out, self._in, self._names_line):
+                line.after_fork_child()
             self._begin()
 
     def _check_open(self) -> None:
@@ -148,30 +162,43 @@ class RabbitBroker(Lacking):
                 job = msgspec.structs.replace(job, created=now)
             delay = max(job.delay, job.at - now if job.at else 0.0)
             items.append(self._writer.write_new(job, delay))
-        new = self._unannounced(jobs)
-        self._publisher.put(
-            [*(self._registry.entry(queue) for queue in new), *items], self._settings.patience
-        )
+        new = self._unannounced([job.queue for job in jobs])
+        names = [self._registry.entry(queue) for queue in new]
+        self._publisher.put([*names, *items], self._settings.patience)
         self._announced.update(dict.fromkeys(new, machine_time()))
+        for queue in new:
+            self._registry.know(queue)
         return [Put(job.id, Placed.CREATED) for job in jobs]
 
-    def _unannounced(self, jobs: Sequence[Envelope]) -> list[str]:
+    def _announce(self, queues: Sequence[str]) -> list[Outgoing]:
+        """Messages that make queues known."""
+        return [self._registry.entry(queue) for queue in self._unannounced(queues)]
+
+    def _unannounced(self, queues: Sequence[str]) -> list[str]:
+        if self._announced_at != self._out.comings:  # it may be another server
+            self._announced_at = self._out.comings
+            self._announced.clear()
         stale = machine_time() - _ANNOUNCE_EVERY
-        queues = dict.fromkeys(job.queue for job in jobs)
-        return [queue for queue in queues if self._announced.get(queue, -1e18) < stale]
+        return [
+            queue for queue in dict.fromkeys(queues) if self._announced.get(queue, -1e18) < stale
+        ]
 
     # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
         self._check_open()
-        if owner.id in self._intakes:
-            return
+        self.detach(owner.id)
         self._consuming()
+        queues = self._all_queues() if owner.kind == "worker" and not owner.queues else None
         intake = self._intakes[owner.id] = Intake(owner, self._desk)
-        if owner.kind == "worker" and not owner.queues:
-            for queue in self._all_queues():
-                intake.serve(queue)
-            self._registry.listen(intake.serve)
+        if queues is not None:
+            self._serve_all(intake, queues)
+
+    def _serve_all(self, intake: Intake, queues: Sequence[str]) -> None:
+        intake.serves_all = True
+        for queue in queues:
+            intake.serve(queue)
+        self._registry.listen(intake.serve)
 
     def _all_queues(self) -> list[str]:
         def publish(item: Outgoing) -> None:
@@ -181,30 +208,43 @@ class RabbitBroker(Lacking):
 
     def detach(self, owner_id: str) -> None:
         self._check_open()
+        self._let_go(owner_id, _FAREWELL)
+
+    def _let_go(self, owner_id: str, patience: float) -> None:
         intake = self._intakes.pop(owner_id, None)
         if intake is not None:
             self._registry.unlisten(intake.serve)
-            intake.close(_FAREWELL)
+            intake.close(patience)
+
+    def _intake(self, owner_id: str) -> Intake:
+        self._check_open()
+        intake = self._intakes.get(owner_id)
+        if intake is None:
+            raise TidemillError(f"owner {owner_id!r} is not attached")
+        return intake
 
     def exchange(self, step: Step) -> Reply:
-        self._check_open()
-        return self._intakes[step.owner].exchange(step)
+        if step.want is not None and step.want.mode is Mode.MERGED:
+            refuse("taking of several queues as if they were one", Feature.MERGED)
+        intake = self._intake(step.owner)
+        if step.want is not None and not (step.want.queues or intake.serves_all):
+            self._serve_all(intake, self._all_queues())
+        return intake.exchange(step)
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        self._check_open()
-        return self._intakes[owner_id].wait(timeout, fds)
+        return self._intake(owner_id).wait(timeout, fds)
 
     def bell(self, owner_id: str) -> int:
         """A descriptor that is readable when something came, once ``arm`` was called."""
-        return self._intakes[owner_id].bell
+        return self._intake(owner_id).bell.fd
 
     def arm(self, owner_id: str) -> bool:
         """Have the bell rung when something comes; False when something has come already."""
-        return self._intakes[owner_id].arm()
+        return self._intake(owner_id).bell.arm()
 
     def disarm(self, owner_id: str) -> None:
         """Have it rung no more."""
-        self._intakes[owner_id].disarm()
+        self._intake(owner_id).bell.disarm()
 
     def recall(self) -> int:
         return 0
@@ -244,13 +284,14 @@ class RabbitBroker(Lacking):
         return rows
 
     def owners(self) -> list[Owner]:
-        return [intake.owner for intake in self._intakes.values()]
+        return [intake.owner for intake in list(self._intakes.values())]
 
     def info(self) -> dict[str, Any]:
         self._check_open()
         server = {k: _text(v) for k, v in self._out.server.items()}
         return {
             "broker": "rabbitmq",
+            "durable": True,
             "url": self.url,
             "server": f"{server.get('product', 'unknown')} {server.get('version', '')}".strip(),
             "cluster": server.get("cluster_name", ""),
@@ -283,12 +324,12 @@ class RabbitBroker(Lacking):
 
     def close(self) -> None:
         if not self._closed:
+            self._closed = True
+            until = machine_time() + _FAREWELL
             for owner_id in list(self._intakes):
-                with contextlib.suppress(BrokerUnavailable):
-                    self.detach(owner_id)
-            self._in.close()
-            self._out.close()
-        self._closed = True
+                self._let_go(owner_id, max(0.1, until - machine_time()))
+            for line in (self._names_line, self._in, self._out):
+                line.close()
 
 
 def _text(value: object) -> str:

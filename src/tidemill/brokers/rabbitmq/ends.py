@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,11 +19,12 @@ import pika
 from tidemill.brokers.rabbitmq.ending import after, goes_back
 from tidemill.brokers.rabbitmq.message import Writer
 from tidemill.brokers.rabbitmq.message import read as read_message
+from tidemill.brokers.rabbitmq.names import Place
 from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
 from tidemill.brokers.rabbitmq.tap import Tap
 from tidemill.clock import wall_time
-from tidemill.job import Outcome, Verdict
+from tidemill.job import Verdict
 
 __all__ = ["Ends"]
 
@@ -38,11 +39,27 @@ _MANY_RETURNS = 10
 _REMEMBERED = 20_000
 """Runs whose end is remembered."""
 
-_DONE = Verdict(0, Outcome.SUCCESS)
+_TRY_AGAIN = 2.0
+"""Seconds until what the server refused to store is sent once more."""
+
+
+class _Left:
+    """A message that is acknowledged, or will be as soon as what takes its place is stored."""
+
+    __slots__ = ("era", "stored", "tag")
+
+    def __init__(self, tag: int, era: int) -> None:
+        self.tag = tag
+        self.era = era
+        self.stored = False
 
 
 class Ends:
-    """The ends of one owner's messages. ``held`` are its leases, and ``lock`` the owner's."""
+    """The ends of one owner's messages.
+
+    ``held`` are its leases, ``lock`` is the owner's; ``announce`` makes messages of the names of
+    queues that nobody may know yet, and ``sent_back`` hears where messages went.
+    """
 
     def __init__(
         self,
@@ -51,13 +68,19 @@ class Ends:
         writer: Writer,
         held: Mapping[int, Hold],
         lock: threading.RLock,
+        announce: Callable[[Sequence[str]], Sequence[Outgoing]],
+        sent_back: Callable[[Sequence[Place]], None],
     ) -> None:
         self._tap = tap
         self._publisher = publisher
         self._writer = writer
         self._held = held
         self._lock = lock
-        self._ended: OrderedDict[tuple[str, int], Verdict] = OrderedDict()  # by run
+        self._ended: OrderedDict[str, Verdict | _Left] = OrderedDict()  # by run
+        self._sent_back = sent_back
+        self._announce = announce
+        self.storing = 0
+        """Messages whose successors are on their way to the server."""
 
     # -- leaving --------------------------------------------------------------------------------
 
@@ -67,29 +90,43 @@ class Ends:
             self.give_back(hold)
             return
         hold.job, items = after(hold.job, verdict, self._writer)
-        self.finish(hold, items)
+        self.finish(hold, [*self._announce([job.queue for job in verdict.followers]), *items])
 
     def finish(self, hold: Hold, items: Sequence[Outgoing] = ()) -> None:
         """Acknowledge, when the server has what takes the message's place."""
-        tag, era, hold.tag = hold.tag, hold.era, 0
-        if not items or hold.job.attempt != hold.run[1]:  # else what follows is the same run
-            self.remember(hold, _DONE)
-        if not items:
-            self._tap.ack(tag, era)
-            return
+        left = _Left(hold.tag, hold.era)
+        hold.tag = 0
+        self._remember(hold.run, left)
+        if items:
+            self.storing += 1
+            self._store(left, items)
+        else:
+            self._acknowledge(left)
 
+    def _store(self, left: _Left, items: Sequence[Outgoing]) -> None:
         def sent(trouble: str) -> None:
             if trouble:
-                log.error("what becomes of job %s cannot be stored: %s", hold.run[0], trouble)
-                self._tap.nack(tag, era)
+                job_id = items[0].properties.message_id
+                log.error("what becomes of job %s cannot be stored yet: %s", job_id, trouble)
+                self._publisher.later(_TRY_AGAIN, lambda: self._store(left, items))
             else:
-                self._tap.ack(tag, era)
+                with self._lock:
+                    self.storing -= 1
+                    self._acknowledge(left)
+                    self._sent_back([item.home for item in items if not item.digits])
 
         self._publisher.send(items, sent)
 
+    def _acknowledge(self, left: _Left) -> None:
+        left.stored = True
+        self._tap.ack(left.tag, left.era)
+
     def remember(self, hold: Hold, verdict: Verdict) -> None:
         """How a run ended, for when the server hands its message out once more."""
-        self._ended[hold.run] = verdict
+        self._remember(hold.run, verdict)
+
+    def _remember(self, run: str, end: Verdict | _Left) -> None:
+        self._ended[run] = end
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -102,6 +139,7 @@ class Ends:
             return
         tag, hold.tag = hold.tag, 0
         self._tap.nack(tag, hold.era)
+        self._sent_back([hold.shelf.place])
 
     # -- coming ---------------------------------------------------------------------------------
 
@@ -116,28 +154,32 @@ class Ends:
             return False
         with self._lock:
             hold = Hold(job, tag, self._tap.era, shelf)
-            if not redelivered:
-                self._ended.pop(hold.run, None)  # somebody put that run back
-            elif self._is_known(hold):
+            if self._is_known(hold, redelivered):
                 return False
             if self._is_over(hold):
                 return False
         return hold
 
-    def _is_known(self, hold: Hold) -> bool:
+    def _is_known(self, hold: Hold, redelivered: bool) -> bool:
         """A message we had before the line broke: its job still runs here, or ended here."""
         ended = self._ended.get(hold.run)
-        if ended is _DONE:
-            self.finish(hold)
+        if isinstance(ended, _Left):
+            ended.tag, ended.era = hold.tag, hold.era
+            if ended.stored:
+                self._acknowledge(ended)
         elif ended is not None:
             del self._ended[hold.run]
             self.close(hold, ended)
         else:
-            held = [h for h in self._held.values() if not h.tag and h.run == hold.run]
-            for old in held:
-                old.tag, old.era = hold.tag, hold.era
-            return bool(held)
+            return redelivered and self._goes_on(hold)
         return True
+
+    def _goes_on(self, hold: Hold) -> bool:
+        for old in self._held.values():
+            if not old.tag and old.run == hold.run:
+                old.tag, old.era = hold.tag, hold.era
+                return True
+        return False
 
     def _is_over(self, hold: Hold) -> bool:
         """A message that is not to be run: not yet, or not any more."""
@@ -164,7 +206,6 @@ class Ends:
             delivery_mode=2,
             message_id=properties.message_id,
         )
-        self._publisher.send(
-            [Outgoing("", home.name, kept, body, home)],
-            lambda trouble: None if trouble else self._tap.ack(tag, era),
-        )
+        with self._lock:
+            self.storing += 1
+        self._store(_Left(tag, era), [Outgoing("", home.name, kept, body, home)])

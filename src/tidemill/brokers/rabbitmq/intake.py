@@ -11,53 +11,43 @@ that has ended meanwhile ends now. To others, and then it runs twice: at least o
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import logging
-import os
-import select
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Reply, Step, Want
-from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.bell import Bell
+from tidemill.brokers.rabbitmq.desk import Desk
 from tidemill.brokers.rabbitmq.ends import Ends
-from tidemill.brokers.rabbitmq.line import Line
-from tidemill.brokers.rabbitmq.message import Writer
-from tidemill.brokers.rabbitmq.names import Names
-from tidemill.brokers.rabbitmq.publisher import Publisher
+from tidemill.brokers.rabbitmq.names import Place
 from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
 from tidemill.brokers.rabbitmq.tap import Tap
 from tidemill.clock import machine_time, wall_time
 from tidemill.errors import BrokerUnavailable
 from tidemill.job import Lease, Outcome, Owner, Verdict
 
-__all__ = ["Desk", "Intake"]
+__all__ = ["Intake"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
+RAN_OUT = "ttr passed without an ack"
+
 UNWANTED = 1.0
 """Seconds after which what nobody wants goes back."""
+
+_ASK_AGAIN = (0.05, 1.0)
+"""Seconds until the server is asked again whether a place is empty; and after a refusal."""
+
+_ARRIVES = 0.1
+"""Seconds in which the server may not count yet what it was sent."""
 
 CREDIT_MOST, _EXACT = 4096, 16
 
 _ANSWER_WITHIN = 10.0
 """Seconds the server has to say whether there is a message."""
-
-
-class Desk(msgspec.Struct, frozen=True):
-    """What the owners of a process share."""
-
-    line: Line
-    declarer: Declarer
-    publisher: Publisher
-    names: Names
-    writer: Writer
-    next_token: Callable[[], int]
 
 
 class Intake:
@@ -67,15 +57,19 @@ class Intake:
         self.owner = owner
         self._desk = desk
         self._lock = threading.RLock()
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._news, self._asleep = True, False
+        self.bell = Bell()
+        self._asked = 0.0  # machine time of the last want that meant to wait
+        self._watched = float("inf")  # machine time at which a ttr is looked at again
+        self.serves_all = False
         self._hungry = self._looking = self._telling = False
         self._kinds: tuple[str, ...] = ("messages",) if owner.kind == "consumer" else ("tasks",)
         self._shelves: dict[str, list[Shelf]] = {}  # by queue, most urgent first
         self._turn = 0
+        self._served: dict[str, int] = {}  # the turn in which a queue was last taken from
         self._held: dict[int, Hold] = {}  # by token
         self._tap = Tap(desk.line, desk.declarer, owner.name, self._came, self._lost, self._all)
-        self._ends = Ends(self._tap, desk.publisher, desk.writer, self._held, self._lock)
+        shared = desk.publisher, desk.writer, self._held, self._lock, desk.announce
+        self._ends = Ends(self._tap, *shared, self._sent_back)
 
     # -- the conversation -----------------------------------------------------------------------
 
@@ -83,13 +77,13 @@ class Intake:
         """Settle, renew and lease."""
         want = step.want
         with self._lock:
-            self._news = False
+            self.bell.looked()
             now = machine_time()
             self._run_out(now)
             settled = [self._settle(verdict) for verdict in step.verdicts]
             touched = [self._touch(token, seconds, now) for token, seconds in step.touch]
             leases: list[Lease] = []
-            missing = 0
+            missing, more = 0, False
             if want is not None:
                 self._know_queues(want)
                 leases = [self._lease(hold, now) for hold in self._choose(want)]
@@ -97,12 +91,16 @@ class Intake:
                 self._hungry = want.sleep and missing > 0
                 if self._hungry:
                     self._set_credit(want, missing, now)
-            more = missing > 0 and not all(shelf.empty for shelf in self._all())
-        if want is not None and not want.sleep:
-            leases += self._fetch(missing)
-        elif not self._hungry and not self._looking:
-            self._looking = True
-            self._desk.line.do(self._look_later)
+                rows = self._rows(want)
+                here = self._ends.storing or any(not s.empty for row in rows for s in row)
+                more = missing > 0 and bool(here)
+            self._see_to_it()
+        if want is not None:
+            if not want.sleep and missing:
+                leases, more = leases + self._fetch(want, missing), False
+            leases = self._sure_of(leases)
+            if not (want.sleep or leases or step.verdicts or step.touch):
+                self._desk.line.check()  # that there is nothing, only the server can say
         return Reply(settled, touched, leases, next_due=self._next_look(now), more=more)
 
     def serve(self, queue: str) -> None:
@@ -110,36 +108,15 @@ class Intake:
         with self._lock:
             if queue not in self._shelves:
                 self._add_shelves(queue)
-                self._tell()
+                self.bell.tell()
 
     def wait(self, timeout: float, fds: Sequence[int]) -> list[int]:
         """Sleep until something came, a readable descriptor or the timeout."""
-        poll = select.poll()
-        for fd in (self.bell, *fds):
-            poll.register(fd, select.POLLIN)
-        until = max(0.0, timeout) if self.arm() else 0.0
-        ready = [fd for fd, _ in poll.poll(min(until, 3600.0) * 1000)]
-        self.disarm()
-        return [fd for fd in ready if fd != self.bell]
-
-    def arm(self) -> bool:
-        """Have the bell rung when something comes; False when something has come already."""
-        with self._lock:
-            self._asleep = not self._news
-            return self._asleep
-
-    def disarm(self) -> None:
-        """Have it rung no more."""
-        with self._lock:
-            self._asleep = False
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
+        return self.bell.sleep(timeout, fds)
 
     def wake(self) -> None:
         """Make the wait return."""
-        with self._lock:
-            self._news = True
-            os.eventfd_write(self.bell, 1)
+        self.bell.wake()
 
     def close(self, patience: float) -> None:
         """Give everything back and leave, when what is under way has arrived."""
@@ -147,12 +124,11 @@ class Intake:
         with self._lock:
             self._held.clear()
         self._tap.close(patience)
-        os.close(self.bell)
+        self.bell.close()
 
     def after_fork_child(self) -> None:
         """In a forked child: it was the parent's."""
-        with contextlib.suppress(OSError):
-            os.close(self.bell)
+        self.bell.after_fork_child()
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -177,21 +153,23 @@ class Intake:
 
     def _rows(self, want: Want) -> list[list[Shelf]]:
         """What is to be emptied in order; one row has its turn after the other."""
-        rows = [self._shelves[queue] for queue in want.queues or sorted(self._shelves)]
+        queues = dict.fromkeys(want.queues or sorted(self._shelves))
+        rows = [self._shelves[queue] for queue in queues]
         if want.mode is Mode.STRICT:
             rows = [[shelf for row in rows for shelf in row]]
-        return rows
+        return [row for row in rows if row]
 
     def _choose(self, want: Want) -> Iterator[Hold]:
         left, rows = want.count, self._rows(want)
+        rows.sort(key=lambda row: self._served.get(row[0].place.queue, 0))
         while left and rows:
-            self._turn += 1
-            row = rows[self._turn % len(rows)]
+            row = rows.pop(0)
             shelf = self._first(row)
-            if shelf is None:
-                rows.remove(row)
-            else:
+            if shelf is not None:
                 left -= 1
+                rows.append(row)  # last in line from now on
+                self._turn += 1
+                self._served[row[0].place.queue] = self._turn
                 yield shelf.take()
 
     def _first(self, row: Sequence[Shelf]) -> Shelf | None:
@@ -214,13 +192,31 @@ class Intake:
         arrivals = shelf.arrivals
 
         def answer(count: int, why: str) -> None:
+            if count or why:
+                heard(False, why)
+            else:  # what it has sent us does not count, and may still be on its way
+                self._tap.round_trip(heard)
+
+        def heard(empty: bool, why: str = "") -> None:
             with self._lock:
-                shelf.asking = False
-                if not count and not why and shelf.arrivals == arrivals:
-                    shelf.empty = True
-                    self._tell()
+                if not shelf.asking or shelf.arrivals != arrivals:
+                    return  # the line was lost, or something came
+                if empty and machine_time() - shelf.back > _ARRIVES:
+                    shelf.asking, shelf.empty = False, True
+                    self.bell.tell()
+                else:  # others may get what is there
+                    again = functools.partial(self._ask_again, shelf, arrivals)
+                    self._desk.line.later(_ASK_AGAIN[bool(why)], again)
 
         self._desk.declarer.count(shelf.place, answer)
+
+    def _ask_again(self, shelf: Shelf, arrivals: int) -> None:
+        with self._lock:
+            if not shelf.asking or shelf.arrivals != arrivals:
+                return
+            shelf.asking = self._hungry and shelf.wanted == self._asked
+        if shelf.asking:
+            self._ask(shelf)
 
     def _set_credit(self, want: Want, missing: int, now: float) -> None:
         """How much the server may push, of which places.
@@ -229,6 +225,7 @@ class Intake:
         have and we do not use; of less urgent places nothing before the more urgent are empty.
         """
         changed = False
+        self._asked = now
         for row in self._rows(want):
             for shelf in row:
                 shelf.wanted = now
@@ -253,18 +250,31 @@ class Intake:
         else:
             if self.owner.kind == "consumer":
                 ttr = _ttr_of(hold)
-                hold.deadline = now + ttr
+                self._set_deadline(hold, now, ttr)
             self._held[token] = hold
             hold.shelf.held += 1
         counts = job.attempt + 1, 0, envelope.rank, token
         return Lease(token, *counts, envelope.timeout, hold.leased, ttr, job.encoded)
 
-    def _fetch(self, count: int) -> list[Lease]:
+    def _sure_of(self, leases: list[Lease]) -> list[Lease]:
+        """Those that may be handed out: at most once means that the server has forgotten them."""
+        with self._lock:
+            once = [lease for lease in leases if lease.token not in self._held]
+        if not once or self._tap.sync(_ANSWER_WITHIN):
+            return leases
+        log.warning("%d messages with ttr=0 were lost with the line to rabbitmq", len(once))
+        return [lease for lease in leases if lease not in once]
+
+    def _fetch(self, want: Want, count: int) -> list[Lease]:
         """For who does not mean to wait: what is there, one by one, and nothing in advance."""
-        self._desk.line.do(self._retire)
         fetched: list[Lease] = []
-        for shelf in self._all():
-            while len(fetched) < count and (hold := self._get(shelf)) is not None:
+        with self._lock:
+            rows = self._rows(want)
+        while rows and len(fetched) < count:
+            row = rows.pop(0)
+            hold = next(filter(None, map(self._get, row)), None)
+            if hold is not None:
+                rows.append(row)
                 with self._lock:
                     fetched.append(self._lease(hold, machine_time()))
         return fetched
@@ -272,6 +282,9 @@ class Intake:
     def _get(self, shelf: Shelf) -> Hold | None:
         """One message, if the server has one that can be used."""
         while True:
+            with self._lock:
+                if len(shelf):
+                    return shelf.take()  # it was on its way when the server was asked
             answered, found = threading.Event(), list[Any]()
 
             def heard(got: Any, found: list[Any] = found, bell: Any = answered) -> None:
@@ -281,16 +294,32 @@ class Intake:
             self._tap.get(shelf, heard)
             if not answered.wait(_ANSWER_WITHIN):
                 raise BrokerUnavailable(self._desk.line.silence())
-            if found[0] is None or isinstance(found[0], Hold):
+            if isinstance(found[0], Hold):
                 return found[0]
+            if found[0] is None and not len(shelf):
+                return None
 
     def _touch(self, token: int, seconds: float, now: float) -> bool:
         hold = self._held.get(token)
         if hold is None or not hold.tag:
             return False
         if hold.deadline:
-            hold.deadline = now + (seconds or _ttr_of(hold))
+            self._set_deadline(hold, now, seconds or _ttr_of(hold))
         return True
+
+    def _set_deadline(self, hold: Hold, now: float, seconds: float) -> None:
+        hold.deadline = now + seconds
+        if hold.deadline < self._watched:  # its holder may never come back
+            self._watched = hold.deadline
+            self._desk.line.do(lambda: self._desk.line.later(seconds, self._watch))
+
+    def _watch(self) -> None:
+        with self._lock:
+            now, self._watched = machine_time(), float("inf")
+            self._run_out(now)
+            for hold in self._held.values():
+                if hold.deadline:
+                    self._set_deadline(hold, now, hold.deadline - now)
 
     def _run_out(self, now: float) -> None:
         """Messages whose ttr is over go back."""
@@ -298,7 +327,8 @@ class Intake:
             for token, hold in list(self._held.items()):
                 if hold.deadline and hold.deadline <= now:
                     self._let_go(token)
-                    self._ends.give_back(hold)
+                    if hold.tag:  # else it is the server's again
+                        self._ends.close(hold, Verdict(token, Outcome.RETRY, error=RAN_OUT))
 
     def _next_look(self, now: float) -> float:
         deadlines = [hold.deadline for hold in self._held.values() if hold.deadline]
@@ -343,6 +373,15 @@ class Intake:
                 else:  # it was under way when we stopped wanting it
                     self._ends.give_back(hold)
 
+    def _sent_back(self, places: Sequence[Place]) -> None:
+        """Messages went, by us, to where we may take them from; with the lock."""
+        for place in places:
+            for shelf in self._shelves.get(place.queue, ()):
+                if shelf.place.name == place.name:
+                    shelf.empty, shelf.back = False, machine_time()
+        if self._hungry:
+            self.bell.tell()
+
     def _lost(self) -> None:
         """The line is gone, or the channel."""
         with self._lock:
@@ -361,38 +400,30 @@ class Intake:
     def _tell_of_all(self) -> None:
         with self._lock:
             self._telling = False
-            self._tell()
+            self.bell.tell()
 
-    def _tell(self) -> None:
-        """There is something the owner should look at; with the lock."""
-        self._news = True
-        if self._asleep:
-            self._asleep = False
-            os.eventfd_write(self.bell, 1)
+    def _unwanted(self) -> list[Shelf]:
+        """What messages come from though nobody waits for them."""
+        return [
+            shelf
+            for shelf in self._all()
+            if shelf.credit and not (self._hungry and shelf.wanted == self._asked)
+        ]
 
-    def _look_later(self) -> None:
-        self._desk.line.later(UNWANTED, self._look)
+    def _see_to_it(self) -> None:
+        if not self._looking and self._unwanted():
+            self._looking = True
+            self._desk.line.do(lambda: self._desk.line.later(UNWANTED, self._look))
 
     def _look(self) -> None:
-        """What nobody wanted goes back, and no more of it comes."""
+        """What nobody wanted for a while goes back, and no more of it comes."""
         now = machine_time()
         with self._lock:
             self._looking = False
-            stale = [s for s in self._all() if s.credit and now - s.wanted > UNWANTED]
-            if self._hungry:
-                return
-            for shelf in stale:
-                self._stop(shelf)
-            if any(shelf.credit for shelf in self._all()):
-                self._looking = True
-                self._look_later()
-
-    def _retire(self) -> None:
-        """Nobody waits any more."""
-        with self._lock:
-            for shelf in self._all():
-                if shelf.credit:
+            for shelf in self._unwanted():
+                if now - shelf.wanted >= UNWANTED:
                     self._stop(shelf)
+            self._see_to_it()
 
     def _stop(self, shelf: Shelf) -> None:
         shelf.credit, shelf.empty = 0, False

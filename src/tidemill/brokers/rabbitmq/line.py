@@ -18,12 +18,14 @@ from typing import Any, Protocol
 
 import pika
 from pika.adapters.select_connection import IOLoop
+from pika.exceptions import AMQPError
 
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.trouble import is_final, sentence
+from tidemill.clock import machine_time
 from tidemill.errors import BrokerUnavailable
 
-__all__ = ["Line", "User"]
+__all__ = ["Line", "User", "Voice"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
@@ -33,6 +35,9 @@ if _PIKA.level == logging.NOTSET:
 
 _PAUSE, _PAUSE_MOST = 0.1, 1.0
 """Seconds between two tries to connect."""
+
+_GOODBYE = 2.0
+"""Seconds for the server to say goodbye, too."""
 
 
 class User(Protocol):
@@ -45,11 +50,44 @@ class User(Protocol):
         """The connection is gone, and all that was not acknowledged or confirmed is open."""
 
 
-class Line:
-    """A connection that is kept up."""
+class Voice:
+    """Says once that the server went away and once that it is back, for all lines to it."""
 
-    def __init__(self, settings: Settings, role: str, heartbeat: int) -> None:
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._away: set[str] = set()
+        self._lock = threading.Lock()
+
+    def gone(self, role: str, trouble: str) -> None:
+        """A line broke."""
+        with self._lock:
+            first = not self._away
+            self._away.add(role)
+        if first:
+            log.error("%s; trying again", trouble)
+
+    def back(self, role: str) -> None:
+        """A line is up."""
+        with self._lock:
+            last = self._away == {role}
+            self._away.discard(role)
+        if last:
+            log.info("rabbitmq at %s is back", self._where)
+
+
+class Line:
+    """A connection that is kept up; ``voice`` tells people how it fares.
+
+    Attributes:
+        blocked: why the server lets nobody publish; empty when it does.
+        comings: how often there was a new connection.
+    """
+
+    def __init__(
+        self, settings: Settings, role: str, heartbeat: int, voice: Voice | None = None
+    ) -> None:
         self.settings = settings
+        self._voice = voice
         self.role = role
         self.blocked = ""
         self._heartbeat = heartbeat
@@ -59,10 +97,12 @@ class Line:
         self._state = threading.Condition()
         self._trouble = ""  # why it is not up
         self._final = False  # and will not be
-        self._was_up = False
+        self._since = 0.0  # machine time at which it came up
         self._pause = _PAUSE
         self._closing = False
+        self._connecting: Any = None
         self._thread: threading.Thread | None = None
+        self.comings = 0
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -109,6 +149,14 @@ class Line:
             if not up or self._connection is None:
                 raise BrokerUnavailable(self._trouble or self.silence())
 
+    def check(self) -> None:
+        """Nothing, when it is up.
+
+        Raises:
+            BrokerUnavailable: it is not.
+        """
+        self.await_up(0)
+
     def silence(self) -> str:
         """The sentence for a server that does not answer."""
         return f"rabbitmq at {self.settings.where} does not answer"
@@ -128,13 +176,19 @@ class Line:
         """Hang up. What is not acknowledged goes back, what is not confirmed is open."""
         with self._state:
             self._closing = True
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+            thread, self._thread = self._thread, None
+        if thread is None:
+            with contextlib.suppress(Exception):  # a second time
+                self._loop.close()
+        elif thread is not threading.current_thread():
             self.do(self._hang_up)
             thread.join(5.0)
 
     def after_fork_child(self) -> None:
         """In a forked child: close our copy of what is the parent's, and say nothing on it."""
+        self._close_socket()
+
+    def _close_socket(self) -> None:
         transport = getattr(self._connection, "_transport", None)
         sock = getattr(transport, "_sock", None)
         if sock is not None:
@@ -144,50 +198,64 @@ class Line:
     # -- in the line's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._connect()
-        while not self._closing:
+        self.do(self._connect)
+        while True:
             try:
                 self._loop.start()
+                break
             except Exception:  # a bug of ours in a callback must not leave everybody waiting
                 log.exception("the line to rabbitmq broke")
-                if self._connection is not None:
-                    self._drop("an error of its own")
-            else:
-                break
+                self.do(self._begin_anew)
+        self._close_socket()
+        self._loop.close()
+
+    def _begin_anew(self) -> None:
+        """After an error of our own: who knows in what state all that uses the line is."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(AMQPError):
+                connection.close()
+            self._drop("an error of its own")
+        if self._connecting is None:
+            self._pause = _PAUSE_MOST
+            self._again()
 
     def _connect(self) -> None:
         if not self._closing:
-            pika.SelectConnection.create_connection(
+            self._connecting = pika.SelectConnection.create_connection(
                 self.settings.parameters(self._heartbeat), self._connected, self._loop
             )
 
     def _connected(self, result: Any) -> None:
+        self._connecting = None
         if isinstance(result, BaseException):
             self._failed(result)
             return
         result.add_on_close_callback(self._closed)
         result.add_on_connection_blocked_callback(self._on_blocked)
         result.add_on_connection_unblocked_callback(self._on_unblocked)
-        if self._trouble and self._was_up:
-            log.info("rabbitmq at %s is back", self.settings.where)
+        if self._voice is not None:
+            self._voice.back(self.role)
         with self._state:
             self._connection = result
-            self._trouble, self._pause, self._was_up = "", _PAUSE, True
+            self._trouble, self._since, self._final = "", machine_time(), False
+            self.comings += 1
             self._state.notify_all()
         for user in list(self._users):
             user.opened(result)
 
     def _failed(self, error: BaseException) -> None:
-        final = is_final(error)
-        self._say(sentence(error, self.settings))
+        self._trouble = sentence(error, self.settings)
         with self._state:
-            self._final = final
+            self._final = is_final(error)
             self._state.notify_all()
         self._again()
 
     def _closed(self, connection: Any, reason: BaseException) -> None:
         if connection is self._connection:
-            self._say(sentence(reason, self.settings))
+            self._trouble = sentence(reason, self.settings)
+            if self._voice is not None and not self._closing:
+                self._voice.gone(self.role, self._trouble)
             self._drop(self._trouble)
             self._again()
 
@@ -198,16 +266,12 @@ class Line:
         for user in list(self._users):
             user.lost(why)
 
-    def _say(self, trouble: str) -> None:
-        """Once for each time the server is away."""
-        if not self._trouble and not self._closing:
-            log.error("%s; trying again", trouble)
-        self._trouble = trouble
-
     def _again(self) -> None:
         if self._closing:
             self._loop.stop()
         else:
+            if self._since and machine_time() - self._since > _PAUSE_MOST:  # it did not end at once
+                self._pause, self._since = _PAUSE, 0.0
             self._loop.call_later(self._pause, self._connect)
             self._pause = min(self._pause * 2, _PAUSE_MOST)
 
@@ -223,6 +287,9 @@ class Line:
         connection = self._connection
         if connection is not None and connection.is_open:
             connection.close()
+            self._loop.call_later(_GOODBYE, self._loop.stop)  # it may not answer any more
+        elif self._connecting is not None:
+            self._connecting.abort()
+            self._loop.call_later(_GOODBYE, self._loop.stop)
         else:
             self._loop.stop()
-

@@ -7,6 +7,8 @@ which a new job does not have: ``attempt`` (runs so far), ``error`` (how the las
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from typing import Any, cast
 
 import msgspec
@@ -26,7 +28,8 @@ _ERROR_MOST = 2000
 class Carried(msgspec.Struct):
     """A job that came, or goes, with what has happened to it.
 
-    ``deliveries`` is how often the server handed it out before, whatever came of it.
+    ``deliveries`` is how often the server handed it out before, whatever came of it. ``run`` tells
+    its message from every other: the server's copies of one message are one run of the job.
     """
 
     envelope: Envelope
@@ -35,14 +38,17 @@ class Carried(msgspec.Struct):
     error: str = ""
     rest: float = 0.0
     deliveries: int = 0
+    run: str = ""
 
 
 class Writer:
-    """Makes messages of jobs."""
+    """Makes messages of jobs, each with a number that no other has."""
 
     def __init__(self, names: Names, clockwork: Clockwork) -> None:
         self._names = names
         self._clockwork = clockwork
+        self._mark = uuid.uuid4().hex[:16]
+        self._numbers = itertools.count()
 
     @property
     def failed(self) -> Place:
@@ -88,6 +94,7 @@ class Writer:
             delivery_mode=2,
             priority=server_priority(envelope.rank) if self._names.classic else None,
             message_id=envelope.id,
+            correlation_id=f"{self._mark}{next(self._numbers):x}",
             type=envelope.task[:200] or None,
         )
 
@@ -107,4 +114,5 @@ def read(properties: pika.BasicProperties, body: bytes, *, redelivered: bool) ->
         str(headers.get("error") or ""),
         float(headers.get("rest") or 0) / 1000,
         int(headers.get("x-delivery-count") or redelivered),
+        properties.correlation_id or f"{envelope.id} {headers.get('attempt')}",
     )

@@ -32,6 +32,10 @@ _WINDOW = 1000
 """Messages under way at most: enough to hide the server's disk, and little to send again."""
 
 
+_TRIES = 3
+"""So often a batch is sent when the server closes the channel: it may be another's fault."""
+
+
 class Outgoing(msgspec.Struct):
     """A message to be sent: where to, and what has to be there for it."""
 
@@ -50,6 +54,7 @@ class _Batch:
         self.items = deque(items)
         self.left = len(items)
         self.begun = False
+        self.tries = 0
         self.dropped = False
         self.trouble = ""
         self.done = threading.Event()
@@ -106,9 +111,15 @@ class Publisher:
         """Send; ``then`` is called in the line's thread when the server has them, however late."""
         self._submit(_Batch(items, then))
 
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Have something done in the line's thread, which this is called in, after a while."""
+        self._line.later(seconds, act)
+
     def flush(self, patience: float) -> bool:
         """Sleep until all that was sent before is confirmed; False when it takes longer."""
         quiet = threading.Event()
+        if not self._line.is_up:
+            return False
 
         def look() -> None:
             self._listeners.append(quiet)
@@ -149,6 +160,9 @@ class Publisher:
         """What was under way is to be sent again, before anything else and in its order."""
         self._channel = None
         self._declaring = False
+        self._take_back()
+
+    def _take_back(self) -> None:
         again: dict[int, tuple[_Batch, list[Outgoing]]] = {}
         for batch, item in self._sent.values():
             again.setdefault(id(batch), (batch, []))[1].append(item)
@@ -178,11 +192,13 @@ class Publisher:
         if not connection.is_open:
             return  # the line says so
         log.error("rabbitmq closed the channel of what we publish: %s", text)
-        sent = list(self._sent.values())
-        self._sent, self._returned, self._channel = {}, set(), None
-        for batch in {id(batch): batch for batch, _ in sent}.values():
-            batch.dropped = True
-            batch.end(text)
+        self._declarer.forget_all()  # somebody may have deleted what we publish to
+        for batch in {id(batch): batch for batch, _ in self._sent.values()}.values():
+            batch.tries += 1
+            if batch.tries >= _TRIES:
+                batch.dropped = True
+                batch.end(text)
+        self.lost(text)
         connection.channel(on_open_callback=self._channel_opened)
 
     # -- sending --------------------------------------------------------------------------------
@@ -191,7 +207,7 @@ class Publisher:
         """Send as much as the window allows."""
         with self._lock:
             self._called = False
-        while self._channel is not None and not self._declaring and not self._line.blocked:
+        while self._may_send() and not self._declaring and not self._line.blocked:
             batch = self._first()
             if batch is None or len(self._sent) >= _WINDOW:
                 break
@@ -204,6 +220,10 @@ class Publisher:
             listeners, self._listeners = self._listeners, []
             for quiet in listeners:
                 quiet.set()
+
+    def _may_send(self) -> bool:
+        channel = self._channel
+        return channel is not None and channel.is_open and self._line.is_up
 
     def _first(self) -> _Batch | None:
         """The batch that is next, with something to send."""
@@ -225,9 +245,7 @@ class Publisher:
 
     def _is_ready(self, item: Outgoing) -> bool:
         declarer = self._declarer
-        return declarer.knows(item.home) and (
-            not item.digits or declarer.knows_waits(item.digits)
-        )
+        return declarer.knows(item.home) and (not item.digits or declarer.knows_waits(item.digits))
 
     def _prepare(self, batch: _Batch, item: Outgoing) -> None:
         """Make what an item needs, and go on."""
@@ -241,7 +259,7 @@ class Publisher:
 
         def done(why: str) -> None:
             self._declaring = False
-            if why and self._channel is not None:  # not for want of a line
+            if why and self._may_send():  # not for want of a line
                 batch.dropped = True
                 batch.end(f"{item.home.name} cannot be made: {why}")
             self._pump()
@@ -252,8 +270,10 @@ class Publisher:
 
     def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         """No queue took it: it is confirmed all the same, right after this."""
+        returned = (method.exchange, method.routing_key, properties.correlation_id, body)
         for tag, (_, item) in self._sent.items():
-            if item.properties.message_id == properties.message_id and tag not in self._returned:
+            sent = (item.exchange, item.key, item.properties.correlation_id, item.body)
+            if sent == returned and tag not in self._returned:
                 self._returned.add(tag)
                 break
 

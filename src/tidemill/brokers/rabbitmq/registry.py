@@ -1,11 +1,14 @@
 """Which queues there are: a stream that every queue's name was written to when it was first used.
 
 The protocol has no way to ask for the names of queues. A stream is a log that everybody reads from
-its start, and goes on hearing: so a worker that serves all queues learns of a new one at once.
+its start, and goes on hearing: so a worker that serves all queues learns of a new one at once. It
+is read over a line of its own: who reads a stream that is just being made, or whose server has just
+started, has his line closed.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import uuid
@@ -16,9 +19,11 @@ import pika
 from pika.channel import Channel
 
 from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.delays import Clockwork
 from tidemill.brokers.rabbitmq.line import Line
 from tidemill.brokers.rabbitmq.names import Names
 from tidemill.brokers.rabbitmq.publisher import Outgoing
+from tidemill.errors import BrokerUnavailable
 
 __all__ = ["Registry"]
 
@@ -26,13 +31,16 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 _CREDIT = 500
 
+_AGAIN = 1.0
+"""Seconds until a stream that went away is read again."""
+
 
 class Registry:
     """The names of all queues, as they become known."""
 
-    def __init__(self, line: Line, declarer: Declarer, names: Names) -> None:
+    def __init__(self, line: Line, clockwork: Clockwork, names: Names) -> None:
         self._line = line
-        self._declarer = declarer
+        self._declarer = Declarer(clockwork)
         self._names = names
         self._heard: set[str] = set()
         self._marks: dict[str, threading.Event] = {}
@@ -53,6 +61,7 @@ class Registry:
             known = sorted(self._heard)
             join, self._joined = not self._joined, True
         if join:
+            self._line.add(self._declarer)
             self._line.add(self)
         for queue in known:
             heard(queue)
@@ -62,15 +71,31 @@ class Registry:
         with self._lock:
             self._listeners = [one for one in self._listeners if one != heard]
 
+    def know(self, queue: str) -> None:
+        """A name was announced by ourselves."""
+        with self._lock:
+            new = bool(queue) and queue not in self._heard
+            if new:
+                self._heard.add(queue)
+            listeners = list(self._listeners) if new else []
+        for heard in listeners:
+            heard(queue)
+
     def read_all(self, publish: Callable[[Outgoing], None], patience: float) -> list[str]:
-        """All names that were ever announced before now."""
+        """All names that were ever announced before now.
+
+        Raises:
+            BrokerUnavailable: the server does not tell them.
+        """
         mark, seen = uuid.uuid4().hex, threading.Event()
         self._marks[mark] = seen
-        publish(self.entry("", mark))  # first: a stream that was just made cannot be read at once
+        publish(self.entry("", mark))  # before it is read: a new stream is there when it has this
         self.listen(_ignore)
-        seen.wait(patience)
+        here = seen.wait(patience)
         self._marks.pop(mark, None)
         self.unlisten(_ignore)
+        if not here:
+            raise BrokerUnavailable(self._line.silence())
         with self._lock:
             return sorted(self._heard)
 
@@ -78,17 +103,26 @@ class Registry:
 
     def opened(self, connection: pika.SelectConnection) -> None:
         def consume(why: str) -> None:
+            if not connection.is_open:
+                return
             if why:
                 log.error("the names of the queues cannot be read: %s; give a worker -Q", why)
-            elif connection.is_open:
-                connection.channel(on_open_callback=self._consume)
+            else:
+                connection.channel(on_open_callback=functools.partial(self._consume, connection))
 
         self._declarer.declare([self._names.registry], consume)
 
     def lost(self, why: str) -> None:
         """It is read again from its start."""
 
-    def _consume(self, channel: Channel) -> None:
+    def _consume(self, connection: pika.SelectConnection, channel: Channel) -> None:
+        def again(*_: Any) -> None:  # the stream was deleted, or its leader has moved
+            if connection.is_open:
+                self._declarer.forget_all()
+                self._line.later(_AGAIN, lambda: self.opened(connection))
+
+        channel.add_on_cancel_callback(lambda _: channel.close())
+        channel.add_on_close_callback(again)
         channel.basic_qos(prefetch_count=_CREDIT)
         channel.basic_consume(
             self._names.registry.name,
@@ -98,14 +132,7 @@ class Registry:
 
     def _on_name(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:
         channel.basic_ack(method.delivery_tag, multiple=True)
-        queue = body.decode(errors="replace")
-        with self._lock:
-            new = bool(queue) and queue not in self._heard
-            if new:
-                self._heard.add(queue)
-            listeners = list(self._listeners) if new else []
-        for heard in listeners:
-            heard(queue)
+        self.know(body.decode(errors="replace"))
         mark = self._marks.get(properties.message_id or "")
         if mark is not None:
             mark.set()

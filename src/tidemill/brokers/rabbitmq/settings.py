@@ -154,9 +154,7 @@ def _host(url: Url, text: str, default: int) -> tuple[str, int]:
 def _tls(url: Url) -> dict[str, str]:
     tls = {name: value for name, value in url.options.items() if name.startswith("tls_")}
     if tls.get("tls_verify", "yes") not in ("yes", "no"):
-        raise InvalidOption(
-            f"tls_verify in the url must be yes or no, not {tls['tls_verify']!r}"
-        )
+        raise InvalidOption(f"tls_verify in the url must be yes or no, not {tls['tls_verify']!r}")
     return tls
 
 

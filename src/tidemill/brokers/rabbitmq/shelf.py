@@ -18,7 +18,7 @@ class Hold:
     Attributes:
         tag, era: the server's, and of which channel; the tag is 0 when that is gone, and the
             message the server's again.
-        run: what tells this run of the job from any other, on whatever line.
+        run: what tells its message from any other, on whatever line.
         changed: its attempt was counted, and the message does not say so yet.
         deadline: machine time at which a message's ttr is over.
     """
@@ -30,7 +30,7 @@ class Hold:
         self.tag = tag
         self.era = era
         self.shelf = shelf
-        self.run = (job.envelope.id, job.attempt)
+        self.run = job.run
         self.token = 0
         self.leased = self.deadline = 0.0
         self.changed = False
@@ -45,6 +45,7 @@ class Shelf:
         held: how many messages of it are leased.
         empty: the server had none when it was asked, and none has come since.
         wanted: machine time at which something was last wanted of it.
+        back: machine time at which a message was last sent there by ourselves.
     """
 
     def __init__(self, place: Place) -> None:
@@ -53,7 +54,7 @@ class Shelf:
         self.consumer: tuple[str, int] = ("", 0)
         self.held = 0
         self.empty = self.asking = False
-        self.wanted = 0.0
+        self.wanted = self.back = 0.0
         self.arrivals = 0
         self._heap: list[tuple[int, int, Hold]] = []
         self._numbers = itertools.count()
@@ -64,7 +65,7 @@ class Shelf:
     def add(self, hold: Hold) -> None:
         """A message came."""
         self.arrivals += 1
-        self.empty = False
+        self.empty = self.asking = False
         heapq.heappush(self._heap, (hold.job.envelope.rank, next(self._numbers), hold))
 
     def take(self) -> Hold:
@@ -72,8 +73,8 @@ class Shelf:
         return heapq.heappop(self._heap)[2]
 
     def clear(self) -> Iterator[Hold]:
-        """All of them, last first: given back in that order, they stand as they stood."""
-        heap, self._heap = sorted(self._heap, reverse=True), []
+        """All of them, first first: given back in that order, they stand as they stood."""
+        heap, self._heap = sorted(self._heap), []
         for _, _, hold in heap:
             yield hold
 

@@ -11,9 +11,9 @@ import functools
 import logging
 import threading
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pika
 from pika.channel import Channel
@@ -22,6 +22,7 @@ from pika.spec import Basic
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.line import Line
 from tidemill.brokers.rabbitmq.shelf import Shelf
+from tidemill.clock import machine_time
 
 __all__ = ["Message", "Tap"]
 
@@ -33,6 +34,9 @@ _TRY_AGAIN = 5.0
 _FEW, _STRAGGLE = 64, 0.02
 """With more messages than so many in hand one is not acknowledged by itself before that many
 seconds, within which those before it are likely to be done: then one frame does for all."""
+
+_ENDING = -1
+"""The credit of a consumer that is to end."""
 
 _MADE_AGAIN = 0.5
 """Seconds until a queue that went away is made again."""
@@ -68,7 +72,9 @@ class Tap:
         self._open: OrderedDict[int, None] = OrderedDict()  # tags in hand, as they came
         self._done: set[int] = set()  # to be acknowledged with those before them
         self._stragglers: set[int] = set()  # of these: those that have waited for a while
-        self._getting: list[Callable[[Any], None]] = []
+        self._asked: deque[tuple[Shelf, Callable[[Any], None]]] = deque()  # the first is under way
+        self._syncing: list[Callable[[bool], None]] = []
+        self._opened_at = 0.0
         self._adjusting = self._closed = False
         self._lock = threading.Lock()
         self._acks: list[int] = []
@@ -107,7 +113,18 @@ class Tap:
 
     def get(self, shelf: Shelf, then: Callable[[Any], None]) -> None:
         """Ask for one message of a place; ``then`` gets (tag, redelivered, properties, body)."""
-        self._line.do(lambda: self._get(shelf, then))
+        self._line.do(lambda: self._ask(shelf, then))
+
+    def sync(self, patience: float) -> bool:
+        """Sleep until the server has all that was acknowledged before; False: nobody knows."""
+        answered, found = threading.Event(), list[bool]()
+
+        def heard(here: bool) -> None:
+            found.append(here)
+            answered.set()
+
+        self._line.do(lambda: self._sync(heard))
+        return answered.wait(patience) and found[0]
 
     def close(self, patience: float) -> None:
         """Leave; what is not acknowledged goes back."""
@@ -146,16 +163,19 @@ class Tap:
         self._open.clear()
         self._done.clear()
         self._stragglers.clear()
-        getting, self._getting = self._getting, []
-        for then in getting:
+        asked, self._asked = self._asked, deque()
+        for _, then in asked:
             then(None)
+        syncing, self._syncing = self._syncing, []
+        for heard in syncing:
+            heard(False)
         self._lost()
 
     def _channel_opened(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._channel_closed)
         channel.add_on_cancel_callback(self._cancelled)
         channel.add_callback(self._on_empty, [Basic.GetEmpty], one_shot=False)
-        self._channel = channel
+        self._channel, self._opened_at = channel, machine_time()
         self._adjust()
 
     def _channel_closed(self, channel: Channel, reason: Any) -> None:
@@ -164,7 +184,14 @@ class Tap:
             return
         log.error("rabbitmq took back what we hold: %s", getattr(reason, "reply_text", reason))
         self.lost("")
-        channel.connection.channel(on_open_callback=self._channel_opened)
+        self._declarer.forget_all()  # a queue may have gone
+        soon = machine_time() - self._opened_at > _MADE_AGAIN
+        self._line.later(0.0 if soon else _MADE_AGAIN, functools.partial(self._reopen, channel))
+
+    def _reopen(self, old: Channel) -> None:
+        connection = old.connection
+        if self._channel is None and connection.is_open and not self._closed:
+            connection.channel(on_open_callback=self._channel_opened)
 
     def _cancelled(self, frame: Any) -> None:
         """The server ended a consumer: its queue was deleted, or has no leader."""
@@ -198,19 +225,31 @@ class Tap:
             self._line.later(_TRY_AGAIN, self._adjust)
 
     def _consume(self, channel: Channel, shelf: Shelf) -> None:
-        """A consumer's credit cannot be changed: another takes its place."""
+        """A consumer's credit cannot be changed: another takes its place.
+
+        That begins when the first has ended. What was on its way to it goes back to the front of
+        the queue, and would otherwise stand behind what the second had got meanwhile.
+        """
         tag, credit = shelf.consumer
-        if credit == shelf.credit:
+        if credit == shelf.credit or credit == _ENDING:
             return
-        shelf.consumer = ("", 0)
-        if shelf.credit:
-            new = f"{self._name[:200]}/{uuid.uuid4().hex[:12]}"
-            channel.basic_qos(prefetch_count=shelf.credit)
-            came = functools.partial(self._on_message, shelf)
-            channel.basic_consume(shelf.place.name, came, consumer_tag=new)
-            shelf.consumer = (new, shelf.credit)
         if tag:
-            channel.basic_cancel(tag)
+            shelf.consumer = (tag, _ENDING)
+            channel.basic_cancel(tag, lambda _: self._ended(channel, shelf, tag))
+            cast("Any", channel)._cancelled.discard(
+                tag
+            )  # else pika itself rejects what still comes
+            return
+        new = f"{self._name[:200]}/{uuid.uuid4().hex[:12]}"
+        channel.basic_qos(prefetch_count=shelf.credit)
+        came = functools.partial(self._on_message, shelf)
+        channel.basic_consume(shelf.place.name, came, consumer_tag=new)
+        shelf.consumer = (new, shelf.credit)
+
+    def _ended(self, channel: Channel, shelf: Shelf, tag: str) -> None:
+        if channel is self._channel and shelf.consumer == (tag, _ENDING):
+            shelf.consumer, shelf.back = ("", 0), machine_time()
+            self._adjust()
 
     def _on_message(self, shelf: Shelf, _: Any, method: Any, properties: Any, body: bytes) -> None:
         tag = method.delivery_tag
@@ -219,23 +258,55 @@ class Tap:
 
     # -- asking for one -------------------------------------------------------------------------
 
-    def _get(self, shelf: Shelf, then: Callable[[Any], None]) -> None:
-        if self._channel is None or not self._channel.is_open:
-            then(None)
-            return
-        if not self._declarer.knows(shelf.place):
-            again = functools.partial(self._get, shelf, then)
-            self._declarer.declare([shelf.place], lambda why: then(None) if why else again())
-            return
-        self._getting.append(then)
-        self._channel.basic_get(shelf.place.name, self._on_got)
+    def _ask(self, shelf: Shelf, then: Callable[[Any], None]) -> None:
+        """One after the other: a channel can ask for no more at a time."""
+        self._asked.append((shelf, then))
+        if len(self._asked) == 1:
+            self._get(shelf)
+
+    def _get(self, shelf: Shelf) -> None:
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            self._got(None)
+        elif self._declarer.knows(shelf.place):
+            self._flush()  # what went back before this may be what is asked for
+            channel.basic_get(shelf.place.name, self._on_got)
+        else:
+
+            def declared(why: str) -> None:
+                if channel is self._channel:  # else the loss of the line has answered
+                    self._got(None) if why else self._get(shelf)
+
+            self._declarer.declare([shelf.place], declared)
+
+    def _got(self, found: Any) -> None:
+        _, then = self._asked.popleft()
+        then(found)
+        if self._asked:
+            self._get(self._asked[0][0])
 
     def _on_got(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         self._open[method.delivery_tag] = None
-        self._getting.pop(0)((method.delivery_tag, method.redelivered, properties, body))
+        self._got((method.delivery_tag, method.redelivered, properties, body))
 
     def _on_empty(self, _: Any) -> None:
-        self._getting.pop(0)(None)
+        self._got(None)
+
+    def _sync(self, heard: Callable[[bool], None]) -> None:
+        self._flush()
+        if self._channel is not None and self._channel.is_open:
+            self._ack_singly(self._done)
+        self.round_trip(heard)
+
+    def round_trip(self, heard: Callable[[bool], None]) -> None:
+        """Tell, in the line's thread, when the server has what was said until now, and all that it
+        had sent by now is here; False: the channel was lost meanwhile."""
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            heard(False)
+            return
+        self._syncing.append(heard)
+        channel.basic_qos(prefetch_count=1, callback=lambda _: self._syncing.pop(0)(True))
 
     # -- answering ------------------------------------------------------------------------------
 
