@@ -147,6 +147,7 @@ class Queue:
 
     def size(self) -> int:
         """Unfinished jobs: waiting, scheduled, ready and running."""
+        self._mill.features.need(Feature.INSPECT, "size()")
         return next((s.size for s in self._mill.broker.stats() if s.name == self.name), 0)
 
     async def asize(self) -> int:

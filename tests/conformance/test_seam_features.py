@@ -16,7 +16,7 @@ FEATURES = {
     "lmdb": EVERYTHING,
     "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP},
     "postgresql": EVERYTHING - {F.BACKUP},
-    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY}),
+    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED}),
 }
 
 

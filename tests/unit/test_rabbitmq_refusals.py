@@ -114,7 +114,7 @@ def _hooked(mill: Tidemill) -> Any:
 @pytest.mark.parametrize(
     "line",
     [
-        *("jobs", "job j", "explain j", "retry j", "cancel j", "delete j", "pause q", "resume q"),
+        *("job j", "explain j", "cancel j", "pause q", "resume q"),
         *("limit", "schedule list", "schedule pause s", "backup there"),
     ],
 )

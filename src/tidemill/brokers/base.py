@@ -90,6 +90,7 @@ class Feature(enum.StrEnum):
     UNIQUE = "unique"  # keys for a time: held by what has succeeded, replaced with an end
     RESULTS = "results"
     INSPECT = "inspect"
+    FAILED = "failed"  # what failed can be looked for, kicked and deleted, if nothing else can
     CANCEL = "cancel"
     PAUSE = "pause"
     MAX_SIZE = "max_size"

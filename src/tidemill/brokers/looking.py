@@ -9,6 +9,14 @@ from tidemill.job import Record, State
 __all__ = ["Filter", "Page", "QueueStats", "matches"]
 
 
+_UNKNOWN = frozenset(
+    {
+        *("scheduled", "running", "oldest"),
+        *("accepted", "succeeded", "failed", "retried", "cancelled", "expired"),
+    }
+)
+
+
 class QueueStats(msgspec.Struct, kw_only=True):
     """One queue in numbers. Totals count since the store was made.
 
@@ -17,6 +25,9 @@ class QueueStats(msgspec.Struct, kw_only=True):
     and at none that waits for a limit by name.
 
     ``carried`` of those that are ready lie with the carrier (:mod:`.base`).
+
+    A broker that cannot look into its queues knows how many ``consumers`` ask for jobs just now
+    (else -1), and what is ready; the numbers that are ``unknown`` are 0 here, and count nowhere.
     """
 
     name: str
@@ -34,6 +45,12 @@ class QueueStats(msgspec.Struct, kw_only=True):
     expired: int = 0
     oldest: float = 0.0
     carried: int = 0
+    consumers: int = -1
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Names of the numbers that the broker cannot tell."""
+        return _UNKNOWN if self.consumers >= 0 else frozenset()
 
     @property
     def size(self) -> int:

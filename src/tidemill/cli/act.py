@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Filter
+from tidemill.brokers.base import Feature, Filter
 from tidemill.cli.choose import every, filter_options, whole_group, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.groups import JobGroup
@@ -119,6 +119,9 @@ def _with_groups(
     A chain has the id of its last step.
     """
 
+    if Feature.FLOWS not in mill.broker.features:
+        return do
+
     def each(ids: Sequence[str]) -> list[bool]:
         answers = []
         for job_id in ids:
@@ -205,6 +208,8 @@ def _act(
 
 
 def _why_not(mill: Tidemill, job_id: str) -> str:
+    if Feature.INSPECT not in mill.broker.features:
+        return "nothing that failed has this id; tidemill jobs --state failed lists it"
     record = mill.broker.get(job_id)
     if record is None:
         return "no job has this id here; find it with: tidemill jobs --search TEXT"

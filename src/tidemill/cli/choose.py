@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Filter
+from tidemill.brokers.base import Feature, Filter
 from tidemill.config import MAX_NAME
 from tidemill.errors import InvalidOption
 from tidemill.job import Record, State
@@ -74,6 +74,8 @@ def whole_id(mill: Tidemill, text: str) -> str:
     Raises:
         InvalidOption: several jobs have ids that begin so; the sentence lists them.
     """
+    if Feature.INSPECT not in mill.broker.features:
+        return text
     if len(text) < _PREFIX_LEAST or len(text.encode(errors="replace")) > MAX_NAME:
         return text
     if mill.broker.get(text) is not None:

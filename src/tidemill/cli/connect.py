@@ -20,7 +20,8 @@ __all__ = ["json_option", "open_mill", "store_options"]
 Verb = Callable[..., Any]
 
 _NEEDS = {
-    **dict.fromkeys(("jobs", "job", "explain", "retry", "delete"), Feature.INSPECT),
+    **dict.fromkeys(("jobs", "retry", "delete"), Feature.FAILED),
+    **dict.fromkeys(("job", "explain"), Feature.INSPECT),
     **dict.fromkeys(("pause", "resume"), Feature.PAUSE),
     "cancel": Feature.CANCEL,
     "limit": Feature.LIMITS,

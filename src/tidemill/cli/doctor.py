@@ -78,7 +78,9 @@ def doctor(url: str | None, app: str | None, as_json: bool) -> None:
 def examine(mill: Tidemill) -> list[Finding]:
     """Every check on an open store, in order. One that breaks down is itself a finding."""
     findings: list[Finding] = []
-    checks = (_writable, _here, _durable, _space, _clocks, _workers, _backlog, _limits, _leases)
+    checks: tuple[Callable[[Broker], Iterator[Finding]], ...] = (_publishing, _durable, _asked_for)
+    if Feature.INSPECT in mill.broker.features:
+        checks = (_writable, _here, _durable, _space, _clocks, _workers, _backlog, _limits, _leases)
     for check in checks:
         try:
             findings += check(mill.broker)
@@ -132,6 +134,34 @@ def _writable(broker: Broker) -> Iterator[Finding]:
     slow = took > 100
     advice = "the disk is slow to sync: put the store on a local SSD" if slow else ""
     yield Finding("writable", "warn" if slow else "ok", f"a commit took {took:.1f} ms", advice)
+
+
+def _publishing(broker: Broker) -> Iterator[Finding]:
+    """Whether a server that is all we can ask lets us publish, and answers soon."""
+    before = time.monotonic()
+    info = broker.info()
+    took = (time.monotonic() - before) * 1000
+    text = f"{info['server']} told all it knows within {took:.0f} ms"
+    if info["publishing"] == "open":
+        yield Finding("server", "ok", text)
+    else:
+        advice = "puts are refused, work goes on: see to the memory and the disk of the server"
+        yield Finding("server", "fail", f"publishing is {info['publishing']}", advice)
+    if info["failed"]:
+        text = f"{info['failed']:,} failed jobs are kept"
+        yield Finding("failed", "warn", text, "tidemill jobs --state failed, then retry or delete")
+
+
+def _asked_for(broker: Broker) -> Iterator[Finding]:
+    """Queues with jobs that nobody asks for, as far as such a server knows."""
+    rows = broker.stats()
+    for row in rows:
+        if row.ready and not row.consumers:
+            text = f"queue {row.name} has {row.ready:,} ready jobs, and nobody asks for more"
+            advice = "start a worker, unless all are busy with long jobs: add slots, then"
+            yield Finding("queues", "warn", text, advice)
+    ready = sum(row.ready for row in rows)
+    yield Finding("backlog", "ok", f"{ready:,} ready jobs in {len(rows):,} queues")
 
 
 def _here(broker: Broker) -> Iterator[Finding]:

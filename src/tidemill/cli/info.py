@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
+from tidemill.brokers.base import Feature
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.queues import public, queues_table
 from tidemill.config import lmdb_url
@@ -31,9 +32,12 @@ def info(mill: Tidemill, as_json: bool) -> None:
     from tidemill.cli import show
 
     facts, rows, owners = mill.broker.info(), mill.queues(), mill.broker.owners()
-    totals = {name: sum(getattr(row, name) for row in rows) for name in _TOTALS}
+    totals: dict[str, Any] = {n: sum(getattr(row, n) for row in rows) for n in _TOTALS}
+    unknown = {name for row in rows for name in row.unknown}
+    knows = Feature.INSPECT in mill.broker.features
     if as_json:
-        workers = [_public(owner) for owner in owners]
+        workers = [_public(owner) for owner in owners] if knows else None
+        totals = {name: None if name in unknown else totals[name] for name in _TOTALS}
         queues = [public(row) for row in rows]
         show.print_json({"store": facts, "totals": totals, "queues": queues, "workers": workers})
         return
@@ -47,6 +51,9 @@ def info(mill: Tidemill, as_json: bool) -> None:
         out.print()
         out.print(queues_table(mill, out, rows))
     out.print()
+    if not knows:
+        out.print("workers   this broker does not tell; what it knows of each queue is above")
+        return
     if not owners:
         out.print("no workers: start one with tidemill worker MODULE:VAR")
         return

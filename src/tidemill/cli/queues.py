@@ -27,7 +27,11 @@ __all__ = ["pause", "public", "purge", "queues", "queues_table", "resume"]
 def public(stats: QueueStats) -> dict[str, Any]:
     """A queue in numbers, for programs."""
     values: dict[str, Any] = msgspec.to_builtins(stats)
-    return values | {"size": stats.size, "oldest": stats.oldest or None}
+    values |= {"size": stats.size, "oldest": stats.oldest or None}
+    if stats.unknown:
+        return values | dict.fromkeys([*stats.unknown, "size"])
+    del values["consumers"]
+    return values
 
 
 def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
@@ -42,8 +46,10 @@ def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
     )
     cells = [
         (
-            *(q.name, f"{q.ready:,}", f"{q.running:,}", f"{q.scheduled:,}", f"{q.waiting:,}"),
-            *(show.ago(q.oldest), f"{q.succeeded:,}", f"{q.failed:,}", f"{q.retried:,}"),
+            q.name,
+            *(_number(q, name) for name in ("ready", "running", "scheduled", "waiting")),
+            "-" if "oldest" in q.unknown else show.ago(q.oldest),
+            *(_number(q, name) for name in ("succeeded", "failed", "retried")),
             show.styled("paused") if q.paused else _note(q, limits),
         )
         for q in rows
@@ -51,10 +57,16 @@ def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
     return show.table(out, columns, cells)
 
 
+def _number(row: QueueStats, name: str) -> str:
+    return "-" if name in row.unknown else f"{getattr(row, name):,}"
+
+
 def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
     """What bounds a queue, in a few words."""
     limit = limits.get(row.name)
     parts = [f"at most {row.max_size:,}"] if row.max_size else []
+    if row.consumers >= 0:
+        parts.append(f"{row.consumers:,} ask for jobs")
     if limit is not None:
         parts += [terms_text(limit.terms), state_of(limit)]
     return "; ".join(part for part in parts if part)

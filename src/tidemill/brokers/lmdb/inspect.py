@@ -175,7 +175,7 @@ class Inspection:
             return held or (gate_held(gate, row, now) if gate else None)
 
     def _stats_of(self, txn: lmdb.Transaction[bytes], row: Row) -> QueueStats:
-        names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest"}
+        names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest", "consumers"}
         values = {name: row.shown(name) for name in names}
         oldest = self._oldest(txn, row)
         return QueueStats(name=row.name, paused=bool(row.paused), oldest=oldest, **values)

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,9 @@ import msgspec
 from tidemill.brokers.base import (
     Broker,
     Feature,
+    Filter,
     Mode,
+    Page,
     QueueStats,
     Reply,
     Step,
@@ -29,6 +31,7 @@ from tidemill.brokers.carrying import CarryingBroker
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
 from tidemill.brokers.rabbitmq.desk import Desk
+from tidemill.brokers.rabbitmq.failed import Failed
 from tidemill.brokers.rabbitmq.intake import Intake
 from tidemill.brokers.rabbitmq.lacking import Lacking, check_job, refuse
 from tidemill.brokers.rabbitmq.line import Line, Voice
@@ -37,10 +40,11 @@ from tidemill.brokers.rabbitmq.names import Names, Place
 from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.registry import Registry
 from tidemill.brokers.rabbitmq.settings import Settings, check_url
+from tidemill.brokers.rabbitmq.visit import visit
 from tidemill.clock import machine_time, wall_time
 from tidemill.config import Url
-from tidemill.errors import BrokerUnavailable, TidemillError
-from tidemill.job import Command, Envelope, Owner, Placed, Put
+from tidemill.errors import TidemillError
+from tidemill.job import Command, Envelope, Owner, Placed, Put, State
 
 __all__ = ["RabbitBroker", "open_url"]
 
@@ -56,7 +60,9 @@ _FAREWELL = 5.0
 _ANNOUNCE_EVERY = 3600.0
 """Seconds after which a queue's name is announced once more, lest the stream forgets it."""
 
-_FEATURES = frozenset({Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY})
+_FEATURES = frozenset(
+    {Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY, Feature.FAILED}
+)
 
 
 def open_url(url: Url) -> Broker:
@@ -100,7 +106,9 @@ class RabbitBroker(Lacking):
         consumers = Declarer(clockwork)
         self._in_declarer = consumers
         self._joined = False
+        self._clockwork = clockwork
         self._writer = Writer(self._names, clockwork)
+        self._failed = Failed(settings, self._writer, self._publish)
         self._registry = Registry(self._names_line, clockwork, self._names)
         tokens = itertools.count(1)
         shared = self._publisher, self._names, self._writer, tokens.__next__
@@ -201,10 +209,12 @@ class RabbitBroker(Lacking):
         self._registry.listen(intake.serve)
 
     def _all_queues(self) -> list[str]:
-        def publish(item: Outgoing) -> None:
-            self._publisher.put([item], self._settings.patience)
+        return self._registry.read_all(
+            lambda item: self._publish([item]), self._settings.patience
+        )
 
-        return self._registry.read_all(publish, self._settings.patience)
+    def _publish(self, items: Sequence[Outgoing]) -> None:
+        self._publisher.put(items, self._settings.patience)
 
     def detach(self, owner_id: str) -> None:
         self._check_open()
@@ -274,53 +284,62 @@ class RabbitBroker(Lacking):
         return False
 
     def stats(self) -> list[QueueStats]:
+        """What is ready, and who asks for it; the server knows no more of a queue."""
         self._check_open()
         self._consuming()
-        rows = []
-        for queue in self._all_queues():
-            places = [p for kind in ("tasks", "messages") for p in self._names.of(queue, kind)]
-            ready = sum(self._ask(self._declarer.count, place) for place in places)
-            rows.append(QueueStats(name=queue, ready=ready))
+        queues, rows = self._all_queues(), []
+        with visit(self._settings) as server:
+            for queue in queues:
+                counts = [server.count(place) for place in self._places(queue)]
+                ready, consumers = sum(c[0] for c in counts), max(c[1] for c in counts)
+                rows.append(QueueStats(name=queue, ready=ready, consumers=consumers))
         return rows
+
+    def _places(self, queue: str) -> list[Place]:
+        return [p for kind in ("tasks", "messages") for p in self._names.of(queue, kind)]
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        self._check_open()
+        if what.states != {State.FAILED}:
+            refuse("looking for jobs that have not failed (--state failed)", Feature.INSPECT)
+        return self._failed.find(what, limit, cursor)
+
+    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+        self._check_open()
+        return self._failed.kick(job_ids)
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        self._check_open()
+        return self._failed.delete(job_ids)
 
     def owners(self) -> list[Owner]:
         return [intake.owner for intake in list(self._intakes.values())]
 
     def info(self) -> dict[str, Any]:
         self._check_open()
+        self._out.await_up(self._settings.patience)
         server = {k: _text(v) for k, v in self._out.server.items()}
+        with visit(self._settings) as there:
+            delayed = sum(there.count(place)[0] for place in self._clockwork.all_waits())
+            failed, _ = there.count(self._names.failed)
         return {
             "broker": "rabbitmq",
-            "durable": True,
             "url": self.url,
             "server": f"{server.get('product', 'unknown')} {server.get('version', '')}".strip(),
             "cluster": server.get("cluster_name", ""),
             "queues": "classic" if self._settings.classic else "quorum",
-            "failed": self._ask(self._declarer.count, self._names.failed),
+            "durable": True,
+            "durability": "accepted jobs survive power loss: only what is synced is confirmed",
+            "delayed": delayed,
+            "failed": failed,
             "publishing": f"blocked: {self._out.blocked}" if self._out.blocked else "open",
         }
 
     def purge(self, queue: str) -> int:
+        """Delete what is ready. What is delayed lies with that of other queues, and comes."""
         self._check_open()
-        places = [p for kind in ("tasks", "messages") for p in self._names.of(queue, kind)]
-        return sum(self._ask(self._declarer.purge, place) for place in places)
-
-    def _ask(self, ask: Callable[[Place, Callable[[int, str], None]], None], place: Place) -> int:
-        """One question to the server, and its answer."""
-        answered, found = threading.Event(), list[tuple[int, str]]()
-
-        def heard(count: int, why: str) -> None:
-            found.append((count, why))
-            answered.set()
-
-        self._out.await_up(self._settings.patience)
-        self._out.do(lambda: ask(place, heard))
-        if not answered.wait(self._settings.patience):
-            raise BrokerUnavailable(self._out.silence())
-        count, why = found[0]
-        if why:
-            raise BrokerUnavailable(f"rabbitmq at {self._settings.where}: {why}")
-        return count
+        with visit(self._settings) as server:
+            return sum(server.purge(place) for place in self._places(queue))
 
     def close(self) -> None:
         if not self._closed:

@@ -75,6 +75,14 @@ class Clockwork:
             if digit
         ]
 
+    def all_waits(self) -> list[Place]:
+        """All queues there may be, longest waits first."""
+        return [
+            self._queue(level, digit)
+            for level in range(LEVELS - 1, -1, -1)
+            for digit in range(_TOP if level == LEVELS - 1 else DIGITS - 1, 0, -1)
+        ]
+
     def _queue(self, level: int, digit: int) -> Place:
         milliseconds = round(digit * DIGITS**level * UNIT * 1000)
         arguments: dict[str, Any] = {

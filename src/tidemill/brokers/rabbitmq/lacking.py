@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from tidemill.brokers.base import Departure, Feature, Filter, Page, lacks
+from tidemill.brokers.base import Departure, Feature, lacks
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.job import Envelope, Record
 
@@ -40,17 +40,8 @@ class Lacking:
     def get(self, job_id: str) -> Record | None:
         refuse("looking at a job", Feature.INSPECT)
 
-    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
-        refuse("looking for jobs", Feature.INSPECT)
-
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         refuse("cancel", Feature.CANCEL)
-
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
-        refuse("retrying a job", Feature.INSPECT)
-
-    def delete(self, job_ids: Iterable[str]) -> list[bool]:
-        refuse("deleting a job", Feature.INSPECT)
 
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None

@@ -17,6 +17,7 @@ import pika
 from tidemill.brokers.rabbitmq.delays import Clockwork, longest, split
 from tidemill.brokers.rabbitmq.names import Names, Place, server_priority
 from tidemill.brokers.rabbitmq.publisher import Outgoing
+from tidemill.clock import wall_time
 from tidemill.job import Envelope, decode_envelope, encode_envelope
 
 __all__ = ["Carried", "Writer", "read"]
@@ -84,7 +85,9 @@ class Writer:
             "error": reason[:_ERROR_MOST],
             "queue": job.envelope.queue,
         }
-        return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
+        properties = self._properties(job, headers)
+        properties.timestamp = round(wall_time())
+        return Outgoing("", home.name, properties, job.encoded, home)
 
     def _properties(self, job: Carried, headers: dict[str, Any]) -> pika.BasicProperties:
         envelope = job.envelope

@@ -90,6 +90,8 @@ class Names(msgspec.Struct, frozen=True):
             "x-queue-type": "quorum",
             "x-message-ttl": int(FAILED_KEPT * 1000),
             "x-max-length": FAILED_MOST,
+            # A look counts as a delivery, and there may be many before anybody acts.
+            "x-delivery-limit": 1_000_000_000,
         }
         return Place(f"{self.prefix}.failed", arguments)
 

@@ -1,0 +1,295 @@
+"""Real workers on RabbitMQ without a store: what becomes of jobs is told by their ledger."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Place, alive, check_no_overlap, eventually, open_place, runs_of
+from servers import rabbitmq_url
+
+from tidemill import Tidemill
+from tidemill.clock import new_id
+
+APP = """
+@mill.task(retries=Retries(3, delay=0))
+def long(seconds=30.0):
+    begin()
+    until = time.time() + seconds
+    while time.time() < until and not os.path.exists(HERE + "/go"):
+        time.sleep(0.01)
+    end()
+
+@mill.task(retries=Retries(3, delay=0))
+def holds(times):
+    begin()
+    for _ in range(times):
+        hold_gil(2.0)
+    end()
+
+@mill.task
+def short(n=0): begin(); note("short", n); end()
+
+@mill.task(retries=Retries(2, delay=0.02))
+def fails():
+    note("ran", current_job().attempt)
+    raise ValueError("broken")
+
+@mill.task(retries=Retries(2, delay=0))
+def kills(): begin(); os.kill(os.getpid(), signal.SIGKILL)
+
+@mill.task
+def again():
+    note("again", current_job().attempt, time.time())
+    if current_job().attempt < 3:
+        raise Retry(delay=0.2)
+    raise Fail("enough")
+
+@mill.task
+def sows(n):
+    jobs = []
+    for number in range(n):
+        jobs.append(short.call(number))
+        if number % 10 == 9:
+            hold_gil(0.3)
+            mill.enqueue_many(jobs)
+            jobs = []
+    end()
+"""
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """Open a place on the server, with options for its url."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    opened = []
+
+    def open_at(**options: object) -> Place:
+        url = f"{rabbitmq_url()}?prefix=t{new_id()[-12:]}"
+        url += "".join(f"&{name}={value}" for name, value in options.items())
+        opened.append(open_place(folder, url))
+        place = opened[-1].__enter__()
+        place.write(APP)
+        return place
+
+    yield open_at
+    for context in opened:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def place(at: Callable[..., Place]) -> Place:
+    return at()
+
+
+def failed(place: Place, count: int = 1) -> list[Any]:
+    """The records of what failed, when there are so many."""
+
+    def enough() -> list[Any] | None:
+        jobs = [job.record for job in place.mill.jobs(state="failed")]
+        return jobs if len(jobs) >= count else None
+
+    return eventually(enough, f"{count} failed")
+
+
+def test_retries_are_counted_and_the_last_error_is_kept(place: Place) -> None:  # case T3, law 7
+    worker = place.worker().wait_ready()
+    many, once = place.enqueue("fails"), place.enqueue("fails", retries=0)
+    records = {record.envelope.id: record for record in failed(place, 2)}
+    assert sorted(place.notes()) == ["ran 1", "ran 1", "ran 2", "ran 3"]
+    assert (records[many.id].attempt, records[once.id].attempt) == (3, 1)
+    assert records[many.id].error == "ValueError: broken"
+    assert worker.stop() == 0
+
+
+def test_retry_comes_in_its_time_and_fail_at_once(place: Place) -> None:  # case T4
+    place.worker().wait_ready()
+    place.enqueue("again")
+    (record,) = failed(place)
+    assert (record.error, record.attempt) == ("Fail: enough", 3)
+    times = [float(line.split()[2]) for line in place.notes()]
+    for first, second in itertools.pairwise(times):
+        assert 0.2 <= second - first < 2.0
+
+
+def test_a_timeout_ends_the_work(place: Place) -> None:  # cases T6, T7, law 8
+    place.worker(slots=2).wait_ready()
+    place.enqueue("long", 30.0, timeout=1, retries=0)
+    begun = float(place.wait_notes("begin")[0].split()[4])
+    (record,) = failed(place)
+    assert 1.0 <= time.time() - begun < 2.0 + 3
+    assert "timeout" in record.error.lower() or "JobTimeout" in record.error
+
+
+def test_kill_of_one_process(place: Place) -> None:  # case T9, laws 5, 6
+    worker = place.worker(processes=2, slots=1).wait_ready()
+    for _ in range(2):
+        place.enqueue("long")
+    victim = place.wait_notes("begin", 2)[0].split()
+    waiting = place.enqueue_many("short", [(n,) for n in range(20)])
+    os.kill(int(victim[3]), signal.SIGKILL)
+    killed = time.time()
+    place.wait_notes(f"begin {victim[1]} 2")
+    again = next(line for line in place.ledger() if line.id == victim[1] and line.attempt == 2)
+    assert again.time - killed < 1.0 + 1.5
+    (place.path / "go").touch()
+    place.wait_notes("end", 2 + 20)
+    for job in waiting:  # those held in advance ran once, as the first attempt
+        assert [begin.attempt for begin, _ in runs_of(place.ledger())[job.id]] == [1]
+    assert worker.stop() == 0
+
+
+def test_a_job_that_kills_its_worker_fails(place: Place) -> None:  # case T9, law 6
+    place.worker(slots=1)
+    place.enqueue("kills")
+    (record,) = failed(place)
+    assert record.attempt == 3
+    assert "SIGKILL" in record.error
+    assert len(place.notes()) == 3
+
+
+def test_kill_of_the_supervisor(place: Place) -> None:  # case T10, law 5
+    worker = place.worker(processes=2, slots=2).wait_ready()
+    job = place.enqueue("long", 300.0)
+    place.wait_notes("begin", 1)
+    processes = [process.pid for process in worker.children()]
+    place.worker(slots=4).wait_ready()
+    os.kill(worker.pid, signal.SIGKILL)
+    killed = time.time()
+    eventually(lambda: not any(map(alive, processes)), "all end by themselves", 2.0 + 1.5)
+    worker.wait()
+    place.wait_notes(f"begin {job.id}", 2)
+    assert place.ledger()[1].time - killed < 1.0 + 2  # the server saw the line end
+
+
+def test_kill_of_everything_in_the_middle_loses_nothing(place: Place) -> None:
+    # case T10, laws 1, 2, 3
+    worker = place.worker(processes=2, slots=4).wait_ready()
+    place.enqueue_many("short", [(n,) for n in range(2000)])
+    place.wait_notes("short", 300)
+    worker.kill_everything()
+    place.worker(processes=2, slots=4).wait_ready()
+
+    def ran() -> set[str]:
+        return {line for line in place.notes() if line.startswith("short")}
+
+    eventually(lambda: len(ran()) == 2000, "all run", 60)
+    eventually(lambda: not sum(row.ready for row in place.mill.queues()), "nothing is left")
+    assert not place.mill.broker.info()["failed"]
+    check_no_overlap(place.ledger())
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_shutdown(place: Place, patient: bool) -> None:  # case T11
+    worker = place.worker("--shutdown-timeout", "10" if patient else "0.2", slots=2).wait_ready()
+    job = place.enqueue("long", 300.0)
+    place.wait_notes("begin")
+    worker.send(signal.SIGTERM)
+    if patient:
+        (place.path / "go").touch()
+    assert worker.wait() == (0 if patient else 1)
+    (place.path / "go").touch()
+    assert place.worker("--burst").wait() == 0
+    begins = [line for line in place.ledger() if (line.what, line.id) == ("begin", job.id)]
+    assert [line.attempt for line in begins] == ([1] if patient else [1, 1])  # uncounted
+
+
+def test_a_long_job_that_holds_the_lock_runs_once(at: Callable[..., Place]) -> None:  # case T12
+    place = at(owner_lease=2)
+    for _ in range(2):
+        place.worker(slots=2).wait_ready()
+    job = place.enqueue("holds", 4)  # 8 s
+    place.wait_notes("end")
+    place.enqueue("short")
+    place.wait_notes("short")
+    assert len(runs_of(place.ledger())[job.id]) == 1
+
+
+def test_a_task_that_enqueues_may_hold_the_lock(at: Callable[..., Place]) -> None:
+    place = at(owner_lease=2)
+    place.worker(slots=2).wait_ready()
+    place.enqueue("sows", 100)
+    place.wait_notes("short", 100)
+    place.wait_notes("end", 101)
+    assert len(place.notes()) == 3 * 100 + 1
+
+
+def test_what_is_urgent_comes_first(place: Place) -> None:  # case T13, law 10
+    place.enqueue_many("short", [(n,) for n in range(10)], priority=-5)
+    place.enqueue_many("short", [(n,) for n in range(10, 20)])
+    place.enqueue_many("short", [(n,) for n in range(20, 30)], priority=5)
+    place.worker("--burst", slots=1).wait()
+    ran = [int(line.split()[1]) for line in place.wait_notes("short", 30)]
+    assert [set(ran[start : start + 10]) for start in (0, 10, 20)] == [
+        {*range(20, 30)},
+        {*range(10, 20)},
+        {*range(10)},
+    ], ran
+
+
+def test_strict_queues_are_emptied_in_their_order(place: Place) -> None:  # law 10
+    for queue, first in (("c", 20), ("b", 10), ("a", 0)):
+        place.enqueue_many("short", [(first + n,) for n in range(10)], queue=queue)
+    place.worker("--burst", "-Q", "a,b,c", slots=1).wait()
+    ran = [int(line.split()[1]) for line in place.notes() if line.startswith("short")]
+    assert ran == list(range(30))
+
+
+def test_what_has_expired_is_not_run(place: Place) -> None:  # case T14
+    place.enqueue("short", 1, expires=0.05)
+    place.enqueue("short", 2, expires=600)
+    time.sleep(0.1)
+    place.worker("--burst").wait()
+    assert [line for line in place.notes() if line.startswith("short")] == ["short 2"]
+
+
+def test_what_is_not_signed_is_not_run(place: Place) -> None:  # case T15, law 18
+    forged = Tidemill(place.url, secret_keys=["another"], allow_imports=["*"])
+    place.write(APP, secret_keys=["new", "old"])
+    forged.enqueue(place.task("short"), 1)
+    old = Tidemill(place.url, secret_keys=["old"], allow_imports=["*"])
+    old.enqueue(place.task("short"), 2)
+    place.worker().wait_ready()
+    place.wait_notes("short 2")
+    (record,) = failed(place)
+    assert "bad signature" in record.error
+    assert not [line for line in place.notes() if line == "short 1"]
+    for mill in (forged, old):
+        mill.close()
+
+
+def test_short_jobs_do_not_wait_for_long_ones(place: Place) -> None:  # case T18
+    place.worker(processes=2, slots=4).wait_ready()
+    place.enqueue_many("long", [(300.0,)] * 7)
+    place.wait_notes("begin", 7)
+    place.enqueue_many("short", [(n,) for n in range(300)])
+    place.wait_notes("short", 300)
+    assert not [line for line in place.notes() if line.startswith("end") and "long" in line]
+    (place.path / "go").touch()
+    place.wait_notes("end", 307)
+
+
+def test_burst_ends_when_all_is_done(place: Place) -> None:
+    place.enqueue_many("short", [(n,) for n in range(200)], queue="a")
+    place.enqueue_many("short", [(n,) for n in range(200, 400)], queue="b")
+    assert place.worker("--burst", processes=2).wait() == 0
+    ran = sorted(int(line.split()[1]) for line in place.notes() if line.startswith("short"))
+    assert ran == list(range(400))
+
+
+def test_delayed_jobs_come_in_their_time(place: Place) -> None:  # law 9
+    place.worker().wait_ready()
+    put = time.time()
+    for delay in (0.5, 0.1, 1.3):
+        place.enqueue("short", round(delay * 10), delay=delay)
+    place.wait_notes("short", 3)
+    begins = [line.time - put for line in place.ledger() if line.what == "begin"]
+    for delay, late in zip((0.1, 0.5, 1.3), begins, strict=True):
+        assert delay <= late < delay + 1.5
