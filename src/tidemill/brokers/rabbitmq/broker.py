@@ -82,6 +82,7 @@ class RabbitBroker(Lacking):
         self.url = settings.shown
         self._settings = settings
         self._closed = False
+        settings.parameters(_PUBLISHERS_BEAT)  # what is wrong with its files is said at once
         self._begin()
         try:
             self._out.await_up(settings.patience)

@@ -81,13 +81,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def _ssl_options(self, host: str) -> pika.SSLOptions | None:
         if self.tls is None:
             return None
-        context = ssl.create_default_context(cafile=self.tls.get("tls_ca"))
-        if self.tls.get("tls_verify", "yes") == "no":
+        return pika.SSLOptions(_context(self.tls), host)
+
+
+def _context(tls: dict[str, str]) -> ssl.SSLContext:
+    """What a connection is secured with.
+
+    Raises:
+        InvalidOption: a file is not there, or not what it should be.
+    """
+    files = " ".join(path for name, path in sorted(tls.items()) if name != "tls_verify")
+    try:
+        context = ssl.create_default_context(cafile=tls.get("tls_ca"))
+        if tls.get("tls_verify", "yes") == "no":
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if "tls_cert" in self.tls:
-            context.load_cert_chain(self.tls["tls_cert"], self.tls.get("tls_key"))
-        return pika.SSLOptions(context, host)
+        if "tls_cert" in tls:
+            context.load_cert_chain(tls["tls_cert"], tls.get("tls_key"))
+    except OSError as error:
+        raise InvalidOption(
+            f"the tls options of the url cannot be used ({files}): {error}"
+        ) from None
+    return context
 
 
 def check_url(url: Url) -> Settings:

@@ -177,6 +177,8 @@ class Tap:
         channel.add_callback(self._on_empty, [Basic.GetEmpty], one_shot=False)
         self._channel, self._opened_at = channel, machine_time()
         self._adjust()
+        if self._asked:
+            self._get(self._asked[0][0])
 
     def _channel_closed(self, channel: Channel, reason: Any) -> None:
         """The server is angry with us; or we left."""
@@ -266,6 +268,8 @@ class Tap:
 
     def _get(self, shelf: Shelf) -> None:
         channel = self._channel
+        if channel is None and self._line.is_up and not self._closed:
+            return  # it is just being opened, and goes on then
         if channel is None or not channel.is_open:
             self._got(None)
         elif self._declarer.knows(shelf.place):

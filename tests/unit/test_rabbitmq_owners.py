@@ -1,0 +1,229 @@
+"""Owners on RabbitMQ: what they hear of, what they leave, what they cannot read, what a fork is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+from harness import eventually
+from pika.adapters.blocking_connection import BlockingChannel
+from rabbitmq_desk import Hand, ids_of, job, message, open_rabbit
+from servers import free_port, rabbitmq_url
+
+from tidemill.brokers.base import Mode, Want, open_broker
+from tidemill.brokers.rabbitmq import RabbitBroker
+from tidemill.errors import BrokerUnavailable, InvalidOption
+from tidemill.job import Outcome
+
+Open = Callable[..., RabbitBroker]
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"o{time.time_ns() % 10**15}"
+
+
+@pytest.fixture
+def open_one(prefix: str) -> Iterator[Open]:
+    opened: list[RabbitBroker] = []
+
+    def open_one(**options: object) -> RabbitBroker:
+        opened.append(open_rabbit(rabbitmq_url(), prefix, **options))
+        return opened[-1]
+
+    yield open_one
+    for broker in opened:
+        broker.close()
+
+
+@pytest.fixture
+def channel() -> Iterator[BlockingChannel]:
+    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq_url()))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    yield channel
+    connection.close()
+
+
+def put_aside(broker: RabbitBroker, prefix: str, channel: BlockingChannel) -> Any:
+    """The message that failed, when it is there."""
+    eventually(lambda: broker.info()["failed"], "a failure")
+    return channel.basic_get(f"{prefix}.failed", auto_ack=True)
+
+
+def test_a_worker_hears_of_a_new_queue_at_once(open_one: Open) -> None:
+    # law 9: also when another process was the first to use it
+    worker = Hand(open_one())
+    worker.take()
+    other = open_one()
+    for queue in ("new", "newer"):
+        other.put([job(queue)])
+        assert worker.await_all(1, limit=10)[0].open().queue == queue
+
+
+def test_two_brokers_of_one_process_share_the_work(open_one: Open) -> None:
+    one, two = open_one(), open_one()
+    hands = Hand(one), Hand(two, "w2")
+    jobs = [job() for _ in range(20)]
+    one.put(jobs[:10])
+    two.put(jobs[10:])
+    taken = [lease.open().id for hand in hands for lease in hand.await_all(10)]
+    assert sorted(taken) == sorted(ids_of(jobs))
+
+
+def test_a_job_that_nobody_lives_to_end_is_put_aside(
+    open_one: Open, prefix: str, channel: BlockingChannel
+) -> None:
+    # law 6: no poison loop
+    broker = open_one()
+    given = job()
+    broker.put([given])
+    for _ in range(20):
+        got = eventually(
+            lambda: (found := channel.basic_get(f"{prefix}.tasks.normal.default"))[0] and found
+        )
+        channel.basic_nack(got[0].delivery_tag, requeue=True)
+    worker = Hand(broker)
+    assert worker.take() == []
+    _, properties, _ = put_aside(broker, prefix, channel)
+    assert properties.message_id == given.id
+    assert "handed out 20 times" in properties.headers["error"]
+
+
+def test_what_cannot_be_read_is_put_aside_with_why(
+    open_one: Open, prefix: str, channel: BlockingChannel
+) -> None:
+    # law 16
+    broker = open_one()
+    good = job()
+    broker.put([job()])
+    worker = Hand(broker)
+    assert worker.settle(worker.await_all(1)[0])
+    bad = pika.BasicProperties(message_id="foreign")
+    channel.basic_publish("", f"{prefix}.tasks.normal.default", b"no job", bad)
+    broker.put([good])
+    assert [lease.open().id for lease in worker.await_all(1)] == [good.id]
+    found = put_aside(broker, prefix, channel)
+    assert found[2] == b"no job"
+    assert found[1].message_id == "foreign"
+    assert found[1].headers["error"].startswith("it cannot be read: ")
+    assert found[1].headers["queue"] == "default"
+
+
+def test_what_failed_for_good_is_kept_with_its_error(
+    open_one: Open, prefix: str, channel: BlockingChannel
+) -> None:
+    # law 16
+    broker = open_one()
+    given = job(retries=0)
+    broker.put([given])
+    worker = Hand(broker)
+    assert worker.settle(worker.await_all(1)[0], Outcome.RETRY, error="KeyError: 'x'")
+    found = put_aside(broker, prefix, channel)
+    assert (found[1].message_id, found[1].headers["error"]) == (given.id, "KeyError: 'x'")
+    assert found[1].headers["attempt"] == 1
+
+
+def test_classic_queues_have_priorities(open_one: Open) -> None:
+    # law 10: ten of ours are one of the server's
+    broker = open_one(queues="classic")
+    jobs = [job(priority=priority) for priority in (-100, -15, 0, 5, 15, 100)]
+    broker.put(jobs)
+    worker = Hand(broker)
+    taken = [worker.await_all(1)[0].open().id for _ in jobs]
+    assert taken == ids_of(reversed(jobs))
+
+
+def test_a_consumer_that_looks_at_another_queue_keeps_nothing_of_the_first(open_one: Open) -> None:
+    broker = open_one()
+    consumer, other = (Hand(broker, name, "consumer") for name in ("c1", "c2"))
+
+    def want(queue: str) -> Want:
+        return Want(1, (queue,), tasks=False, messages=True)
+
+    consumer.exchange(want=want("a"))
+    consumer.exchange(want=want("b"))  # and sleeps there
+    given = message("a")
+    broker.put([given])
+    found = other.await_all(1, queues=("a",), limit=10)
+    assert found[0].open().id == given.id
+
+
+def test_who_does_not_wait_gets_what_is_there_in_order(open_one: Open) -> None:
+    # case Q15
+    broker = open_one()
+    given = [message("b"), message("a"), message("a")]
+    broker.put(given)
+    consumer = Hand(broker, "c1", "consumer")
+    want = Want(1, ("a", "b"), Mode.STRICT, tasks=False, messages=True, sleep=False)
+    taken = [consumer.exchange(want=want).leases[0].open().id for _ in given]
+    assert taken == ids_of([given[1], given[2], given[0]])
+    assert consumer.exchange(want=want).leases == []
+
+
+def test_a_fork_has_lines_of_its_own(open_one: Open) -> None:
+    # case Q12
+    broker = open_one()
+    worker = Hand(broker)
+    broker.put([job()])
+    [lease] = worker.await_all(1)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            broker.put([job("of the child")])
+            child = Hand(broker, "child")
+            [mine] = child.await_all(1, queues=("of the child",))
+            code = 0 if child.settle(mine) else 2
+            broker.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    # then the parent's are as they were
+    assert worker.settle(lease)
+    broker.put([job("again")])
+    assert worker.await_all(1)[0].open().queue == "again"
+
+
+def test_a_broker_leaves_nothing_behind(prefix: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        broker = open_rabbit(rabbitmq_url(), prefix)
+        broker.put([job(delay=0.01)])
+        Hand(broker).await_all(1)
+        broker.close()
+    gc.collect()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("tidemill-")] == []
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # that of this look
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("guest:guest@", "guest:wrong@"), "refuses the user 'guest' or its password"),
+        (("/%2F", "/nowhere"), "does not let 'guest' in: check the vhost"),
+        (None, "cannot reach rabbitmq at 127.0.0.1:"),
+    ],
+)
+def test_who_is_not_let_in_is_told_in_one_sentence(
+    change: tuple[str, str] | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = rabbitmq_url()
+    url = url.replace(*change) if change else f"amqp://127.0.0.1:{free_port()}/"
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=said):
+        open_broker(f"{url}?patience=1")
+    assert time.monotonic() - began < 10
+    assert caplog.text == ""
+    assert [t.name for t in threading.enumerate() if t.name.startswith("tidemill-")] == []
+
+
+def test_a_certificate_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidOption, match="/no/such/file"):
+        open_broker("amqps://127.0.0.1/?tls_ca=/no/such/file")
