@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from harness import Place, alive, check_no_overlap, eventually, open_place, runs_of
-from servers import rabbitmq_url
+from servers import RabbitMQ, rabbitmq_url
 
 from tidemill import Tidemill
 from tidemill.clock import new_id
@@ -184,6 +184,27 @@ def test_kill_of_everything_in_the_middle_loses_nothing(place: Place) -> None:
     eventually(lambda: not sum(row.ready for row in place.mill.queues()), "nothing is left")
     assert not place.mill.broker.info()["failed"]
     check_no_overlap(place.ledger())
+
+
+def test_a_killed_server_loses_nothing_of_what_it_confirmed(tmp_path: Path) -> None:  # law 1
+    server = RabbitMQ()
+    try:
+        with open_place(tmp_path, f"{server.url}?patience=60") as place:
+            place.write(APP)
+            place.enqueue_many("short", [(n,) for n in range(100)])
+            place.enqueue_many("short", [(n,) for n in range(100, 120)], delay=3)
+            server.sync()
+            place.enqueue_many("short", [(n,) for n in range(120, 300)])
+            server.kill()
+            server.start()
+            place.worker(slots=4).wait_ready()
+
+            def ran() -> set[str]:
+                return {line for line in place.notes() if line.startswith("short")}
+
+            eventually(lambda: len(ran()) == 300, "all run", 60)
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("patient", [True, False])
