@@ -58,6 +58,9 @@ BEGIN
     END IF;
     IF bound IS NULL THEN
         PERFORM put_plain(ids, envelopes, shape, shapes, t);
+        IF jsonb_path_exists(shapes, '$[*].lane') THEN
+            PERFORM park_new(ids, shapes);
+        END IF;
         IF linked THEN
             PERFORM link(NULL, ids, shape, shapes, hold, let_go, true, t, p);
         END IF;
@@ -75,14 +78,13 @@ BEGIN
     RETURN answer;
 END $$;
 
--- The hot path: jobs without keys, in queues without bounds.
+-- The hot path: jobs without keys, in queues without bounds. Those of lanes stand nowhere yet: park_new.
 CREATE OR REPLACE FUNCTION tidemill.put_plain(
     ids text[], envelopes bytea[], shape int[], shapes jsonb, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     stored bigint;
     first  bigint;
-    aside  bigint[];
 BEGIN
     WITH given AS MATERIALIZED (
         SELECT nextval('acceptance') AS seq, g.*,
@@ -114,9 +116,7 @@ BEGIN
                count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 0)
         FROM placed GROUP BY 1
     )
-    SELECT (SELECT count(*) FROM new), (SELECT min(seq) FROM given),
-           (SELECT array_agg(seq) FROM placed WHERE state = 3)
-    INTO stored, first, aside;
+    SELECT (SELECT count(*) FROM new), (SELECT min(seq) FROM given) INTO stored, first;
     IF stored < cardinality(ids) THEN
         PERFORM refuse_id(g.id)
         FROM unnest(ids) WITH ORDINALITY AS g (id, ord)
@@ -124,10 +124,6 @@ BEGIN
            OR EXISTS (SELECT FROM job WHERE job.id = g.id AND job.seq < first)
         ORDER BY ord;
         PERFORM refuse_id(ids[1]);  -- it was there a moment ago
-    END IF;
-    IF jsonb_path_exists(shapes, '$[*].lane') THEN
-        PERFORM declare_all(shapes);
-        PERFORM park(aside);
     END IF;
 END $$;
 
@@ -343,8 +339,10 @@ BEGIN
         COMMIT;
     ELSE
         COMMIT;
-        IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
-            CALL tidemill.open_gates(p);
+        IF stored IS NULL THEN  -- put_single stores nothing that is limited
+            IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+                CALL tidemill.open_gates(p);
+            END IF;
         END IF;
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);

@@ -110,7 +110,7 @@ BEGIN
     WHERE pulse.room > 0 AND pulse.asleep AND (pulse.queues IS NULL OR l / 4 = ANY (pulse.queues))
       AND pulse.until > t + 0.6 * p.lease AND owner.channel <> ''
     ORDER BY random() LIMIT 1 FOR UPDATE OF pulse SKIP LOCKED;
-    IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}', t)) > 0 THEN
+    IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}', t, is_limited())) > 0 THEN
         number := NULL;  -- something is there that comes before, or may
     END IF;
 END $$;

@@ -41,6 +41,17 @@ BEGIN
     INSERT INTO inbox (gate, line) SELECT DISTINCT lane, line FROM aside;
 END $$;
 
+-- The same of those that put_plain has stored, which say what their limits are.
+CREATE OR REPLACE FUNCTION tidemill.park_new(ids text[], shapes jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM declare_all(shapes);
+    PERFORM park(ARRAY (
+        SELECT j.seq FROM unnest(ids) AS x (id) CROSS JOIN LATERAL (
+            SELECT seq FROM job WHERE job.id = x.id AND lane IS NOT NULL OFFSET 0) AS j
+        WHERE NOT EXISTS (SELECT FROM later WHERE later.seq = j.seq)));
+END $$;
+
 -- Take a job of a lane from among those that are ready; false when it is not there.
 CREATE OR REPLACE FUNCTION tidemill.unpark(which text, l int, r bigint, job_seq bigint)
 RETURNS boolean

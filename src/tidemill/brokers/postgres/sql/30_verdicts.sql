@@ -4,7 +4,7 @@
 -- Places of the verdicts that found their lease, and the jobs that ended.
 CREATE OR REPLACE FUNCTION tidemill.settle_plain(
     me int, my_name text, tokens bigint[], starts float8[], ends float8[], results bytea[],
-    t float8, p tidemill.prefs, OUT settled int[], OUT ended bigint[])
+    limits boolean, t float8, p tidemill.prefs, OUT settled int[], OUT ended bigint[])
 LANGUAGE plpgsql AS $$
 DECLARE
     one   record;
@@ -54,7 +54,7 @@ BEGIN
     )
     SELECT coalesce(array_agg(ord), '{}'), coalesce(array_agg(seq), '{}'), array_agg(line), array_agg(lane)
     INTO settled, ended, lines, lanes FROM gone;
-    IF is_limited() THEN
+    IF limits THEN
         PERFORM leave_all(lines, lanes);
     END IF;
     IF cardinality(settled) < cardinality(tokens) THEN

@@ -4,25 +4,21 @@
 CREATE OR REPLACE FUNCTION tidemill.next_job_due() RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF is_sealed() THEN
-        RETURN NULL;
-    END IF;
-    RETURN least((SELECT min(due) FROM later WHERE NOT waiting),
-                 (SELECT min(due) FROM expiry),
-                 (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL));
+    RETURN CASE WHEN NOT EXISTS (SELECT FROM departure WHERE sealed) THEN
+        least((SELECT min(due) FROM later WHERE NOT waiting),
+              (SELECT min(due) FROM expiry),
+              (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL)) END;
 END $$;
 
 -- The same, or when time opens a gate.
-CREATE OR REPLACE FUNCTION tidemill.next_due() RETURNS float8
+CREATE OR REPLACE FUNCTION tidemill.next_due(limits boolean) RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF is_sealed() THEN
-        RETURN NULL;
+    IF NOT limits THEN
+        RETURN next_job_due();
     END IF;
-    RETURN least((SELECT min(due) FROM later WHERE NOT waiting),
-                 (SELECT min(due) FROM expiry),
-                 (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL),
-                 (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL));
+    RETURN CASE WHEN NOT is_sealed() THEN
+        least(next_job_due(), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
 END $$;
 
 -- Jobs that may end since their time is over, some of them; NULL when nothing at all has come due.

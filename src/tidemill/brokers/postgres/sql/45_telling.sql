@@ -17,11 +17,13 @@ DECLARE
     s        record;
     d        float8;
     t        float8;
+    limits   boolean;
 BEGIN
     SELECT count(*) INTO sleepers FROM pulse WHERE asleep AND owner <> me;
     IF sleepers > 0 THEN
         t := clock(p);
-        FOR l IN SELECT * FROM ready_lines(t) LOOP
+        limits := is_limited();
+        FOR l IN SELECT * FROM ready_lines(t, limits) LOOP
             FOR s IN
                 SELECT pulse.owner, owner.channel FROM pulse JOIN owner ON owner.number = pulse.owner
                 WHERE pulse.asleep AND pulse.owner <> me AND NOT pulse.owner = ANY (hinted)
@@ -30,14 +32,16 @@ BEGIN
                   AND CASE l & 3 WHEN 0 THEN pulse.tasks WHEN 1 THEN pulse.messages
                       ELSE pulse.tasks AND pulse.alone END
                 ORDER BY random()
-                LIMIT (SELECT count(*) FROM (SELECT FROM ready WHERE line = l UNION ALL
-                                             SELECT FROM stand WHERE line = l LIMIT sleepers) AS r)
+                LIMIT (SELECT count(*) FROM (SELECT FROM ready WHERE line = l LIMIT sleepers) AS r)
+                      + CASE WHEN limits THEN (
+                          SELECT count(*) FROM (SELECT FROM stand WHERE line = l LIMIT sleepers) AS s)
+                        ELSE 0 END
             LOOP
                 hinted := hinted || s.owner;
                 PERFORM pg_notify(s.channel, s.owner::text);
             END LOOP;
         END LOOP;
-        d := next_due();
+        d := next_due(limits);
         IF d IS NOT NULL AND NOT EXISTS (
             SELECT FROM pulse WHERE asleep AND (pulse.due <= d OR owner = ANY (hinted)))
         THEN

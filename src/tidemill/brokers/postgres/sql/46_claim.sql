@@ -2,15 +2,22 @@
 
 -- Lines where something may start, in order: from each the next is found in the index, so that a
 -- million jobs of one line cost no more than one.
-CREATE OR REPLACE FUNCTION tidemill.ready_lines(t float8) RETURNS SETOF int
+CREATE OR REPLACE FUNCTION tidemill.ready_lines(t float8, limits boolean) RETURNS SETOF int
 LANGUAGE plpgsql AS $$
 DECLARE
-    laned boolean := EXISTS (SELECT FROM stand);
+    laned boolean := false;
     l     int := -1;
 BEGIN
+    IF limits THEN
+        laned := EXISTS (SELECT FROM stand);
+    END IF;
     LOOP
-        l := least((SELECT line FROM ready WHERE line > l ORDER BY line LIMIT 1), CASE WHEN laned THEN (
-            SELECT line FROM stand WHERE line > l ORDER BY line LIMIT 1) END);
+        IF laned THEN
+            l := least((SELECT line FROM ready WHERE line > l ORDER BY line LIMIT 1),
+                       (SELECT line FROM stand WHERE line > l ORDER BY line LIMIT 1));
+        ELSE
+            SELECT line INTO l FROM ready WHERE line > l ORDER BY line LIMIT 1;
+        END IF;
         EXIT WHEN l IS NULL;
         IF NOT EXISTS (SELECT FROM queue WHERE number = l / 4 AND (paused OR gated AND is_shut(number, t))) THEN
             RETURN NEXT l;
@@ -26,20 +33,26 @@ BEGIN
 END $$;
 
 -- Lines of these kinds that may be served and where something may start, in the order of the queues.
-CREATE OR REPLACE FUNCTION tidemill.lines_for(queues int[], kinds int[], t float8) RETURNS int[]
+CREATE OR REPLACE FUNCTION tidemill.lines_for(queues int[], kinds int[], t float8, limits boolean)
+RETURNS int[]
 LANGUAGE plpgsql AS $$
-DECLARE
-    laned boolean;
 BEGIN
     IF queues IS NULL THEN
-        RETURN ARRAY (SELECT l FROM ready_lines(t) AS l WHERE l & 3 = ANY (kinds));
+        RETURN ARRAY (SELECT l FROM ready_lines(t, limits) AS l WHERE l & 3 = ANY (kinds));
     END IF;
-    laned := EXISTS (SELECT FROM stand);
+    IF NOT limits THEN
+        RETURN ARRAY (
+            SELECT q.number * 4 + k
+            FROM unnest(queues) WITH ORDINALITY AS q (number, ord) CROSS JOIN unnest(kinds) AS k
+            WHERE EXISTS (SELECT FROM ready WHERE line = q.number * 4 + k)
+              AND NOT EXISTS (SELECT FROM queue WHERE queue.number = q.number AND paused)
+            ORDER BY q.ord, k);
+    END IF;
     RETURN ARRAY (
         SELECT q.number * 4 + k
         FROM unnest(queues) WITH ORDINALITY AS q (number, ord) CROSS JOIN unnest(kinds) AS k
         WHERE (EXISTS (SELECT FROM ready WHERE line = q.number * 4 + k)
-               OR laned AND EXISTS (SELECT FROM stand WHERE line = q.number * 4 + k))
+               OR EXISTS (SELECT FROM stand WHERE line = q.number * 4 + k))
           AND NOT EXISTS (SELECT FROM queue WHERE queue.number = q.number
                           AND (paused OR gated AND is_shut(q.number, t)))
         ORDER BY q.ord, k);
@@ -70,8 +83,8 @@ END $$;
 -- Lease up to "most" jobs of some lines, in one order. Returns how many, and them packed. Where there
 -- are limits it is claim_limited that does it.
 CREATE OR REPLACE FUNCTION tidemill.claim(
-    lines int[], most int, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
-    OUT got int, OUT leases bytea)
+    limits boolean, lines int[], most int, me int, this bigint, consumes boolean, t float8,
+    p tidemill.prefs, OUT got int, OUT leases bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
     rows    tid[];
@@ -80,6 +93,10 @@ DECLARE
     which   bigint;
     ends    bigint[];
 BEGIN
+    IF limits THEN
+        SELECT * INTO got, leases FROM claim_limited(lines, most, me, this, consumes, t, p);
+        RETURN;
+    END IF;
     got := 0;
     IF cardinality(lines) = 1 THEN
         rows := ARRAY (SELECT ctid FROM ready WHERE line = lines[1]
@@ -144,19 +161,6 @@ BEGIN
     PERFORM flow(ends, t, p);
 END $$;
 
--- The same by the way that fits.
-CREATE OR REPLACE FUNCTION tidemill.claim_from(
-    limits boolean, lines int[], most int, me int, this bigint, consumes boolean, t float8,
-    p tidemill.prefs, OUT got int, OUT leases bytea)
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF limits THEN
-        SELECT * INTO got, leases FROM claim_limited(lines, most, me, this, consumes, t, p);
-    ELSE
-        SELECT * INTO got, leases FROM claim(lines, most, me, this, consumes, t, p);
-    END IF;
-END $$;
-
 -- A lease as it travels; wire.py reads it.
 CREATE OR REPLACE FUNCTION tidemill.pack(
     token bigint, attempt int, losses int, rank bigint, seq bigint, timeout float8, leased float8,
@@ -170,12 +174,11 @@ $$;
 
 -- What an owner wants: a count, queues (none means all), and how.
 CREATE OR REPLACE FUNCTION tidemill.take(
-    w tidemill.want, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
+    w tidemill.want, limits boolean, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
     INOUT last_queue int, OUT got int, OUT leases bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
-    lines  int[] := lines_for(w.queues, kinds_of(w), t);
-    limits boolean := is_limited();
+    lines  int[] := lines_for(w.queues, kinds_of(w), t, limits);
     lost   int[];
     turns  int[];
     q      int;
@@ -189,14 +192,14 @@ BEGIN
         lost := ARRAY (SELECT l FROM unnest(lines) AS l WHERE l & 3 = 2);
         IF cardinality(lost) > 0 THEN
             lines := ARRAY (SELECT l FROM unnest(lines) AS l WHERE l & 3 <> 2);
-            c := claim_from(limits, lost, 1, me, this, consumes, t, p);
+            c := claim(limits, lost, 1, me, this, consumes, t, p);
             got := got + c.got;
             leases := leases || coalesce(c.leases, '');
         END IF;
     END IF;
     IF w.mode = 'merged' OR cardinality(lines) = 1 THEN
         WHILE got < w.count AND cardinality(lines) > 0 LOOP
-            c := claim_from(limits, lines, w.count - got, me, this, consumes, t, p);
+            c := claim(limits, lines, w.count - got, me, this, consumes, t, p);
             EXIT WHEN c.got = 0;
             got := got + c.got;
             leases := leases || c.leases;
@@ -224,7 +227,7 @@ BEGIN
                       ELSE greatest(1, (w.count - got) / cardinality(turns)) END;
         FOREACH q IN ARRAY turns LOOP
             EXIT WHEN got >= w.count;
-            c := claim_from(limits, ARRAY (SELECT l FROM unnest(lines) AS l WHERE l / 4 = q),
+            c := claim(limits, ARRAY (SELECT l FROM unnest(lines) AS l WHERE l / 4 = q),
                        least(share, w.count - got), me, this, consumes, t, p);
             IF c.got > 0 THEN
                 got := got + c.got;

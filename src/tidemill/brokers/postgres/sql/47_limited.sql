@@ -18,6 +18,17 @@ BEGIN
     WHILE got < most LOOP
         able := open_lines(lines, most - got, t);
         EXIT WHEN cardinality(able.lines) = 0;
+        IF able.plain THEN
+            taken := claim(false, able.lines, least(most - got, able.rooms[1]), me, this, consumes, t, p);
+            EXIT WHEN taken.got = 0;
+            IF able.gates <> '{}' THEN
+                PERFORM start_queues(able.gates, array_fill(able.lines[1], ARRAY[taken.got]), floor(t * 1e6));
+                PERFORM renew_gates(able.gates, floor(t * 1e6));
+            END IF;
+            got := got + taken.got;
+            leases := leases || taken.leases;
+            CONTINUE;
+        END IF;
         -- Several queues, gates and lanes together: one at a time, then the order is plain.
         taken := claim_pass(able.lines, able.rooms, able.gates,
                             CASE WHEN able.mixed THEN 1 ELSE most - got END, me, this, consumes, t, p);
@@ -28,9 +39,10 @@ BEGIN
 END $$;
 
 -- Those of some lines whose queue lets something start, and how many; gates of queues that are ours now.
+-- "plain": no lane stands there, and what may start is a number.
 CREATE OR REPLACE FUNCTION tidemill.open_lines(
     wanted int[], most int, t float8,
-    OUT lines int[], OUT rooms int[], OUT gates text[], OUT mixed boolean)
+    OUT lines int[], OUT rooms int[], OUT gates text[], OUT plain boolean, OUT mixed boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
     now    float8 := floor(t * 1e6);
@@ -61,7 +73,9 @@ BEGIN
         lines := lines || ARRAY (SELECT l FROM unnest(wanted) AS l WHERE l / 4 = q.number);
         rooms := rooms || array_fill(room, ARRAY[cardinality(lines) - cardinality(rooms)]);
     END LOOP;
-    mixed := queues > 1 AND gates <> '{}' AND EXISTS (SELECT FROM stand WHERE line = ANY (lines));
+    plain := NOT EXISTS (SELECT FROM stand WHERE line = ANY (lines));
+    mixed := queues > 1 AND gates <> '{}' AND NOT plain;
+    plain := plain AND (queues = 1 OR gates = '{}');
 END $$;
 
 -- One pass: of several ranks, where lanes stand, only the first, since then each lane stands elsewhere.

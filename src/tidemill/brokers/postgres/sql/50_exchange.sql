@@ -50,7 +50,7 @@ CREATE OR REPLACE FUNCTION tidemill.step(
     touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, heard bigint[],
     over bigint[], take_tokens bigint[], take_ids text[],
     p tidemill.prefs, OUT answer jsonb, OUT leases bytea, OUT turn bigint, OUT ended bigint[], OUT moved boolean,
-    OUT hungry int, OUT idle boolean)
+    OUT hungry int, OUT idle boolean, OUT limited boolean)
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -86,8 +86,11 @@ BEGIN
     END IF;
     t := clock(p);
     turn := mine.turn + 1;
-    SELECT name, kind = 'consumer' AS consumes, EXISTS (SELECT FROM uptime) AS up INTO who
+    SELECT name, kind = 'consumer' AS consumes, EXISTS (SELECT FROM uptime) AS up,
+           EXISTS (SELECT FROM terms) OR EXISTS (SELECT FROM said) AS limited
+    INTO who
     FROM owner WHERE number = me;
+    limited := who.limited OR coalesce(jsonb_path_exists(f_shapes, '$[*].lane'), false);
     IF NOT who.up THEN
         PERFORM come_back();
         moved := true;  -- and is to be on disk
@@ -133,7 +136,7 @@ BEGIN
             PERFORM take_notes(me, notes);
         END IF;
         IF cardinality(tokens) > 0 THEN
-            plain := settle_plain(me, who.name, tokens, starts, ends, results, t, p);
+            plain := settle_plain(me, who.name, tokens, starts, ends, results, limited, t, p);
             ended := plain.ended;
             IF cardinality(plain.settled) < cardinality(tokens) THEN
                 missed := ARRAY (SELECT n FROM generate_series(1, cardinality(tokens)) AS n
@@ -179,13 +182,15 @@ BEGIN
             stale := without(take_carried(me, take_tokens, take_ids, who.consumes, t), take_tokens);
             moved := moved OR cardinality(stale) > 0;
         END IF;
-        PERFORM sync_gates(false, t);
+        IF limited THEN
+            PERFORM sync_gates(false, t);
+        END IF;
         IF w.count > 0 THEN
             PERFORM pg_advisory_xact_lock_shared('meta'::regclass::oid::int, 0);
             SELECT moves_to INTO leaves FROM departure;
         END IF;
         IF w.count > 0 AND leaves IS NULL THEN
-            taken := take(w, me, this, who.consumes, t, p, mine.last_queue);
+            taken := take(w, limited, me, this, who.consumes, t, p, mine.last_queue);
             leases := taken.leases;
             -- Who got something comes back for the rest before it sleeps (see exchange.py).
             hungry := CASE WHEN taken.got = 0 AND handed = '' THEN w.count ELSE 0 END;
@@ -208,7 +213,7 @@ BEGIN
                                           'kept', kept, 'stale', stale);
         answer := mine.missed || jsonb_build_object('commands', commands, 'leaves', leaves);
     END IF;
-    d := next_due();
+    d := next_due(limited);
     IF NOT coalesce(w.sleep, false) THEN
         hungry := 0;
     END IF;
@@ -229,7 +234,7 @@ END $$;
 -- Look once more, now that all can see that we are about to sleep. Whoever puts a job looks for
 -- sleepers after its commit: if it did not see us, its job was there before this look.
 CREATE OR REPLACE FUNCTION tidemill.look_again(
-    me int, this bigint, this_turn bigint, w tidemill.want, p tidemill.prefs,
+    me int, this bigint, this_turn bigint, limited boolean, w tidemill.want, p tidemill.prefs,
     OUT leases bytea, OUT due float8)
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
@@ -243,14 +248,14 @@ DECLARE
 BEGIN
     leases := '';
     -- Nothing to see, mostly: then nothing is written either.
-    IF cardinality(lines_for(w.queues, kinds_of(w), clock(p))) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
+    IF cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
         -- The client may have lost us and sent the step again: what we took now, nobody would hear of.
         -- And what it was handed since it has yet to hear.
         IF FOUND AND mine.turn = this_turn AND mine.handed = '{}' THEN
             t := clock(p);
             SELECT kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
-            taken := take(w, me, this, who.consumes, t, p, mine.last_queue);
+            taken := take(w, limited, me, this, who.consumes, t, p, mine.last_queue);
             leases := taken.leases;
             IF taken.got > 0 THEN
                 UPDATE pulse SET last_queue = taken.last_queue, asleep = taken.got < w.count, room = 0
@@ -258,8 +263,8 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    d := next_due();
-    IF is_limited() THEN  -- a gate may open later than the step said: nobody is to rely on us before
+    d := next_due(limited);
+    IF limited THEN  -- a gate may open later than the step said: nobody is to rely on us before
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;
     due := d - clock(p);
@@ -287,12 +292,13 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     COMMIT;
-    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+    IF s.limited THEN
         CALL tidemill.open_gates(p);
     END IF;
     IF s.hungry > 0 THEN
+        s.limited := s.limited OR EXISTS (SELECT FROM tidemill.terms);  -- it may be the first, and have come just now
         BEGIN
-            a := tidemill.look_again(me, this, s.turn, w, p);
+            a := tidemill.look_again(me, this, s.turn, s.limited, w, p);
         EXCEPTION
             WHEN serialization_failure OR deadlock_detected THEN
                 RAISE;
@@ -305,7 +311,7 @@ BEGIN
     IF coalesce(more, '') = '' THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    IF s.hungry > 0 AND EXISTS (SELECT FROM tidemill.terms) THEN
+    IF s.hungry > 0 AND s.limited THEN
         COMMIT;  -- who came to a gate while we were there did not get it, and is to be seen now
         CALL tidemill.open_gates(p);
         PERFORM set_config('synchronous_commit', 'off', true);

@@ -131,6 +131,9 @@ BEGIN
             ARRAY (SELECT envelopes[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
             ARRAY (SELECT shape[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
             shapes, t);
+        IF jsonb_path_exists(shapes, '$[*].lane') THEN
+            PERFORM park_new(ARRAY (SELECT ids[n] FROM unnest(chosen) AS n), shapes);
+        END IF;
         RETURN left_out;
     END IF;
     seen := end_by_time(t);

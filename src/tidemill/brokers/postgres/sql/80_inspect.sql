@@ -83,7 +83,7 @@ BEGIN
         refs := refs || ARRAY (SELECT -number FROM queue WHERE name = full_queue AND max_size > 0
                                AND size_of(number) >= max_size)::bigint[];
     END IF;
-    due := next_due() - t;
+    due := next_due(true) - t;
 END $$;
 
 -- Look, as one who listens on a channel. Who waits must be seen before it looks for the last time:
