@@ -18,6 +18,7 @@ from tidemill.brokers.limiting import limiting
 from tidemill.crash import point
 from tidemill.errors import InvalidOption
 from tidemill.job import Record, State
+from tidemill.pour import check_fits, pour
 
 __all__ = ["PASSES", "Moved", "call_off", "move"]
 
@@ -41,7 +42,8 @@ class Moved(msgspec.Struct):
     """How far a move is, in jobs.
 
     ``stayed`` lists ids that could not go: the target has their id, or their key, already; and
-    ``stayed_schedules`` the names of schedules, likewise.
+    ``stayed_schedules`` the names of schedules, likewise. ``left`` are those that a target which
+    only carries jobs has no place for.
     """
 
     total: int = 0
@@ -50,19 +52,30 @@ class Moved(msgspec.Struct):
     stayed: list[str] = []
     schedules: int = 0
     stayed_schedules: list[str] = []
+    left: int = 0
 
 
-def move(source: Broker, target: Broker, tell: Callable[[Moved], None] = lambda _: None) -> Moved:
+def move(
+    source: Broker,
+    target: Broker,
+    tell: Callable[[Moved], None] = lambda _: None,
+    *,
+    leave: bool = False,
+) -> Moved:
     """Move everything, or go on where an earlier call stopped; ``tell`` hears of the progress.
+
+    A target that only carries jobs gets those that are ready or scheduled. What it has no place for
+    is refused before anything moves, or with ``leave`` stays behind.
 
     Raises:
         FeatureMissing, InvalidOption: these two cannot be moved.
         StoreMoved: the source moves somewhere else already.
     """
-    for broker in (source, target):
-        need(broker, Feature.MOVE, "move")
+    need(source, Feature.MOVE, "move")
     if source.url == target.url:
         raise InvalidOption(f"both urls name the same store, {source.url}")
+    if Feature.MOVE not in target.features:
+        return _pour(source, target, tell, leave)
     if _has_schedules(source):
         need(target, Feature.SCHEDULES, "a schedule")
     if Feature.LIMITS in source.features and limiting(source, "limits").limits():
@@ -77,6 +90,25 @@ def move(source: Broker, target: Broker, tell: Callable[[Moved], None] = lambda 
     _copy(source, target, departure, progress, tell)
     if _has_schedules(source):
         _copy_schedules(source, target, departure, progress)
+    return progress
+
+
+def _pour(
+    source: Broker, target: Broker, tell: Callable[[Moved], None], leave: bool
+) -> Moved:
+    if not leave:
+        check_fits(source, target)
+    source.depart(target.url)
+    progress = Moved()
+    _await_running(source, progress, tell)
+    departure = source.depart(target.url, seal=True)
+    if not leave and not target.adopted(departure.mark):
+        try:
+            check_fits(source, target)
+        except InvalidOption:  # it came while we looked
+            source.stay()
+            raise
+    pour(source, target, departure, progress, tell)
     return progress
 
 

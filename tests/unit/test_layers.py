@@ -25,7 +25,7 @@ LAYERS: list[tuple[str, ...]] = [
         *("app", "arguments", "bar", "batch", "completed", "compose", "consumers", "context"),
         *("enqueuing", "features", "finding", "gathered", "groups", "handle", "hooks", "inline"),
         *("inputs", "limits", "loader", "middleware", "move", "openings", "options", "plan"),
-        *("queue", "schedules", "task", "threads", "trail", "wholes"),
+        *("pour", "queue", "schedules", "task", "threads", "trail", "wholes"),
     ),
     ("worker",),
     ("cli", "demo", "testing", "__main__"),

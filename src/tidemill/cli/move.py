@@ -20,14 +20,19 @@ _SHOWN = 10
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @click.option("--cancel", "off", is_flag=True, help="Call a move off that has copied nothing yet.")
+@click.option("--leave", is_flag=True, help="Leave behind what TO has no place for.")
 @json_option
-def move(source: str, target: str, off: bool, as_json: bool) -> None:
+def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> None:
     """Move every job of one store into another.
 
     FROM and TO are broker urls. FROM stops at once: puts there fail with a sentence that names TO,
     workers finish what runs and end. Then everything unfinished and all kept results go over, with
     state, due time, priority, order, key, attempts and headers. Killed in the middle, the same
     command goes on. FROM keeps its copy and stays closed.
+
+    A TO that only carries jobs (amqp://) gets those that are ready or scheduled, in their order,
+    with attempts, priority and what is left of their delay. Jobs with keys, limits or others before
+    them, and schedules, are refused beforehand, or stay with --leave; what finished stays.
 
     Start workers on TO when it is done: they may run meanwhile, but then newer jobs may come first.
     """
@@ -54,7 +59,7 @@ def move(source: str, target: str, off: bool, as_json: bool) -> None:
                         total, done = moved.total or None, moved.done
                         bar.update(shown, description="moving", total=total, completed=done)
 
-                moved = move_all(here, there, tell)
+                moved = move_all(here, there, tell, leave=leave)
             _report(moved, here.url, there.url, as_json)
         finally:
             there.close()
@@ -65,6 +70,8 @@ def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     if as_json:
         stayed = {"stayed": moved.stayed, "stayed_schedules": moved.stayed_schedules}
         document = {"from": source, "moved": gone, "schedules": moved.schedules, "to": where}
+        if moved.left:
+            document["left"] = moved.left
         click.echo(json.dumps(document | stayed))
         return
     if moved.total and not (moved.done or moved.schedules):
@@ -72,6 +79,8 @@ def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
         return
     what = f"{gone} jobs" + (f" and {moved.schedules} schedules" if moved.schedules else "")
     click.echo(f"{what} moved to {where}; set TIDEMILL_URL to it and start the workers")
+    if moved.left:
+        click.echo(f"{moved.left:,} jobs were left behind in {source}")
     if moved.stayed_schedules:
         names = ", ".join(moved.stayed_schedules[:_SHOWN])
         click.echo(f"schedules stayed, since their names are taken there: {names}")

@@ -18,6 +18,7 @@ import msgspec
 
 from tidemill.brokers.base import (
     Broker,
+    Departure,
     Feature,
     Filter,
     Mode,
@@ -28,6 +29,7 @@ from tidemill.brokers.base import (
     open_broker,
 )
 from tidemill.brokers.carrying import CarryingBroker
+from tidemill.brokers.rabbitmq.arriving import arrivals, cursor_message, read_cursor
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
 from tidemill.brokers.rabbitmq.desk import Desk
@@ -41,10 +43,11 @@ from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.registry import Registry
 from tidemill.brokers.rabbitmq.settings import Settings, check_url
 from tidemill.brokers.rabbitmq.visit import visit
+from tidemill.brokers.schedules import Schedule
 from tidemill.clock import machine_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import TidemillError
-from tidemill.job import Command, Envelope, Owner, Placed, Put, State
+from tidemill.job import Command, Envelope, Owner, Placed, Put, Record, State
 
 __all__ = ["RabbitBroker", "open_url"]
 
@@ -341,6 +344,30 @@ class RabbitBroker(Lacking):
         self._check_open()
         with visit(self._settings) as server:
             return sum(server.purge(place) for place in self._places(queue))
+
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        """Take in jobs of a store: two steps, so that who is killed in between may repeat one."""
+        self._check_open()
+        if schedules:
+            refuse("a schedule", Feature.SCHEDULES)
+        for record in records:
+            check_job(record.envelope)
+        queues = [record.envelope.queue for record in records]
+        items = [*self._announce(queues), *arrivals(self._writer, records)]
+        if items:
+            self._publish(items)
+        self._publish([cursor_message(self._settings.prefix, departure.mark, cursor)])
+        return [True] * len(records)
+
+    def adopted(self, mark: str) -> str:
+        self._check_open()
+        return read_cursor(self._settings, mark)
 
     def close(self) -> None:
         if not self._closed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tidemill.brokers.base import Departure, Feature, lacks
 from tidemill.brokers.schedules import Change, Changed, Schedule
@@ -66,10 +66,4 @@ class Lacking:
         refuse("move", Feature.MOVE)
 
     def stay(self) -> None:
-        refuse("move", Feature.MOVE)
-
-    def adopt(self, *_: Any, **__: Any) -> list[bool]:
-        refuse("move", Feature.MOVE)
-
-    def adopted(self, mark: str) -> str:
         refuse("move", Feature.MOVE)

@@ -5,6 +5,7 @@
     PREFIX.tasks.classic.QUEUE     with queues=classic: one queue, with priorities
     PREFIX.failed                  what failed for good, for a human
     PREFIX.queues                  a stream: the names of all queues that were ever used
+    PREFIX.moved.MARK              how far a store has come that moves here (:mod:`.arriving`)
     PREFIX.delay.LEVEL.DIGIT       what is not due yet (:mod:`.delays`)
     PREFIX.delay.LEVEL, PREFIX.due exchanges between those
 
