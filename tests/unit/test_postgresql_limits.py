@@ -37,7 +37,8 @@ def schema() -> str:
 
 @pytest.fixture
 def url(server: Postgres, schema: str) -> str:
-    return f"{server.url()}?schema={schema}&migrate=1"
+    # With such a lease nobody looks without being told for 30 s.
+    return f"{server.url()}?schema={schema}&migrate=1&owner_lease=300"
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def running(broker: PostgresBroker) -> list[str]:
 
 def is_woken(broker: PostgresBroker, owner: str = "idle") -> bool:
     begun = time.monotonic()
-    broker.wait(owner, 30)
+    broker.wait(owner, 60)
     return time.monotonic() - begun < 20
 
 
