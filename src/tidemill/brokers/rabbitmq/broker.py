@@ -213,9 +213,7 @@ class RabbitBroker(Lacking):
         self._registry.listen(intake.serve)
 
     def _all_queues(self) -> list[str]:
-        return self._registry.read_all(
-            lambda item: self._publish([item]), self._settings.patience
-        )
+        return self._registry.read_all(lambda item: self._publish([item]), self._settings.patience)
 
     def _publish(self, items: Sequence[Outgoing]) -> None:
         self._publisher.put(items, self._settings.patience)

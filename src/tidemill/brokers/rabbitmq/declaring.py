@@ -156,6 +156,8 @@ class Declarer:
     def _next(self) -> None:
         if self._busy or not self._acts or self._connection is None:
             return
+        if not self._connection.is_open:
+            return  # it is being closed, and ``lost`` answers all
         if self._channel is None:
             self._busy = True
             self._connection.channel(on_open_callback=self._channel_opened)

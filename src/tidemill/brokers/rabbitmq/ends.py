@@ -46,12 +46,12 @@ _TRY_AGAIN = 2.0
 class _Left:
     """A message that is acknowledged, or will be as soon as what takes its place is stored."""
 
-    __slots__ = ("era", "stored", "tag")
+    __slots__ = ("era", "stored", "tag", "told")
 
     def __init__(self, tag: int, era: int) -> None:
         self.tag = tag
         self.era = era
-        self.stored = False
+        self.stored = self.told = False
 
 
 class Ends:
@@ -106,8 +106,10 @@ class Ends:
     def _store(self, left: _Left, items: Sequence[Outgoing]) -> None:
         def sent(trouble: str) -> None:
             if trouble:
-                job_id = items[0].properties.message_id
-                log.error("what becomes of job %s cannot be stored yet: %s", job_id, trouble)
+                if not left.told:
+                    left.told = True
+                    job_id = items[0].properties.message_id
+                    log.error("what becomes of job %s cannot be stored yet: %s", job_id, trouble)
                 self._publisher.later(_TRY_AGAIN, lambda: self._store(left, items))
             else:
                 with self._lock:

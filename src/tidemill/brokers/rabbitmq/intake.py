@@ -38,8 +38,8 @@ RAN_OUT = "ttr passed without an ack"
 UNWANTED = 1.0
 """Seconds after which what nobody wants goes back."""
 
-_ASK_AGAIN = (0.05, 1.0)
-"""Seconds until the server is asked again whether a place is empty; and after a refusal."""
+_ASK_AGAIN = 0.05
+"""Seconds until the server is asked again whether a place is empty."""
 
 _ARRIVES = 0.1
 """Seconds in which the server may not count yet what it was sent."""
@@ -192,12 +192,14 @@ class Intake:
         arrivals = shelf.arrivals
 
         def answer(count: int, why: str) -> None:
-            if count or why:
-                heard(False, why)
+            if count:
+                heard(False)
+            elif why:  # what cannot be asked holds up nothing less urgent
+                heard(True)
             else:  # what it has sent us does not count, and may still be on its way
                 self._tap.round_trip(heard)
 
-        def heard(empty: bool, why: str = "") -> None:
+        def heard(empty: bool) -> None:
             with self._lock:
                 if not shelf.asking or shelf.arrivals != arrivals:
                     return  # the line was lost, or something came
@@ -206,7 +208,7 @@ class Intake:
                     self.bell.tell()
                 else:  # others may get what is there
                     again = functools.partial(self._ask_again, shelf, arrivals)
-                    self._desk.line.later(_ASK_AGAIN[bool(why)], again)
+                    self._desk.line.later(_ASK_AGAIN, again)
 
         self._desk.declarer.count(shelf.place, answer)
 

@@ -7,6 +7,7 @@ took (it was deleted under us) comes back, the queue is made again, and it is se
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import threading
@@ -31,6 +32,9 @@ log = logging.getLogger("tidemill.rabbitmq")
 _WINDOW = 1000
 """Messages under way at most: enough to hide the server's disk, and little to send again."""
 
+
+_STARTING, _AGAIN = "is down or inaccessible", 0.2
+"""What a server says of its queues when it has just started, and seconds until we ask again."""
 
 _TRIES = 3
 """So often a batch is sent when the server closes the channel: it may be another's fault."""
@@ -258,6 +262,9 @@ class Publisher:
                 self._declarer.declare_waits(item.digits, done)
 
         def done(why: str) -> None:
+            if _STARTING in why and self._may_send():
+                self._line.later(_AGAIN, functools.partial(done, ""))
+                return
             self._declaring = False
             if why and self._may_send():  # not for want of a line
                 batch.dropped = True

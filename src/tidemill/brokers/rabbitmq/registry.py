@@ -102,11 +102,15 @@ class Registry:
     # -- of the line ----------------------------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
+        if not connection.is_open:
+            return  # another is, or will be
+
         def consume(why: str) -> None:
             if not connection.is_open:
                 return
-            if why:
-                log.error("the names of the queues cannot be read: %s; give a worker -Q", why)
+            if why:  # a server that has just started does not know its queues yet
+                log.warning("the names of the queues cannot be read yet: %s", why)
+                self._line.later(_AGAIN, lambda: self.opened(connection))
             else:
                 connection.channel(on_open_callback=functools.partial(self._consume, connection))
 

@@ -73,6 +73,7 @@ class Tap:
         self._done: set[int] = set()  # to be acknowledged with those before them
         self._stragglers: set[int] = set()  # of these: those that have waited for a while
         self._asked: deque[tuple[Shelf, Callable[[Any], None]]] = deque()  # the first is under way
+        self._unmade: set[str] = set()  # places that are being made, or cannot be
         self._syncing: list[Callable[[bool], None]] = []
         self._opened_at = 0.0
         self._adjusting = self._closed = False
@@ -163,6 +164,7 @@ class Tap:
         self._open.clear()
         self._done.clear()
         self._stragglers.clear()
+        self._unmade.clear()
         asked, self._asked = self._asked, deque()
         for _, then in asked:
             then(None)
@@ -211,20 +213,21 @@ class Tap:
             self._adjusting = False
         if self._channel is None or not self._channel.is_open or self._closed:
             return
-        shelves, knows = self._shelves(), self._declarer.knows
-        missing = [shelf.place for shelf in shelves if shelf.credit and not knows(shelf.place)]
-        if missing:
-            self._declarer.declare(missing, self._declared)
-            return
-        for shelf in shelves:
-            self._consume(self._channel, shelf)
+        for shelf in self._shelves():
+            if not shelf.credit or self._declarer.knows(shelf.place):
+                self._consume(self._channel, shelf)
+            elif shelf.place.name not in self._unmade:
+                self._unmade.add(shelf.place.name)
+                declared = functools.partial(self._declared, shelf.place.name)
+                self._declarer.declare([shelf.place], declared)
 
-    def _declared(self, why: str) -> None:
-        if not why:
+    def _declared(self, name: str, why: str) -> None:
+        if why and self._line.is_up:  # one that cannot be made holds up no other
+            log.error("the queue %s cannot be made: %s", name, why)
+            self._line.later(_TRY_AGAIN, functools.partial(self._declared, name, ""))
+        else:
+            self._unmade.discard(name)
             self._adjust()
-        elif self._channel is not None and self._channel.is_open:
-            log.error("a queue cannot be made: %s", why)
-            self._line.later(_TRY_AGAIN, self._adjust)
 
     def _consume(self, channel: Channel, shelf: Shelf) -> None:
         """A consumer's credit cannot be changed: another takes its place.
