@@ -306,3 +306,24 @@ def test_a_bug_in_a_callback_does_not_take_the_line_down_for_good(
     eventually(lambda: caplog.text.count("ZeroDivisionError") == 3, "the bugs")
     put_until(broker, [job("new")])
     worker.await_all(1)
+
+
+def test_a_server_that_takes_back_what_runs_for_too_long_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # law 5: where nobody else takes it, it goes on; the server's consumer_timeout is 30 min else
+    server = RabbitMQ("consumer_timeout = 1000")
+    try:
+        server.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+        broker = open_rabbit(server.url, "timeout")
+        broker.put([job()])
+        worker = Hand(broker)
+        [lease] = worker.await_all(1)
+        eventually(lambda: "rabbitmq took back what we hold: PRECONDITION" in caplog.text, "that")
+        assert worker.take() == []
+        eventually(lambda: worker.touch(lease), "its message to come back")
+        assert worker.settle(lease)
+        assert worker.take() == []
+        broker.close()
+    finally:
+        server.close()
