@@ -6,7 +6,7 @@ import pytest
 from kinds import Clock
 from seam import Hand, everything, ids_of, job, message, state
 
-from tidemill.brokers.base import Broker, Filter, Want
+from tidemill.brokers.base import Broker, Feature, Filter, Want
 from tidemill.job import NOT_STARTED, Command, Outcome, State
 
 
@@ -157,6 +157,7 @@ def test_delete_in_every_state(broker: Broker, worker: Hand, clock: Clock) -> No
     assert worker.take_ids() == []
 
 
+@pytest.mark.needs(Feature.INSPECT)
 def test_a_deleted_running_job_loses_its_lease(
     broker: Broker, consumer: Hand, clock: Clock
 ) -> None:

@@ -77,25 +77,6 @@ def test_two_brokers_of_one_process_share_the_work(open_one: Open) -> None:
     assert sorted(taken) == sorted(ids_of(jobs))
 
 
-def test_a_job_that_nobody_lives_to_end_is_put_aside(
-    open_one: Open, prefix: str, channel: BlockingChannel
-) -> None:
-    # law 6: no poison loop
-    broker = open_one()
-    given = job()
-    broker.put([given])
-    for _ in range(20):
-        got = eventually(
-            lambda: (found := channel.basic_get(f"{prefix}.tasks.normal.default"))[0] and found
-        )
-        channel.basic_nack(got[0].delivery_tag, requeue=True)
-    worker = Hand(broker)
-    assert worker.take() == []
-    _, properties, _ = put_aside(broker, prefix, channel)
-    assert properties.message_id == given.id
-    assert "handed out 20 times" in properties.headers["error"]
-
-
 def test_what_cannot_be_read_is_put_aside_with_why(
     open_one: Open, prefix: str, channel: BlockingChannel
 ) -> None:

@@ -30,10 +30,14 @@ __all__ = ["Ends"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
-POISON = 20
-"""So many times a task may be handed out without ever ending, before it is held to be why."""
+SUSPECT = 10
+"""So many times a task was handed out and never ended: it may be what its workers died of.
 
-_MANY_RETURNS = 10
+Or they died of another that they had at the time. So it goes to a place of which each worker takes
+one at a time, and runs that alone: there, who dies of it is known.
+"""
+
+_MANY_RETURNS = 5
 """The server counts what goes back as it counts deaths: from here on we write a new message."""
 
 _REMEMBERED = 20_000
@@ -136,7 +140,7 @@ class Ends:
         """The server hands it to somebody else; no attempt is counted."""
         if not hold.tag:
             return
-        if hold.job.deliveries >= _MANY_RETURNS:
+        if hold.job.deliveries >= _MANY_RETURNS or hold.shelf.place.alone:
             self.finish(hold, [self._writer.write(hold.job)])
             return
         tag, hold.tag = hold.tag, 0
@@ -192,9 +196,22 @@ class Ends:
         elif envelope.expires and envelope.created + envelope.expires <= wall_time():
             log.info("job %s was not started before it expired", envelope.id)
             self.finish(hold)
-        elif job.deliveries >= POISON and envelope.retries.max_attempts:
-            reason = f"handed out {job.deliveries} times, and nobody who had it lived to end it"
+        else:
+            return self._is_suspect(hold)
+        return True
+
+    def _is_suspect(self, hold: Hold) -> bool:
+        """A task that may be what workers died of, and is not run here, or nowhere any more."""
+        job, envelope = hold.job, hold.job.envelope
+        limit = envelope.retries.max_attempts
+        if hold.shelf.place.alone:
+            if job.losses + job.deliveries <= limit:
+                return False
+            reason = f"its worker died {job.deliveries} times while it had nothing else to run"
             self.finish(hold, [self._writer.write_failed(job, reason)])
+        elif limit and job.deliveries >= SUSPECT:
+            log.warning("job %s is run alone: it may be what workers die of", envelope.id)
+            self.finish(hold, [self._writer.write(msgspec.structs.replace(job, losses=1))])
         else:
             return False
         return True

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tidemill.brokers.base import DEFAULT_TTR, Mode, Reply, Step, Want
+from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.rabbitmq.bell import Bell
 from tidemill.brokers.rabbitmq.desk import Desk
 from tidemill.brokers.rabbitmq.ends import Ends
 from tidemill.brokers.rabbitmq.names import Place
-from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
+from tidemill.brokers.rabbitmq.shelf import Hold, Shelf, rounded
 from tidemill.brokers.rabbitmq.tap import Tap
 from tidemill.clock import machine_time, wall_time
 from tidemill.errors import BrokerUnavailable
@@ -43,8 +43,6 @@ _ASK_AGAIN = 0.05
 
 _ARRIVES = 0.1
 """Seconds in which the server may not count yet what it was sent."""
-
-CREDIT_MOST, _EXACT = 4096, 16
 
 _ANSWER_WITHIN = 10.0
 """Seconds the server has to say whether there is a message."""
@@ -120,9 +118,16 @@ class Intake:
 
     def close(self, patience: float) -> None:
         """Give everything back and leave, when what is under way has arrived."""
-        self._desk.publisher.flush(patience)
+        for shelf in self._all():
+            shelf.credit = 0
+        self._tap.adjust()
+        self._tap.sync(patience)  # else what is written anew comes back to us
         with self._lock:
+            holds = [*self._held.values(), *(hold for s in self._all() for hold in s.clear())]
+            for hold in sorted(holds, key=lambda one: one.tag):  # they stand as they stood
+                self._ends.give_back(hold)
             self._held.clear()
+        self._desk.publisher.flush(patience)
         self._tap.close(patience)
         self.bell.close()
 
@@ -160,24 +165,28 @@ class Intake:
         return [row for row in rows if row]
 
     def _choose(self, want: Want) -> Iterator[Hold]:
-        left, rows = want.count, self._rows(want)
+        left, rows, alone = want.count, self._rows(want), want.alone
         rows.sort(key=lambda row: self._served.get(row[0].place.queue, 0))
         while left and rows:
             row = rows.pop(0)
-            shelf = self._first(row)
+            shelf = self._first(row, alone=alone)
             if shelf is not None:
                 left -= 1
+                alone = alone and not shelf.place.alone
                 rows.append(row)  # last in line from now on
                 self._turn += 1
                 self._served[row[0].place.queue] = self._turn
                 yield shelf.take()
 
-    def _first(self, row: Sequence[Shelf]) -> Shelf | None:
-        """The shelf to take from; none as long as a more urgent place may have something."""
+    def _first(self, row: Sequence[Shelf], *, alone: bool) -> Shelf | None:
+        """The shelf to take from; none as long as a more urgent place may have something.
+
+        What runs alone holds up nothing else, and without ``alone`` none of it is taken.
+        """
         for shelf in row:
-            if len(shelf):
+            if len(shelf) and (alone or not shelf.place.alone):
                 return shelf
-            if not self._is_empty(shelf):
+            if not self._is_empty(shelf) and not shelf.place.alone:
                 return None
         return None
 
@@ -231,11 +240,12 @@ class Intake:
         for row in self._rows(want):
             for shelf in row:
                 shelf.wanted = now
-                credit = _rounded(shelf.held + missing)
+                alone = shelf.place.alone
+                credit = int(want.alone) if alone else rounded(shelf.held + missing)
                 if credit > shelf.credit or credit * 4 < shelf.credit:
                     shelf.credit = credit
                     changed = True
-                if len(shelf) or not shelf.empty:
+                if not alone and (len(shelf) or not shelf.empty):
                     break
         if changed:
             self._tap.adjust()
@@ -251,11 +261,11 @@ class Intake:
             self._ends.finish(hold)
         else:
             if self.owner.kind == "consumer":
-                ttr = _ttr_of(hold)
+                ttr = hold.ttr
                 self._set_deadline(hold, now, ttr)
             self._held[token] = hold
             hold.shelf.held += 1
-        counts = job.attempt + 1, 0, envelope.rank, token
+        counts = job.attempt + 1, job.losses, envelope.rank, token
         return Lease(token, *counts, envelope.timeout, hold.leased, ttr, job.encoded)
 
     def _sure_of(self, leases: list[Lease]) -> list[Lease]:
@@ -271,7 +281,7 @@ class Intake:
         """For who does not mean to wait: what is there, one by one, and nothing in advance."""
         fetched: list[Lease] = []
         with self._lock:
-            rows = self._rows(want)
+            rows = [[s for s in row if not s.place.alone or want.alone] for row in self._rows(want)]
         while rows and len(fetched) < count:
             row = rows.pop(0)
             hold = next(filter(None, map(self._get, row)), None)
@@ -306,7 +316,7 @@ class Intake:
         if hold is None or not hold.tag:
             return False
         if hold.deadline:
-            self._set_deadline(hold, now, seconds or _ttr_of(hold))
+            self._set_deadline(hold, now, seconds or hold.ttr)
         return True
 
     def _set_deadline(self, hold: Hold, now: float, seconds: float) -> None:
@@ -432,14 +442,3 @@ class Intake:
         for hold in shelf.clear():
             self._ends.give_back(hold)
         self._tap.adjust()
-
-
-def _ttr_of(hold: Hold) -> float:
-    """Seconds a consumer has for a message."""
-    ttr = hold.job.envelope.ttr
-    return ttr if ttr > 0 else DEFAULT_TTR
-
-
-def _rounded(credit: int) -> int:
-    """A credit that need not change with each message: exact while it is small."""
-    return min(CREDIT_MOST, credit if credit <= _EXACT else 1 << (credit - 1).bit_length())

@@ -2,7 +2,8 @@
 
 The body is the envelope, as every broker has it. What changes from run to run stands in headers,
 which a new job does not have: ``attempt`` (runs so far), ``error`` (how the last one ended),
-``rest`` (milliseconds it is to wait beyond what the clock holds at once).
+``rest`` (milliseconds it is to wait beyond what the clock holds at once), ``losses`` (one more than
+how often its worker died since it is held to be why, and runs alone).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Carried(msgspec.Struct):
     attempt: int = 0
     error: str = ""
     rest: float = 0.0
+    losses: int = 0
     deliveries: int = 0
     run: str = ""
 
@@ -59,11 +61,15 @@ class Writer:
     def write(self, job: Carried, delay: float = 0.0) -> Outgoing:
         """A job that is to be ready after ``delay`` seconds."""
         home = self._names.home(job.envelope)
+        if job.losses:
+            home = self._names.suspect(job.envelope.queue)
         headers: dict[str, Any] = {}
         if job.attempt:
             headers["attempt"] = job.attempt
         if job.error:
             headers["error"] = job.error[:_ERROR_MOST]
+        if job.losses:
+            headers["losses"] = job.losses
         if delay <= 0:
             return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
         rest = delay - longest()
@@ -116,6 +122,7 @@ def read(properties: pika.BasicProperties, body: bytes, *, redelivered: bool) ->
         int(headers.get("attempt") or 0),
         str(headers.get("error") or ""),
         float(headers.get("rest") or 0) / 1000,
+        int(headers.get("losses") or 0),
         int(headers.get("x-delivery-count") or redelivered),
         properties.correlation_id or f"{envelope.id} {headers.get('attempt')}",
     )

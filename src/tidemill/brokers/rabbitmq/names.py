@@ -1,6 +1,7 @@
 """What lies where on the server: names of queues and exchanges, and what they are declared with.
 
     PREFIX.tasks.normal.QUEUE      jobs of a queue that are ready; high and low beside it
+    PREFIX.tasks.suspect.QUEUE     such as may be what brought their workers down
     PREFIX.messages.normal.QUEUE   raw messages, likewise
     PREFIX.tasks.classic.QUEUE     with queues=classic: one queue, with priorities
     PREFIX.failed                  what failed for good, for a human
@@ -29,6 +30,10 @@ CLASSIC_PRIORITIES = 20
 FAILED_KEPT, FAILED_MOST = 30 * 86400.0, 100_000
 """Seconds and messages the place of the failed keeps; the oldest go first."""
 
+_NEVER = 1_000_000_000
+"""Deliveries after which the server drops a message. Only where there is such a limit what is given
+back goes to the front, in the order in which it is; else it goes to the end."""
+
 _STREAM_BYTES, _SEGMENT_BYTES = 4_000_000, 500_000
 
 
@@ -40,6 +45,7 @@ class Place(msgspec.Struct, frozen=True):
         arguments: what it is declared with.
         queue, kind: whose it is; the kind is tasks or messages.
         due: it is bound to the exchange of what has come due.
+        alone: each of its jobs is run alone.
     """
 
     name: str
@@ -47,6 +53,7 @@ class Place(msgspec.Struct, frozen=True):
     queue: str = ""
     kind: str = ""
     due: bool = False
+    alone: bool = False
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -58,14 +65,16 @@ class Names(msgspec.Struct, frozen=True):
     prefix: str
     classic: bool
 
-    @property
-    def bands(self) -> tuple[str, ...]:
-        """The places of a queue, most urgent first."""
-        return ("classic",) if self.classic else ("high", "normal", "low")
-
     def of(self, queue: str, kind: str) -> list[Place]:
-        """All places of a queue."""
-        return [self._place(queue, kind, band) for band in self.bands]
+        """All places of a queue, most urgent first."""
+        if self.classic:
+            return [self._place(queue, kind, "classic")]
+        bands = [self._place(queue, kind, band) for band in ("high", "normal", "low")]
+        return [self.suspect(queue), *bands] if kind == "tasks" else bands
+
+    def suspect(self, queue: str) -> Place:
+        """Where tasks wait that are to run alone."""
+        return self._place(queue, "tasks", "suspect")
 
     def home(self, job: Envelope) -> Place:
         """Where a job waits that is ready."""
@@ -79,10 +88,11 @@ class Names(msgspec.Struct, frozen=True):
     def _place(self, queue: str, kind: str, band: str) -> Place:
         if "*" in queue or "#" in queue:
             raise InvalidOption(f"queue {queue!r} has a * or #, which RabbitMQ reads as a pattern")
-        arguments: dict[str, Any] = {"x-queue-type": "quorum"}
+        arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": _NEVER}
         if self.classic:
             arguments = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
-        return Place(f"{self.prefix}.{kind}.{band}.{queue}", arguments, queue, kind, True)
+        name = f"{self.prefix}.{kind}.{band}.{queue}"
+        return Place(name, arguments, queue, kind, due=True, alone=band == "suspect")
 
     @property
     def failed(self) -> Place:
@@ -92,7 +102,7 @@ class Names(msgspec.Struct, frozen=True):
             "x-message-ttl": int(FAILED_KEPT * 1000),
             "x-max-length": FAILED_MOST,
             # A look counts as a delivery, and there may be many before anybody acts.
-            "x-delivery-limit": 1_000_000_000,
+            "x-delivery-limit": _NEVER,
         }
         return Place(f"{self.prefix}.failed", arguments)
 

@@ -6,10 +6,13 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
+from tidemill.brokers.base import DEFAULT_TTR
 from tidemill.brokers.rabbitmq.message import Carried
 from tidemill.brokers.rabbitmq.names import Place
 
-__all__ = ["Hold", "Shelf"]
+__all__ = ["Hold", "Shelf", "rounded"]
+
+CREDIT_MOST, _EXACT = 4096, 16
 
 
 class Hold:
@@ -34,6 +37,12 @@ class Hold:
         self.token = 0
         self.leased = self.deadline = 0.0
         self.changed = False
+
+    @property
+    def ttr(self) -> float:
+        """Seconds a consumer has for the message."""
+        ttr = self.job.envelope.ttr
+        return ttr if ttr > 0 else DEFAULT_TTR
 
 
 class Shelf:
@@ -83,3 +92,8 @@ class Shelf:
         self._heap.clear()
         self.consumer = ("", 0)
         self.empty = self.asking = False
+
+
+def rounded(credit: int) -> int:
+    """A credit that need not change with each message: exact while it is small."""
+    return min(CREDIT_MOST, credit if credit <= _EXACT else 1 << (credit - 1).bit_length())
