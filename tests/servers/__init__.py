@@ -8,6 +8,7 @@ kill its server against one of your own, set ``TIDEMILL_TEST_REDIS``, ``TIDEMILL
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Callable
 
 from .base import Server, free_port, program
@@ -17,6 +18,7 @@ from .rabbitmq import RabbitMQ, rabbitmq_url
 from .redis import Redis, language, redis_url
 
 __all__ = [
+    "CARRIED",
     "NETWORK",
     "Machine",
     "PgBouncer",
@@ -25,6 +27,7 @@ __all__ = [
     "RabbitMQ",
     "Redis",
     "Server",
+    "carried_url",
     "free_port",
     "language",
     "may_have_machines",
@@ -39,3 +42,16 @@ NETWORK: dict[str, Callable[[str], str]] = {
     "postgresql": lambda name: f"{postgres_url()}?schema={name}&migrate=1",
 }
 """Brokers over a network: the url of a store of that name on the server that tests share."""
+
+
+def carried_url(store: str, name: str, server: str = "") -> str:
+    """The url of a store whose ready jobs RabbitMQ brings to the workers."""
+    within = urllib.parse.quote(store, safe="")
+    return f"{server or rabbitmq_url()}?prefix={name[-20:]}&store={within}"
+
+
+CARRIED: dict[str, Callable[[str], str]] = {
+    f"rabbitmq+{broker}": lambda name, url=url: carried_url(url(name), name)
+    for broker, url in NETWORK.items()
+}
+"""Each of those as a store, with RabbitMQ between it and the workers."""

@@ -19,6 +19,8 @@ carried: consumers take them from the store.
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -38,6 +40,7 @@ from tidemill.brokers.limiting import Limiting, limiting
 from tidemill.brokers.relay import Relay, unwrap
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import wall_time
+from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable, FeatureMissing
 from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import (
@@ -70,6 +73,10 @@ class Carrier(Broker, Protocol):
         """Have it rung no more."""
         ...
 
+    def doubt(self, owner_id: str, jobs: Sequence[Envelope]) -> None:
+        """These were put: that there was nothing is no longer known."""
+        ...
+
 
 class _Worker:
     """An owner: what the carrier brought it, until the store lets it have it."""
@@ -82,11 +89,14 @@ class _Worker:
         self._alone: list[tuple[int, str, Lease]] = []  # such as are to run alone
         store.attach(owner)
         carrier.attach(owner)
-        self.relay = Relay(store, carrier, owner)
+        self._look = 0  # of the relay, at what there is since we last did something
+        self.relay = Relay(store, carrier, owner, lambda jobs: carrier.doubt(owner.id, jobs))
 
     def exchange(self, step: Step) -> Reply:
         """One step of the store's, which takes what the carrier brought."""
         more = self._fetch(step)
+        if self._brought:
+            point("carried.brought")
         take = [(lease.token, job_id) for _, job_id, lease in self._brought]
         reply = self._store.exchange(msgspec.structs.replace(step, want=None, take=take))
         brought, self._brought = self._brought, []
@@ -97,9 +107,15 @@ class _Worker:
             if mine:
                 lease.leased = now
                 reply.leases.append(lease)
+        if len(reply.leases) < len(brought):
+            reply.next_due = 0.0  # something was stale, and is still wanted
+        if brought:
+            point("carried.taken")
         outcome = Outcome.RELEASE if lost else Outcome.SUCCESS
         self._end([Verdict(token, outcome) for token, _, _ in brought])
-        reply.more = more or self.relay.busy
+        if step.verdicts or reply.leases or not self._look:
+            self._look = self.relay.ask()
+        reply.more = more or not self.relay.has_looked(self._look)
         return reply
 
     def _fetch(self, step: Step) -> bool:
@@ -137,11 +153,14 @@ class _Worker:
 
     def detach(self) -> None:
         """Leave both; what was brought and not taken is for others."""
-        self.relay.stop()
-        with contextlib.suppress(BrokerUnavailable):
-            self._end([Verdict(t, Outcome.RELEASE) for t, _, _ in self._brought + self._alone])
-        self._carrier.detach(self._id)
-        self._store.detach(self._id)
+        with contextlib.ExitStack() as leaving:  # each of them, whatever becomes of the others
+            leaving.callback(self._store.detach, self._id)
+            leaving.callback(self._carrier.detach, self._id)
+            leaving.callback(self._give_back)
+            leaving.callback(self.relay.stop)
+
+    def _give_back(self) -> None:
+        self._end([Verdict(token, Outcome.RELEASE) for token, *_ in self._brought + self._alone])
 
 
 class CarryingBroker:
@@ -156,6 +175,11 @@ class CarryingBroker:
         self.url = carrier.url
         self.features = store.features - {Feature.CARRY}
         self._workers: dict[str, _Worker] = {}
+        _brokers.add(self)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: the owners are the parent's."""
+        self._workers.clear()
 
     # -- what both have a part in ---------------------------------------------------------------
 
@@ -191,11 +215,12 @@ class CarryingBroker:
         return self.store.info() | carrier
 
     def close(self) -> None:
-        for owner_id in list(self._workers):
-            with contextlib.suppress(BrokerUnavailable):
-                self.detach(owner_id)
-        self.carrier.close()
-        self.store.close()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.store.close)
+            closing.callback(self.carrier.close)
+            for owner_id in list(self._workers):
+                with contextlib.suppress(BrokerUnavailable):
+                    self.detach(owner_id)
 
     # -- what is the store's --------------------------------------------------------------------
 
@@ -311,3 +336,14 @@ class CarryingBroker:
     @property
     def _limiting(self) -> Limiting:
         return limiting(self.store, "a limit")
+
+
+_brokers: weakref.WeakSet[CarryingBroker] = weakref.WeakSet()
+
+
+def _after_fork_child() -> None:
+    for broker in list(_brokers):
+        broker.after_fork_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)

@@ -9,15 +9,17 @@ anything.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from tidemill.brokers.base import Broker, Mode, Step, Want
 from tidemill.clock import new_id
+from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable, StoreFull, StoreMoved, TidemillError
 from tidemill.job import RELAY, Envelope, Lease, Outcome, Owner, Verdict
 from tidemill.retry import ENDLESS
@@ -32,8 +34,12 @@ BATCH = 500
 _TRY_AGAIN = 1.0
 """Seconds, when one of the two is away."""
 
-_LOOK_EVERY = 30.0
-"""Seconds between two looks whether the carrier still has what was given to it."""
+LOOK_EVERY, LOOK_AGAIN, LOOKS = 30.0, 2.0, 10
+"""Seconds between two looks whether the carrier still has what was given to it, and between those
+that follow one by which it has not; so many in a row must find that."""
+
+_FAREWELL = 10.0
+"""Seconds for what it is about when it is told to end."""
 
 _TASK = "tidemill.carried"
 _encode = msgspec.msgpack.Encoder().encode
@@ -60,81 +66,98 @@ def unwrap(brought: Lease) -> tuple[str, Lease]:
 
 
 class Relay:
-    """The thread, and its owner."""
+    """The thread, and its owner; ``published`` is told what the carrier has got."""
 
-    def __init__(self, store: Broker, carrier: Broker, owner: Owner) -> None:
+    def __init__(
+        self,
+        store: Broker,
+        carrier: Broker,
+        owner: Owner,
+        published: Callable[[Sequence[Envelope]], None],
+    ) -> None:
         self._store = store
         self._carrier = carrier
+        self._published = published
         self._queues = owner.queues
         self.owner = msgspec.structs.replace(owner, id=new_id(), kind=RELAY, board="")
-        self._stopping = False
+        self._stopping = threading.Event()
         self._troubled = False
-        self._missing = False  # the carrier had nothing of what it should have, at the last look
-        self._busy = threading.Event()
-        self._busy.set()
+        self._next_look = time.monotonic() + LOOK_EVERY
+        self._missing: set[str] = set()  # queues of which the carrier had nothing, at each look
+        self._looks = 0  # so many of them
+        self._asked, self._looked = 0, -1  # the numbers of looks that were asked for, and done
         self._thread = threading.Thread(target=self._run, name="tidemill-relay", daemon=True)
         store.attach(self.owner)
         self._thread.start()
 
-    @property
-    def busy(self) -> bool:
-        """Whether it brings something over, or has not looked yet."""
-        return self._busy.is_set()
+    def ask(self) -> int:
+        """Have it look in the store: the number of that look."""
+        self._asked += 1
+        self._store.wake(self.owner.id)
+        return self._asked
+
+    def has_looked(self, number: int) -> bool:
+        """Whether all that was there when it was asked is with the carrier."""
+        return self._looked >= number
 
     def stop(self) -> None:
         """End, and give back what was not handed over."""
-        self._stopping = True
-        try:
+        self._stopping.set()
+        with contextlib.suppress(BrokerUnavailable):  # its leases go back when it is given up
             self._store.wake(self.owner.id)
-            self._thread.join(10.0)
+            self._thread.join(_FAREWELL)
             self._store.detach(self.owner.id)
-        except BrokerUnavailable:
-            pass  # its leases go back when it is given up
 
     # -- its thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         verdicts: Sequence[Verdict] = ()
-        while not self._stopping:
+        while not self._stopping.is_set():
             try:
                 verdicts = self._turn(verdicts)
             except (BrokerUnavailable, StoreFull, StoreMoved) as error:
                 self._say(error)
-                time.sleep(_TRY_AGAIN)
+                self._stopping.wait(_TRY_AGAIN)
             except TidemillError as error:
-                if self._stopping:
-                    return
-                log.error("the relay: %s", error)
-                time.sleep(_TRY_AGAIN)
+                if not self._stopping.is_set():
+                    log.error("the relay: %s", error)
+                    self._stopping.wait(_TRY_AGAIN)
+        if verdicts:
+            with contextlib.suppress(TidemillError):  # then they go back
+                self._store.exchange(Step(self.owner.id, verdicts))
 
     def _turn(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
         """Hand over what was published, lease more, publish that: what came of it."""
-        want = Want(BATCH, self._queues, Mode.FAIR)
+        want, asked = Want(BATCH, self._queues, Mode.FAIR), self._asked
         reply = self._store.exchange(Step(self.owner.id, verdicts, want))
         if any(command.verb == "lost" for command in reply.commands):
             self._store.attach(self.owner)
             return ()
         if reply.leases:
-            self._busy.set()
+            point("relay.leased")
             return self._publish(reply.leases)
-        self._busy.clear()
+        self._looked = asked
         if self._troubled:
             self._troubled = False
             log.info("jobs are brought over again")
-        before = time.monotonic()
-        self._store.wait(self.owner.id, min(reply.next_due, _LOOK_EVERY))
-        if time.monotonic() - before >= _LOOK_EVERY / 2:
+        left = self._next_look - time.monotonic()
+        if left <= 0:
             self._look()
+        elif not self._stopping.is_set():
+            self._store.wait(self.owner.id, min(reply.next_due, left))
         return ()
 
     def _publish(self, leases: Sequence[Lease]) -> Sequence[Verdict]:
         outcome = Outcome.CARRY
         try:
-            self._carrier.put([wrap(lease) for lease in leases])
-        except (BrokerUnavailable, StoreFull) as error:
+            jobs = [wrap(lease) for lease in leases]
+            self._carrier.put(jobs)
+            self._published(jobs)
+        except TidemillError as error:
             self._say(error)
             outcome = Outcome.RELEASE
-            time.sleep(_TRY_AGAIN)
+            self._stopping.wait(_TRY_AGAIN)
+        point("relay.published")
         return [Verdict(lease.token, outcome) for lease in leases]
 
     def _say(self, error: Exception) -> None:
@@ -145,13 +168,17 @@ class Relay:
     def _look(self) -> None:
         """A carrier that has lost its queues: what lay there is called back.
 
-        Two looks, half a minute apart, lest something on its way be taken for lost; if it was not,
-        no more comes of it than a stale message.
+        What is on its way lies nowhere for a moment, too, so one look tells nothing. If none was
+        lost after all, no more comes of it than stale messages.
         """
-        carried = sum(row.carried for row in self._store.stats())
-        missing = bool(carried) and not any(row.ready for row in self._carrier.stats())
-        if missing and self._missing:
-            log.warning("the carrier has lost %d jobs: they are brought to it once more", carried)
+        carried = {row.name: row.carried for row in self._store.stats() if row.carried}
+        kept = {row.name for row in self._carrier.stats() if row.ready} if carried else set()
+        missing = carried.keys() - kept
+        self._missing = self._missing & missing if self._looks else missing
+        self._looks = self._looks + 1 if self._missing else 0
+        if self._looks >= LOOKS:
+            count, names = sum(map(carried.__getitem__, self._missing)), sorted(self._missing)
+            log.warning("the carrier has lost %d jobs of %s: they go to it once more", count, names)
             self._store.recall()
-            missing = False
-        self._missing = missing
+            self._looks = 0
+        self._next_look = time.monotonic() + (LOOK_AGAIN if self._looks else LOOK_EVERY)

@@ -39,6 +39,7 @@ _VERBS = {  # verb: the file here that has it, in the order the help lists them
     "pause": "queues",
     "resume": "queues",
     "purge": "queues",
+    "recall": "queues",
     "info": "info",
     "doctor": "doctor",
     "backup": "info",

@@ -10,6 +10,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Feature, QueueStats
+from tidemill.brokers.carrying import CarryingBroker
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.limits import state_of
 from tidemill.config import check_name
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["pause", "public", "purge", "queues", "queues_table", "resume"]
+__all__ = ["pause", "public", "purge", "queues", "queues_table", "recall", "resume"]
 
 
 def public(stats: QueueStats) -> dict[str, Any]:
@@ -65,6 +66,8 @@ def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
     """What bounds a queue, in a few words."""
     limit = limits.get(row.name)
     parts = [f"at most {row.max_size:,}"] if row.max_size else []
+    if row.carried:
+        parts.append(f"{row.carried:,} with the carrier")
     if row.consumers >= 0:
         parts.append(f"{row.consumers:,} ask for jobs")
     if limit is not None:
@@ -146,3 +149,18 @@ def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
 def _unknown(name: str, known: list[str]) -> TidemillError:
     names = ", ".join(known) or "none"
     return TidemillError(f"no queue has the name {name!r} here; known are: {names}")
+
+
+@click.command()
+@store_options
+def recall(mill: Tidemill) -> None:
+    """Have what RabbitMQ should bring to the workers, and lost, brought once more.
+
+    What it did not lose is brought twice, and runs once.
+    """
+    if not isinstance(mill.broker, CarryingBroker):
+        raise TidemillError(
+            f"{mill.broker.url} has no carrier; only an amqp:// url with store= has one"
+        )
+    count = mill.broker.recall()
+    click.echo(f"{count:,} jobs called back from the carrier; workers have them brought once more")

@@ -47,6 +47,9 @@ CLEAN, INTERRUPTED, UNUSABLE, UNREACHABLE = 0, 1, 2, 3
 RETRY_AFTER = 1.0
 """Seconds between two tries to reach a broker that is away."""
 
+ON_ITS_WAY = 0.1
+"""Seconds between two looks, at the end of a burst, whether what is on its way has arrived."""
+
 SAME_SIGNAL = 0.2
 """Seconds within which a second TERM or INT is the first: process managers signal a worker and its
 group."""
@@ -178,8 +181,8 @@ class Supervisor:
         point("worker.handed")
         for command in reply.commands:
             self._obey(broker, command)
-        if self.settings.burst and self._dry(reply):
-            self._stop_softly()
+        if self.settings.burst:
+            self._end_burst(broker, reply)
         self._collect(broker, min(reply.next_due, self._next_look()))
         self.crew.look_after()
         if self._stopping and machine_time() >= self._stopping:
@@ -261,6 +264,24 @@ class Supervisor:
             except TidemillError:
                 self.crew.verdicts.append(verdict)  # the store has no room even for that, yet
         return Reply()
+
+    def _end_burst(self, broker: Broker, reply: Reply) -> None:
+        """Stop when all is done. Of what is on its way nobody tells when it comes elsewhere."""
+        on_its_way = reply.more or (self._dry(reply) and self._carried(broker))
+        if on_its_way:
+            reply.next_due = min(reply.next_due, ON_ITS_WAY)
+        elif self._dry(reply):
+            self._stop_softly()
+
+    def _carried(self, broker: Broker) -> bool:
+        """Whether a carrier has jobs for this worker that have not arrived."""
+        queues = self.settings.queues
+        try:
+            rows = broker.stats()
+        except BrokerUnavailable as error:
+            self._trouble(error)
+            return True
+        return any(row.carried for row in rows if not queues or row.name in queues)
 
     def _dry(self, reply: Reply) -> bool:
         """Nothing came and nothing is in hand: the end of a burst."""

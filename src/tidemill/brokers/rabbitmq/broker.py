@@ -258,6 +258,12 @@ class RabbitBroker(Lacking):
         """Have it rung no more."""
         self._intake(owner_id).bell.disarm()
 
+    def doubt(self, owner_id: str, jobs: Sequence[Envelope]) -> None:
+        """These were put: that there was nothing is no longer known."""
+        intake = self._intakes.get(owner_id)
+        if intake is not None:
+            intake.doubt([place.name for place in {self._names.home(job) for job in jobs}])
+
     def recall(self) -> int:
         return 0
 

@@ -75,7 +75,6 @@ class Intake:
         """Settle, renew and lease."""
         want = step.want
         with self._lock:
-            self.bell.looked()
             now = machine_time()
             self._run_out(now)
             settled = [self._settle(verdict) for verdict in step.verdicts]
@@ -83,6 +82,7 @@ class Intake:
             leases: list[Lease] = []
             missing, more = 0, False
             if want is not None:
+                self.bell.looked()
                 self._know_queues(want)
                 leases = [self._lease(hold, now) for hold in self._choose(want)]
                 missing = want.count - len(leases)
@@ -111,6 +111,12 @@ class Intake:
     def wait(self, timeout: float, fds: Sequence[int]) -> list[int]:
         """Sleep until something came, a readable descriptor or the timeout."""
         return self.bell.sleep(timeout, fds)
+
+    def doubt(self, homes: Sequence[str]) -> None:
+        """Something was put there: the server is asked once more."""
+        with self._lock:
+            for shelf in (one for one in self._all() if one.place.name in homes):
+                shelf.doubt()
 
     def wake(self) -> None:
         """Make the wait return."""

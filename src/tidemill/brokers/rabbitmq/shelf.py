@@ -73,9 +73,13 @@ class Shelf:
 
     def add(self, hold: Hold) -> None:
         """A message came."""
+        self.doubt()
+        heapq.heappush(self._heap, (hold.job.envelope.rank, next(self._numbers), hold))
+
+    def doubt(self) -> None:
+        """The server may have something: an answer that is under way does not count."""
         self.arrivals += 1
         self.empty = self.asking = False
-        heapq.heappush(self._heap, (hold.job.envelope.rank, next(self._numbers), hold))
 
     def take(self) -> Hold:
         """The next one."""
