@@ -73,7 +73,12 @@ def open_url(url: Url) -> Broker:
     settings = check_url(url)
     if not settings.store:
         return RabbitBroker(settings)
-    return CarryingBroker(open_broker(settings.store), RabbitBroker(settings))
+    carrier = RabbitBroker(settings)
+    try:
+        return CarryingBroker(open_broker(settings.store), carrier)
+    except BaseException:
+        carrier.close()
+        raise
 
 
 class RabbitBroker(Lacking):

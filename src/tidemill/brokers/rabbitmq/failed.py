@@ -74,10 +74,25 @@ class Failed:
         instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
     ) -> list[bool]:
         """Put something in the place of some, and acknowledge them when the server has it."""
-        wanted = list(ids)
+        wanted, begun = list(ids), list[bool]()
+        try:
+            return self._each_once(wanted, instead, begun)
+        except BrokerUnavailable:  # as above; but what was begun is not done twice
+            if begun:
+                raise
+            return self._each_once(wanted, instead, begun)
+
+    def _each_once(
+        self,
+        wanted: Sequence[str],
+        instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
+        begun: list[bool],
+    ) -> list[bool]:
         left, done, tags, items = set(wanted), set[str](), list[int](), list[Outgoing]()
         with visit(self._settings) as server:
-            for tag, properties, body in server.take(self._writer.failed, TAKE_MOST):
+            taken = server.take(self._writer.failed, TAKE_MOST)
+            begun.append(True)
+            for tag, properties, body in taken:
                 job_id = _record(properties, body).envelope.id
                 made = instead(properties, body) if job_id in left else None
                 if made is not None:
