@@ -18,7 +18,7 @@ from tidemill import Tidemill, chain, group
 from tidemill.brokers.base import Step, Want
 from tidemill.cli import main
 from tidemill.clock import new_id
-from tidemill.job import Owner, State
+from tidemill.job import Lease, Owner, State
 
 S = State
 
@@ -259,3 +259,33 @@ def test_recall_and_queues_on_the_command_line(tmp_path: Path) -> None:
     assert run(main, ["recall", "--url", url]).output.startswith("0 jobs called back")
     refused = run(main, ["recall", "--url", store_url])
     assert refused.exit_code != 0
+
+
+def test_a_job_that_was_lost_comes_alone_and_only_to_who_can_isolate_it(tmp_path: Path) -> None:
+    # law 6
+    def leased(owner: str, *, alone: bool, found: int) -> list[Lease]:
+        leases: list[Lease] = []
+        until = time.monotonic() + 30
+        while len(leases) < found:
+            assert time.monotonic() < until
+            reply = broker.exchange(Step(owner, want=Want(10, alone=alone)))
+            assert sum(lease.losses > 0 for lease in reply.leases) <= 1
+            leases += reply.leases
+            broker.wait(owner, 0.2)
+        return leases
+
+    url = carried_url(f"lmdb://{tmp_path}/store", "t" + new_id())
+    with Tidemill(url, allow_imports=["*"]) as mill:
+        broker = mill.broker
+        jobs = [mill.enqueue("math.copysign", n, -1).id for n in range(2)]
+        broker.attach(Owner(id="a", kind="worker", name="a"))
+        leased("a", alone=True, found=2)
+        broker.release("a", None)  # nobody saw what it ran
+        broker.detach("a")
+        jobs.append(mill.enqueue("math.copysign", 2, -1).id)
+        broker.attach(Owner(id="b", kind="worker", name="b"))
+        [whole] = leased("b", alone=False, found=1)
+        assert (whole.open().id, whole.losses) == (jobs[2], 0)
+        lost = leased("b", alone=True, found=2)
+        assert {lease.open().id for lease in lost} == set(jobs[:2])
+        assert {lease.losses for lease in lost} == {1}
