@@ -267,6 +267,29 @@ def test_what_the_server_refuses_is_said_and_an_end_waits_for_its_successor(
         seen |= {lease.open().id for lease in worker.await_all(1)}
 
 
+def test_a_queue_that_does_not_answer_holds_up_no_other(
+    server: RabbitMQ,
+    open_one: Open,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # as one does whose log was lost with its server
+    monkeypatch.setattr("tidemill.brokers.rabbitmq.tap._BEGINS", 1.0)
+    broker, urgent, plain = open_one(), job(priority=5), job()
+    broker.put([urgent, plain])
+    high = f"'%2F_{prefix}.tasks.high.default'"
+    server.ctl("eval", f"sys:suspend({high}).")
+    try:
+        worker = Hand(broker)
+        (lease,) = worker.await_all(1, queues=("default",))
+    finally:
+        server.ctl("eval", f"sys:resume({high}).")
+    assert lease.open().id == plain.id
+    assert f"the queue {prefix}.tasks.high.default does not answer" in caplog.text
+    assert worker.settle(lease)
+
+
 def test_a_link_that_is_cut_silently_is_given_up(server: RabbitMQ, open_one: Open) -> None:
     # law 5: after the owner lease, by the missing heartbeats
     proxy = Proxy(server.port)

@@ -7,6 +7,7 @@ messages lie in a queue, and that is all the server tells of one.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,9 +19,14 @@ from pika.channel import Channel
 from tidemill.brokers.rabbitmq.delays import LEVELS, Clockwork
 from tidemill.brokers.rabbitmq.names import Place
 
-__all__ = ["Declarer"]
+__all__ = ["SILENT", "Declarer"]
 
 log = logging.getLogger("tidemill.rabbitmq")
+
+_SILENT = 10.0
+"""Seconds after which what is not answered is given up, and the rest goes on on another channel."""
+
+SILENT = f"no answer in {_SILENT:g} s"
 
 Answer = Callable[[str], None]
 """Told in the line's thread: empty when it is done, else why it could not be."""
@@ -38,7 +44,8 @@ class Declarer:
         self._known: set[str] = set()
         self._ways: set[tuple[int, ...]] = set()
         self._acts: deque[tuple[_Act, Callable[[Any, str], None]]] = deque()
-        self._busy = False
+        self._busy = self._watching = False
+        self._turn = 0  # of the act that is under way
 
     # -- of the line ----------------------------------------------------------------------------
 
@@ -51,7 +58,7 @@ class Declarer:
     def lost(self, why: str) -> None:
         """What was asked for fails; who asked does so again when the line is back."""
         self._connection = self._channel = None
-        self._busy = False
+        self._busy = self._watching = False
         self._fail_all(why)
 
     # -- asking ---------------------------------------------------------------------------------
@@ -163,8 +170,10 @@ class Declarer:
             self._connection.channel(on_open_callback=self._channel_opened)
             return
         self._busy = True
+        self._turn += 1
         act, _ = self._acts[0]
-        act(self._channel, self._answered)
+        self._watch()
+        act(self._channel, functools.partial(self._answered, self._turn))
 
     def _channel_opened(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._channel_closed)
@@ -172,11 +181,32 @@ class Declarer:
         self._busy = False
         self._next()
 
-    def _answered(self, frame: Any) -> None:
+    def _answered(self, turn: int, frame: Any) -> None:
+        if turn != self._turn or not self._busy:
+            return  # it was given up
         self._busy = False
         _, answer = self._acts.popleft()
         answer(frame, "")
         self._next()
+
+    def _watch(self) -> None:
+        if not self._watching and self._connection is not None:
+            self._watching = True
+            look = functools.partial(self._look, self._turn, self._connection)
+            self._connection.ioloop.call_later(_SILENT, look)
+
+    def _look(self, turn: int, connection: pika.SelectConnection) -> None:
+        """A queue that has lost its log lets whoever asks for it wait, and all that is behind."""
+        if connection is not self._connection:
+            return
+        self._watching = False
+        if self._busy and turn == self._turn and self._channel is not None:
+            self._channel, self._busy = None, False
+            _, answer = self._acts.popleft()
+            answer(None, SILENT)
+            self._next()
+        elif self._busy:
+            self._watch()
 
     def _channel_closed(self, channel: Any, reason: Any) -> None:
         """The server closes the channel of whoever asks for what cannot be."""

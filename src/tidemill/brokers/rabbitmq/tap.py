@@ -19,7 +19,7 @@ import pika
 from pika.channel import Channel
 from pika.spec import Basic
 
-from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.declaring import SILENT, Declarer
 from tidemill.brokers.rabbitmq.line import Line
 from tidemill.brokers.rabbitmq.shelf import Shelf
 from tidemill.clock import machine_time
@@ -30,6 +30,9 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 _TRY_AGAIN = 5.0
 """Seconds until what the server refused to make is tried again."""
+
+_BEGINS, _TRY_LATER = 10.0, 300.0
+"""Seconds a consumer has to begin; and until a queue that did not answer is asked again."""
 
 _FEW, _STRAGGLE = 64, 0.02
 """With more messages than so many in hand one is not acknowledged by itself before that many
@@ -74,6 +77,7 @@ class Tap:
         self._stragglers: set[int] = set()  # of these: those that have waited for a while
         self._asked: deque[tuple[Shelf, Callable[[Any], None]]] = deque()  # the first is under way
         self._unmade: set[str] = set()  # places that are being made, or cannot be
+        self._silent: set[str] = set()  # places that let whoever asks for them wait
         self._syncing: list[Callable[[bool], None]] = []
         self._opened_at = 0.0
         self._adjusting = self._closed = False
@@ -214,6 +218,8 @@ class Tap:
         if self._channel is None or not self._channel.is_open or self._closed:
             return
         for shelf in self._shelves():
+            if shelf.place.name in self._silent:
+                continue
             if not shelf.credit or self._declarer.knows(shelf.place):
                 self._consume(self._channel, shelf)
             elif shelf.place.name not in self._unmade:
@@ -224,10 +230,23 @@ class Tap:
     def _declared(self, name: str, why: str) -> None:
         if why and self._line.is_up:  # one that cannot be made holds up no other
             log.error("the queue %s cannot be made: %s", name, why)
+            if why == SILENT:
+                self._leave_alone(name)
             self._line.later(_TRY_AGAIN, functools.partial(self._declared, name, ""))
         else:
             self._unmade.discard(name)
             self._adjust()
+
+    def _leave_alone(self, name: str) -> None:
+        """A queue that has lost its log answers nobody, and holds up whoever asks: not so soon."""
+
+        def try_again() -> None:
+            self._silent.discard(name)
+            self._adjust()
+
+        if name not in self._silent:
+            self._silent.add(name)
+            self._line.later(_TRY_LATER, try_again)
 
     def _consume(self, channel: Channel, shelf: Shelf) -> None:
         """A consumer's credit cannot be changed: another takes its place.
@@ -248,8 +267,21 @@ class Tap:
         new = f"{self._name[:200]}/{uuid.uuid4().hex[:12]}"
         channel.basic_qos(prefetch_count=shelf.credit)
         came = functools.partial(self._on_message, shelf)
-        channel.basic_consume(shelf.place.name, came, consumer_tag=new)
+        begun = list[Any]()
+        channel.basic_consume(shelf.place.name, came, consumer_tag=new, callback=begun.append)
         shelf.consumer = (new, shelf.credit)
+        self._line.later(_BEGINS, lambda: None if begun else self._give_up(channel, shelf))
+
+    def _give_up(self, channel: Channel, shelf: Shelf) -> None:
+        """A consumer has not begun: the channel waits for it, with all that is behind."""
+        name = shelf.place.name
+        if channel is not self._channel or self._closed or not channel.is_open:
+            return
+        log.error("the queue %s does not answer; it is tried again in %g s", name, _TRY_LATER)
+        self._leave_alone(name)
+        self.lost("")
+        channel.close()
+        self._reopen(channel)
 
     def _ended(self, channel: Channel, shelf: Shelf, tag: str) -> None:
         if channel is self._channel and shelf.consumer == (tag, _ENDING):
