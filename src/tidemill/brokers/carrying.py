@@ -13,7 +13,7 @@ carried: consumers take them from the store.
 | the relay, before handing over | a message, and its leases | they go back; the message is stale |
 | a worker, before taking | the message, with the carrier | another worker gets it |
 | a worker, after taking | its lease, in the store | as with any worker of that store |
-| the carrier, with all it had | leases that nobody brings | they are called back within a minute of rest |
+| the carrier, with all it had | leases that nobody brings | called back within a minute of rest |
 """
 
 from __future__ import annotations
