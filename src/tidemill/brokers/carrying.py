@@ -37,7 +37,7 @@ from tidemill.brokers.base import (
     Step,
 )
 from tidemill.brokers.limiting import Limiting, limiting
-from tidemill.brokers.relay import Relay, unwrap
+from tidemill.brokers.relay import InvalidMessage, Relay, unwrap
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.clock import wall_time
 from tidemill.crash import point
@@ -87,10 +87,14 @@ class _Worker:
         self._id = owner.id
         self._brought: list[tuple[int, str, Lease]] = []  # (the carrier's token, id, lease)
         self._alone: list[tuple[int, str, Lease]] = []  # such as are to run alone
-        store.attach(owner)
-        carrier.attach(owner)
         self._look = 0  # of the relay, at what there is since we last did something
-        self.relay = Relay(store, carrier, owner, lambda jobs: carrier.doubt(owner.id, jobs))
+        with contextlib.ExitStack() as undoing:
+            carrier.attach(owner)
+            undoing.callback(carrier.detach, owner.id)
+            store.attach(owner)
+            undoing.callback(store.detach, owner.id)
+            self.relay = Relay(store, carrier, owner, lambda jobs: carrier.doubt(owner.id, jobs))
+            undoing.pop_all()
 
     def exchange(self, step: Step) -> Reply:
         """One step of the store's, which takes what the carrier brought."""
@@ -100,7 +104,7 @@ class _Worker:
         take = [(lease.token, job_id) for _, job_id, lease in self._brought]
         reply = self._store.exchange(msgspec.structs.replace(step, want=None, take=take))
         brought, self._brought = self._brought, []
-        lost = any(command.verb == "lost" for command in reply.commands)
+        lost = len(reply.taken) < len(brought)  # nothing was looked at
         taken = [False] * len(brought) if lost else reply.taken
         now = wall_time()
         for (_, _, lease), mine in zip(brought, taken, strict=True):
@@ -130,8 +134,12 @@ class _Worker:
             Step(self._id, want=msgspec.structs.replace(want, count=max(0, missing)))
         )
         for found in said.leases:
-            one = (found.token, *unwrap(found))
-            (self._alone if one[2].losses else self._brought).append(one)
+            try:
+                one = (found.token, *unwrap(found))
+            except InvalidMessage as error:
+                self._end([Verdict(found.token, Outcome.FAIL, error=str(error))])
+            else:
+                (self._alone if one[2].losses else self._brought).append(one)
         if self._alone and want.alone and not any(lease.losses for *_, lease in self._brought):
             self._brought.insert(0, self._alone.pop(0))
         return said.more
@@ -173,7 +181,7 @@ class CarryingBroker:
         self.store = store
         self.carrier = carrier
         self.url = carrier.url
-        self.features = store.features - {Feature.CARRY}
+        self.features = store.features - {Feature.CARRY, Feature.MERGED}
         self._workers: dict[str, _Worker] = {}
         _brokers.add(self)
 

@@ -24,7 +24,7 @@ from tidemill.errors import BrokerUnavailable, StoreFull, StoreMoved, TidemillEr
 from tidemill.job import RELAY, Envelope, Lease, Outcome, Owner, Verdict
 from tidemill.retry import ENDLESS
 
-__all__ = ["Relay", "unwrap"]
+__all__ = ["InvalidMessage", "Relay", "unwrap"]
 
 log = logging.getLogger("tidemill.relay")
 
@@ -59,9 +59,22 @@ def wrap(lease: Lease) -> Envelope:
     )
 
 
+class InvalidMessage(Exception):
+    """What the carrier brought was never given to it by a relay."""
+
+
 def unwrap(brought: Lease) -> tuple[str, Lease]:
-    """The id of the job, and its lease, from what the carrier brought."""
+    """The id of the job, and its lease, from what the carrier brought.
+
+    Raises:
+        InvalidMessage: it was put there by somebody else.
+    """
     message = brought.open()
+    if message.task != _TASK:
+        raise InvalidMessage(
+            "it was put without a store, and its workers have one: run a worker without store= "
+            "for it, or use another prefix"
+        )
     return message.id.partition("@")[2], _decode(message.body)
 
 
@@ -103,9 +116,10 @@ class Relay:
     def stop(self) -> None:
         """End, and give back what was not handed over."""
         self._stopping.set()
-        with contextlib.suppress(BrokerUnavailable):  # its leases go back when it is given up
+        with contextlib.suppress(BrokerUnavailable):
             self._store.wake(self.owner.id)
-            self._thread.join(_FAREWELL)
+        self._thread.join(_FAREWELL)
+        with contextlib.suppress(BrokerUnavailable):  # its leases go back when it is given up
             self._store.detach(self.owner.id)
 
     # -- its thread -----------------------------------------------------------------------------
@@ -118,9 +132,9 @@ class Relay:
             except (BrokerUnavailable, StoreFull, StoreMoved) as error:
                 self._say(error)
                 self._stopping.wait(_TRY_AGAIN)
-            except TidemillError as error:
+            except Exception:  # its end would be that of all it holds
                 if not self._stopping.is_set():
-                    log.error("the relay: %s", error)
+                    log.exception("the relay goes on after an error")
                     self._stopping.wait(_TRY_AGAIN)
         if verdicts:
             with contextlib.suppress(TidemillError):  # then they go back
@@ -133,6 +147,8 @@ class Relay:
         if any(command.verb == "lost" for command in reply.commands):
             self._store.attach(self.owner)
             return ()
+        if time.monotonic() >= self._next_look:
+            self._look()
         if reply.leases:
             point("relay.leased")
             return self._publish(reply.leases)
@@ -140,10 +156,8 @@ class Relay:
         if self._troubled:
             self._troubled = False
             log.info("jobs are brought over again")
-        left = self._next_look - time.monotonic()
-        if left <= 0:
-            self._look()
-        elif not self._stopping.is_set():
+        if not self._stopping.is_set():
+            left = max(0.0, self._next_look - time.monotonic())
             self._store.wait(self.owner.id, min(reply.next_due, left))
         return ()
 

@@ -247,9 +247,9 @@ class LmdbBroker:
         return self._members.release(owner_id, causes)
 
     def recall(self) -> int:
-        given = 0
-        while batch := self._act(lambda moves: recall(moves, _RECALL_MOST)):
-            given += batch
+        given, there = 0, sum(row.carried for row in self.stats())
+        while given < there and (batch := self._act(lambda moves: recall(moves, _RECALL_MOST))):
+            given += batch  # not for ever: what went back may be carried again already
         return given
 
     def reap(self) -> int:

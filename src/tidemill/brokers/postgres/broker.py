@@ -258,9 +258,9 @@ class PostgresBroker:
 
     def recall(self) -> int:
         self._check_open()
-        given = 0
-        while batch := self._session.once("recall", [_PURGE_MOST], "int"):
-            given += batch
+        given, there = 0, sum(row.carried for row in self.stats())
+        while given < there and (batch := self._session.once("recall", [_PURGE_MOST], "int")):
+            given += batch  # not for ever: what went back may be carried again already
         return given
 
     def command(self, owner_id: str, command: Command) -> bool:

@@ -55,6 +55,9 @@ class Declarer:
         self.forget_all()
         self._next()
 
+    def unblocked(self) -> None:
+        """Nothing waits for that here."""
+
     def lost(self, why: str) -> None:
         """What was asked for fails; who asked does so again when the line is back."""
         self._connection = self._channel = None

@@ -141,7 +141,9 @@ class Ends:
         if not hold.tag:
             return
         if hold.job.deliveries >= _MANY_RETURNS or hold.shelf.place.alone:
-            self.finish(hold, [self._writer.write(hold.job)])
+            losses = hold.job.losses + hold.job.deliveries if hold.shelf.place.alone else 0
+            again = msgspec.structs.replace(hold.job, losses=losses)
+            self.finish(hold, [self._writer.write(again)])
             return
         tag, hold.tag = hold.tag, 0
         self._tap.nack(tag, hold.era)
@@ -169,7 +171,9 @@ class Ends:
     def _is_known(self, hold: Hold, redelivered: bool) -> bool:
         """A message we had before the line broke: its job still runs here, or ended here."""
         ended = self._ended.get(hold.run)
-        if isinstance(ended, _Left):
+        if isinstance(ended, _Left) and ended.tag and ended.era == hold.era:
+            self._tap.ack(hold.tag, hold.era)  # a second message of one run
+        elif isinstance(ended, _Left):
             ended.tag, ended.era = hold.tag, hold.era
             if ended.stored:
                 self._acknowledge(ended)
@@ -209,7 +213,7 @@ class Ends:
                 return False
             reason = f"its worker died {job.deliveries} times while it had nothing else to run"
             self.finish(hold, [self._writer.write_failed(job, reason)])
-        elif limit and job.deliveries >= SUSPECT:
+        elif limit and not envelope.is_message and job.deliveries >= SUSPECT:
             log.warning("job %s is run alone: it may be what workers die of", envelope.id)
             self.finish(hold, [self._writer.write(msgspec.structs.replace(job, losses=1))])
         else:

@@ -79,8 +79,7 @@ class Intake:
             self._run_out(now)
             settled = [self._settle(verdict) for verdict in step.verdicts]
             touched = [self._touch(token, seconds, now) for token, seconds in step.touch]
-            leases: list[Lease] = []
-            missing, more = 0, False
+            leases, missing, more = list[Lease](), 0, False
             if want is not None:
                 self.bell.looked()
                 self._know_queues(want)
@@ -165,9 +164,9 @@ class Intake:
     def _rows(self, want: Want) -> list[list[Shelf]]:
         """What is to be emptied in order; one row has its turn after the other."""
         queues = dict.fromkeys(want.queues or sorted(self._shelves))
-        rows = [self._shelves[queue] for queue in queues]
+        rows = [[s for s in self._shelves[q] if want.alone or not s.place.alone] for q in queues]
         if want.mode is Mode.STRICT:
-            rows = [[shelf for row in rows for shelf in row]]
+            rows = [list(itertools.chain.from_iterable(rows))]
         return [row for row in rows if row]
 
     def _choose(self, want: Want) -> Iterator[Hold]:
@@ -247,7 +246,7 @@ class Intake:
             for shelf in row:
                 shelf.wanted = now
                 alone = shelf.place.alone
-                credit = int(want.alone) if alone else rounded(shelf.held + missing)
+                credit = 1 if alone else rounded(shelf.held + missing)
                 if credit > shelf.credit or credit * 4 < shelf.credit:
                     shelf.credit = credit
                     changed = True
@@ -287,7 +286,7 @@ class Intake:
         """For who does not mean to wait: what is there, one by one, and nothing in advance."""
         fetched: list[Lease] = []
         with self._lock:
-            rows = [[s for s in row if not s.place.alone or want.alone] for row in self._rows(want)]
+            rows = self._rows(want)
         while rows and len(fetched) < count:
             row = rows.pop(0)
             hold = next(filter(None, map(self._get, row)), None)
@@ -333,11 +332,14 @@ class Intake:
 
     def _watch(self) -> None:
         with self._lock:
-            now, self._watched = machine_time(), float("inf")
+            now = machine_time()
+            if now < self._watched:
+                return  # another timer is set for what is next
+            self._watched = float("inf")
             self._run_out(now)
-            for hold in self._held.values():
-                if hold.deadline:
-                    self._set_deadline(hold, now, hold.deadline - now)
+            if held := [hold for hold in self._held.values() if hold.deadline]:
+                first = min(held, key=lambda hold: hold.deadline)
+                self._set_deadline(first, now, first.deadline - now)
 
     def _run_out(self, now: float) -> None:
         """Messages whose ttr is over go back."""
@@ -366,8 +368,9 @@ class Intake:
             job.attempt, job.error, hold.changed = job.attempt + 1, verdict.error, True
             return bool(hold.tag)
         self._let_go(verdict.token)
-        if not hold.tag:
-            self._ends.remember(hold, verdict)
+        if not hold.tag:  # a consumer is told that it was lost, and may undo what it did
+            if self.owner.kind != "consumer":
+                self._ends.remember(hold, verdict)
             return False
         self._ends.close(hold, verdict)
         return True
@@ -409,11 +412,8 @@ class Intake:
                 hold.tag = 0
             running = len(self._held)
         if running:
-            log.warning(
-                "%d jobs go on without a line to rabbitmq; those that it hands to others when it "
-                "is back run twice",
-                running,
-            )
+            said = "%d jobs go on without a line to rabbitmq; what it hands to others runs twice"
+            log.warning(said, running)
 
     def _tell_of_all(self) -> None:
         with self._lock:

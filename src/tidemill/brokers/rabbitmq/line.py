@@ -49,6 +49,9 @@ class User(Protocol):
     def lost(self, why: str) -> None:
         """The connection is gone, and all that was not acknowledged or confirmed is open."""
 
+    def unblocked(self) -> None:
+        """The server reads again what is published."""
+
 
 class Voice:
     """Says once that the server went away and once that it is back, for all lines to it."""
@@ -221,7 +224,7 @@ class Line:
             self._again()
 
     def _connect(self) -> None:
-        if not self._closing:
+        if not (self._closing or self._connecting or self._connection):
             self._connecting = pika.SelectConnection.create_connection(
                 self.settings.parameters(self._heartbeat), self._connected, self._loop
             )
@@ -282,6 +285,8 @@ class Line:
     def _on_unblocked(self, *_: Any) -> None:
         self.blocked = ""
         log.info("rabbitmq at %s lets us publish again", self.settings.where)
+        for user in list(self._users):
+            user.unblocked()
 
     def _hang_up(self) -> None:
         connection = self._connection

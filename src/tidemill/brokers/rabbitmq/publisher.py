@@ -160,6 +160,10 @@ class Publisher:
     def opened(self, connection: pika.SelectConnection) -> None:
         connection.channel(on_open_callback=self._channel_opened)
 
+    def unblocked(self) -> None:
+        """What waited for that goes out."""
+        self._pump()
+
     def lost(self, why: str) -> None:
         """What was under way is to be sent again, before anything else and in its order."""
         self._channel = None

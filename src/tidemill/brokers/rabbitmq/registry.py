@@ -116,6 +116,9 @@ class Registry:
 
         self._declarer.declare([self._names.registry], consume)
 
+    def unblocked(self) -> None:
+        """Nothing waits for that here."""
+
     def lost(self, why: str) -> None:
         """It is read again from its start."""
 

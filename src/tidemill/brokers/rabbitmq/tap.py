@@ -157,6 +157,9 @@ class Tap:
         if not self._closed:
             connection.channel(on_open_callback=self._channel_opened)
 
+    def unblocked(self) -> None:
+        """Nothing waits for that here."""
+
     def lost(self, why: str) -> None:
         """All in hand is the server's again."""
         with self._lock:

@@ -233,9 +233,9 @@ class RedisBroker:
         return self._members.release(owner_id, causes)
 
     def recall(self) -> int:
-        given = 0
-        while batch := int(self._do(b"recall", b"%d" % _RECALL_MOST)):
-            given += batch
+        given, there = 0, sum(row.carried for row in self.stats())
+        while given < there and (batch := int(self._do(b"recall", b"%d" % _RECALL_MOST))):
+            given += batch  # not for ever: what went back may be carried again already
         return given
 
     def reap(self) -> int:

@@ -69,8 +69,8 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.declare(lane text, new float8[], only_new boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM terms WHERE id = terms_of(lane)
-                   AND (only_new OR declared IS NOT DISTINCT FROM new)) THEN
+    IF NOT EXISTS (SELECT FROM terms WHERE id = terms_of(lane) AND (only_new -- else what was said before this counts
+                   OR declared IS NOT DISTINCT FROM new AND NOT EXISTS (SELECT FROM said WHERE said.id = terms.id))) THEN
         INSERT INTO said (id, terms, by_code, if_new) VALUES (terms_of(lane), new, true, only_new);
     END IF;
 END $$;

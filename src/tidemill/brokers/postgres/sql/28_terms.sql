@@ -40,6 +40,11 @@ BEGIN
         failures = CASE WHEN k.terms[7] IS NULL THEN 0 ELSE failures END
     WHERE id = ANY (ids);
     PERFORM renew_gates(ids, now);
+    -- A step that ends its last running job may not know of the limit yet, nor be known of: one more look.
+    IF k.terms[6] > 0 THEN
+        UPDATE gate SET due = now + 1e6
+        WHERE id = s.id AND starts_with(id, 'q') AND opens = 'infinity' AND due IS NULL;
+    END IF;
 END $$;
 
 -- Take over what was said of limits; false when nothing was.
