@@ -325,8 +325,12 @@ def test_what_is_carried_goes_over_and_is_taken_once_though_replies_are_lost(
     assert (reply.taken, reply.leases) == ([False, True, True], [])
     assert broker.exchange(Step("w", take=named)).taken == [False] * 3
     assert (broker.stats()[0].running, broker.stats()[0].carried) == (2, 0)
+    broker.put([job(id="j2")])
+    (three,) = take(broker, "r", 1)
+    lost.clear()
+    assert broker.exchange(Step("r", [Verdict(three.token, Outcome.CARRY)])).settled == [True]
     lost = lose_replies(monkeypatch, b".recall(")
-    assert broker.recall() == 0
+    assert broker.recall() == 1
     assert lost
 
 
