@@ -12,6 +12,6 @@ from storm import storm
 def test_a_small_storm(tmp_path: Path, broker: str) -> None:  # case Q20
     path = tmp_path / "p"
     path.mkdir()
-    kills = 6 if broker == "rabbitmq" else 16  # its server takes seconds to come back
+    kills = 6 if broker == "rabbitmq" else 12  # its server takes seconds to come back
     table = storm(path, seed=4, kills=kills, broker=broker)
     assert table["runs"] > 20  # how many it is depends on the machine
