@@ -193,4 +193,5 @@ def _convert(hint: Any, name: str, value: Any) -> Any:
 def _from_text(hint: type, value: Any) -> Any:
     if issubclass(hint, pathlib.PurePath):
         return hint(value)
+    # What msgspec expects of a hook for a type it is not for.
     raise NotImplementedError(f"no way to make a {hint.__name__}")

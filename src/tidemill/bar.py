@@ -100,6 +100,7 @@ class _InNotebook(Bar):
 
     def __init__(self, total: int | None) -> None:
         super().__init__(total)
+        # There in a notebook, and nowhere else.
         from IPython.display import display  # type: ignore[import-not-found]
 
         self._drawn = time.monotonic()

@@ -23,6 +23,7 @@ wall_time = time.time
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+# Without types: as default arguments the two are locals, and this is on every hot path.
 def machine_time(_read=time.clock_gettime, _clock=_CLOCK) -> float:  # type: ignore[no-untyped-def]
     """Seconds since this machine booted; never steps, the same in all its processes."""
     return _read(_clock)  # type: ignore[no-any-return]

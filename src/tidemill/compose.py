@@ -89,6 +89,7 @@ class _Members:
         if isinstance(self._given, Collection):
             first = next(iter(self._given), None)
         if isinstance(first, (Task, Configured, Call)):
+            # Of one call a step is made, which has options; the other nodes have none.
             return as_node(first).options.queue  # type: ignore[union-attr]
         return "default"
 

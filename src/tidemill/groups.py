@@ -58,6 +58,7 @@ class JobChain(Job[R]):
     def _outcome(self) -> R:
         """What the last step returned; else the error of the step that stopped the chain."""
         if self._mill.sync:
+            # R is what the last step returns; the list of steps cannot say so.
             return self.steps[-1].result()  # type: ignore[return-value]
         if self.record.state is not State.SUCCEEDED:
             for step in self.steps[:-1]:
@@ -162,6 +163,7 @@ class JobGroup(Generic[R]):
     def __getitem__(self, index: int) -> Job[R]:
         """The handle of a member, by its place."""
         if self._done is not None:
+            # Members that ran here and now; their list is typed for all kinds of them.
             return self._done[index]  # type: ignore[return-value]
         if index < 0:
             index += len(self)
@@ -281,6 +283,7 @@ class JobGroup(Generic[R]):
         def members() -> Iterator[Waited[Job[R]]]:
             for ids in member_ids(self.id, count):
                 for job_id in ids:
+                    # The method that makes the handle of an id, whatever its R.
                     yield job_id, self._member  # type: ignore[misc]
 
         return Completed(self._mill, members, count, timeout, progress)

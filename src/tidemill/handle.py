@@ -168,6 +168,7 @@ class Job(Generic[R]):
         record = self.record
         if record.state is State.SUCCEEDED:
             if record.envelope.task == GROUP:
+                # The R of a group's handle is a list of its members'.
                 return group_results(self._mill.broker, self.id)  # type: ignore[return-value]
             value: Any = unpack(record.result) if record.result else None
             task = self._mill.tasks.get(record.envelope.task)

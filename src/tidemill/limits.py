@@ -286,6 +286,7 @@ def _own_burst(rate: tuple[float, float] | None) -> float:
 
 def _check_number(field: str, value: object, least: float) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # ``number`` says what mypy cannot see: that it can be made a float.
     if not number or not least <= float(value) <= _MOST:  # type: ignore[arg-type]
         raise InvalidOption(
             f"{field} must be a number from {least:g} to {_MOST:,.0f}, not {value!r}"
@@ -301,6 +302,7 @@ def _check_window(value: object) -> tuple[float, float]:
 
 
 def _check_breaker(value: object) -> tuple[int, float]:
+    # What is no number is refused by the next line.
     breaker = value if isinstance(value, Breaker) else Breaker(value)  # type: ignore[arg-type]
     failures = check_count("failures of a breaker", breaker.failures, 1)
     return failures, check_seconds("pause of a breaker", breaker.pause)

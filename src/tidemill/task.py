@@ -234,6 +234,7 @@ class AsyncTask(Task[P, R]):
 
     if TYPE_CHECKING:  # the same methods, as seen from outside
 
+        # As above: what the subclass gives is awaited.
         @overload  # type: ignore[override]
         def __get__(self, instance: None, owner: type) -> AsyncTask[P, R]: ...
         @overload

@@ -25,7 +25,7 @@ def main(fd: int) -> int:
     try:
         setup = _receive_setup(line)
         # Open for life: faulthandler writes to it, from C, whoever holds the interpreter lock.
-        stacks = open(setup.stacks, "w")  # noqa: SIM115
+        stacks = open(setup.stacks, "w")  # noqa: SIM115 - open for life
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
         mill, hello = _load(setup.app)
         line.send(Up(hello=hello))

@@ -104,7 +104,7 @@ class GroupCommit:
                 call_off()
         if request.error is not None:
             raise request.error
-        return request.result  # type: ignore[no-any-return]
+        return request.result  # type: ignore[no-any-return]  # what its own function returned
 
     def _take_part(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
