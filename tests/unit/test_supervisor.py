@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from harness import eventually
 
 from tidemill import State, StoreFull, Tidemill, current_job
 from tidemill.brokers.base import Reply, Step
@@ -59,8 +60,7 @@ def test_a_cancellation_that_comes_with_a_verdict_of_its_own_step(
 
     running: Any = long.enqueue()
     with worker(mill, concurrency=2):
-        while running.refresh().state is not State.RUNNING:
-            time.sleep(0.01)
+        eventually(lambda: running.refresh().state is State.RUNNING, "a job that runs")
         monkeypatch.setattr(mill.broker, "exchange", full)
         assert mill.task(len).enqueue("abc").result(timeout=20) == 3
         assert running.result(timeout=30) is True
