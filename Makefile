@@ -3,8 +3,14 @@ PYTHON ?= $(shell scripts/python 3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 DIR ?= .
+# How many tests run at a time: most of them wait, for a clock, a disk or a process.
+JOBS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+PYTEST = $(BIN)/pytest -n $(JOBS)
+OTHERS := 3.12 3.13
+# Where it is set each process compiles all that it imports, and the tests start a thousand.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick lint types unit pythons wheel storm bench clean
+.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel storm fuzz beanstalk clients long bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -12,31 +18,58 @@ help:            ## this list
 demo: $(VENV)/ready      ## run the main job on real input: one job per file of DIR, embedded LMDB
 	$(BIN)/tidemill demo "$(patsubst ~%,$(HOME)%,$(DIR))"
 
-test: lint types unit pythons wheel  ## everything CI runs
+test:            ## everything CI runs
+	@$(MAKE) --no-print-directory -j 2 checks
+	@$(MAKE) --no-print-directory unit pythons
 
-quick: $(VENV)/dev lint  ## the fast part of the tests, under a minute
-	@scripts/servers
-	TIDEMILL_EXAMPLES=10 $(BIN)/pytest -n 2 -m "not slow" tests/unit tests/conformance
+checks: servers lint types others wheel
+
+quick: lint servers      ## the fast part of the tests, under a minute
+	TIDEMILL_EXAMPLES=10 $(PYTEST) -m "not slow" tests/unit tests/conformance
 
 lint: $(VENV)/dev        ## style
 	$(BIN)/ruff check .
 
-types: $(VENV)/dev       ## mypy strict and pyright
+types: mypy pyright      ## mypy strict and pyright
+
+mypy: $(VENV)/dev
 	$(BIN)/mypy
+
+pyright: $(VENV)/dev
 	$(BIN)/pyright
 
-unit: $(VENV)/dev        ## all tests on this Python
-	@scripts/servers
-	$(BIN)/pytest -n 2 --dist worksteal
+unit: $(VENV)/dev servers  ## all tests on this Python
+	$(PYTEST)
 
-pythons: $(VENV)/dev     ## the fast tests on the other Pythons that are installed
-	scripts/other-pythons 3.12 3.13
+servers:
+	@scripts/servers
+
+pythons: others          ## the fast tests on the other Pythons that are installed
+	scripts/other-pythons test "$(JOBS)" $(OTHERS)
+
+others:
+	@scripts/other-pythons prepare "$(JOBS)" $(OTHERS)
 
 wheel: $(VENV)/dev       ## the wheel, installed into a clean environment, runs the demo
 	scripts/try-wheel
 
 storm: $(VENV)/dev       ## random kills at full size; SEED, KILLS and BROKER may be given
 	$(BIN)/python -m tests.faults.storm --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER))
+
+fuzz: $(VENV)/dev        ## random requests to the job server, at length; SEED and SECONDS may be given
+	$(BIN)/python -m tests.faults.fuzz $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
+
+beanstalk: $(VENV)/dev   ## our beanstalk port, at length; SEEDS, FIRST, STEPS (beside beanstalkd), FLOOD may be given
+	TIDEMILL_BEANSTALK_SEEDS=$(or $(SEEDS),50) TIDEMILL_BEANSTALK_FIRST=$(or $(FIRST),0) \
+	TIDEMILL_BEANSTALK_STEPS=$(or $(STEPS),20000) TIDEMILL_BEANSTALK_FLOOD=$(or $(FLOOD),200000) \
+		$(BIN)/pytest -n 2 -q tests/e2e/test_beanstalk_oracle.py
+
+clients: $(VENV)/dev     ## test suites of clients of beanstalkd, from PyPI and npm, against our beanstalk port
+	$(BIN)/python scripts/clients $(ARGS)
+
+long: $(VENV)/dev servers  ## each crash point twenty times, random moves at length
+	TIDEMILL_ROUNDS=20 TIDEMILL_EXAMPLES=300 $(PYTEST) \
+		tests/faults/test_crash_points.py tests/conformance/test_seam_machine.py
 
 bench: $(VENV)/dev       ## tidemill beside its peers, one table; ARGS go to benchmarks/run.py
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Place, open_place
+from servers import share_servers
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.pop("COLUMNS", None)  # which tests in several processes find set
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that test whole folders share the servers that no test kills."""
+    several = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if several and any(Path(each).is_dir() for each in config.args):
+        share_servers()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """How several processes share the tests out among them."""
+    return ModulesThatShare(config, log)
+
+
+class ModulesThatShare(LoadScopeScheduling):
+    """Test by test; but modules whose tests share something whole, and first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if _shares(path) else nodeid
+
+
+@functools.cache
+def _shares(path: str) -> bool:
+    return 'scope="module"' in (ROOT / path).read_text()
+
+
+ROOT = Path(__file__).parent.parent
 _numbers = itertools.count()
 
 

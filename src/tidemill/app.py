@@ -129,7 +129,7 @@ class Tidemill:
         self._broker: Broker | None = None
         self._lock = threading.Lock()
         self.consumers = Consumers(self)  # the owners this process takes messages by
-        self._gathered = GatheredPuts(self)
+        self.gathered = GatheredPuts(self)
         self.schedules = Schedules(self)
         self.limits = Limits(self)
         self._batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
@@ -142,7 +142,7 @@ class Tidemill:
     def after_fork_child(self) -> None:
         """In a forked child: no lock is held and nobody is at work there."""
         self._lock = threading.Lock()
-        self._gathered.after_fork()
+        self.gathered.after_fork()
 
     # -- the broker -----------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Tidemill:
             return self.enqueue(what)
         if is_composed(what):
             return await self.threaded(enqueue_composed, self, what)
-        put = await self._gathered.put(self.envelope(what))
+        put = await self.gathered.put(self.envelope(what))
         return Job(self, put.id, put.placed)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:

@@ -112,12 +112,13 @@ class Arguments:
 def summary(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Arguments as a short text, to search and show."""
     try:
-        parts = [repr(arg) for arg in args]
-        if kwargs:
-            parts += [f"{name}={kwargs[name]!r}" for name in kwargs]
+        if len(args) == 1 and not kwargs:  # as it is most often
+            text = repr(args[0])
+        else:
+            parts = [repr(arg) for arg in args]
+            text = ", ".join(parts + [f"{name}={kwargs[name]!r}" for name in kwargs])
     except Exception as error:  # repr runs the values' own code
         return f"<cannot be shown: {type(error).__name__}>"
-    text = ", ".join(parts)
     return text if len(text) <= TEXT_MOST else text[: TEXT_MOST - 1] + "…"
 
 

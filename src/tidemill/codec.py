@@ -45,6 +45,7 @@ _BIGINT, _MAPPING, _REF = 10, 11, 12
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN = frozenset({str, bytes, bool, float, type(None)})
 _SCALARS = _PLAIN | {int}
+_TEXT = frozenset({str})
 _BASES: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set, frozenset)
 # What the constructors called for an extension raise when its data make no sense.
 _UNDECODABLE = (
@@ -67,6 +68,11 @@ def pack(value: object) -> bytes:
     Raises:
         CodecError: the value, or something inside it, has no encoding; the sentence names its type.
     """
+    if type(value) is dict and _is_flat(value):
+        try:
+            return _encode(value)
+        except (OverflowError, ValueError):
+            pass  # an integer beyond 64 bits, or a text that is none
     try:
         return _encode(_flatten(value))
     except RecursionError:
@@ -87,6 +93,11 @@ def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         except (OverflowError, ValueError):
             pass  # an integer beyond 64 bits, or a text that is none
     return pack([list(args), dict(kwargs)])
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Whether it is encoded as it stands; most bodies are."""
+    return _SCALARS.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value))
 
 
 def unpack(data: bytes) -> Any:

@@ -46,6 +46,9 @@ MAX_NAME = 200
 MAX_SECONDS = 100 * 365 * 86400.0
 """A hundred years: a longer duration is a mistake of units."""
 
+LATEST = 2.0**37
+"""Epoch seconds, of the year 6325: a later time is a mistake of units."""
+
 Seconds = float | int | dt.timedelta
 
 
@@ -101,7 +104,7 @@ def check_moment(field: str, value: object) -> float:
         raise InvalidOption(
             f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
         )
-    if not 0 < value < 2**37:
+    if not 0 < value < LATEST:
         raise InvalidOption(
             f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
         )

@@ -26,9 +26,10 @@ __all__ = [
     "clear_at",
     "ended",
     "give_back",
+    "hold",
     "hold_to",
+    "let_go",
     "opens",
-    "retake",
     "room",
     "take",
     "tokens",
@@ -94,12 +95,15 @@ class Gate(msgspec.Struct, array_like=True, gc=False):
         slots: (end of the slot, jobs that started in it), in order.
         failures: failed attempts in a row.
         until: when the breaker lets the next job try.
+        held: what jobs cost together that lie with a carrier. They take their tokens when they
+            start, and until then nobody else can.
     """
 
     full: float = 0.0
     slots: list[tuple[int, float]] = []
     failures: int = 0
     until: int = 0
+    held: float = 0.0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -177,7 +181,9 @@ def opens(terms: Terms, gate: Gate, running: int, now: int, cost: float = 1.0) -
     if terms.rate is not None:
         if not terms.every:
             return NEVER
-        spare = terms.burst - min(cost, terms.burst)
+        spare = terms.burst - gate.held - min(cost, terms.burst)
+        if gate.held and spare < 0:
+            return NEVER
         when = max(when, int(gate.full - spare * terms.every - _SLACK))
     if terms.window is not None:
         when = max(when, _window_opens(terms.window, gate, now, cost))
@@ -197,12 +203,12 @@ def _window_opens(window: tuple[float, float], gate: Gate, now: int, cost: float
     if not most:
         return NEVER
     live = [(end + length, count) for end, count in gate.slots if end + length > now]
-    used, need, when = sum(count for _, count in live), min(cost, most), 0
+    used, need, when = gate.held + sum(count for _, count in live), min(cost, most), 0
     for leaves, count in live:
         if used + need <= most:
             break
         used, when = used - count, leaves
-    return when
+    return NEVER if gate.held and used + need > most else when
 
 
 def room(terms: Terms, gate: Gate, running: int, now: int, most: int) -> int:
@@ -214,10 +220,12 @@ def room(terms: Terms, gate: Gate, running: int, now: int, most: int) -> int:
         every = terms.every
         if not every:
             return 0
-        free = min(free, (terms.burst * every - max(0, gate.full - now) + _SLACK) / every)
+        spare = (terms.burst - gate.held) * every
+        free = min(free, (spare - max(0, gate.full - now) + _SLACK) / every)
     if terms.window is not None:
         length = int(terms.window[1] * _MICRO)
-        free = min(free, terms.window[0] - sum(n for end, n in gate.slots if end + length > now))
+        used = gate.held + sum(n for end, n in gate.slots if end + length > now)
+        free = min(free, terms.window[0] - used)
     if free < 1 <= most:  # one that is open by a hair
         return 0 if opens(terms, gate, running, now) else 1
     return max(0, int(free))
@@ -255,11 +263,15 @@ def give_back(terms: Terms, gate: Gate, taken: int, cost: float = 1.0) -> None:
             return
 
 
-def retake(terms: Terms, gate: Gate, taken: int, now: int, cost: float = 1.0) -> None:
-    """A job that was taken at that time starts only now: so long its window counts it."""
-    window = Terms(window=terms.window)  # the tokens of its bucket stay taken
-    give_back(window, gate, taken, cost)
-    take(window, gate, now, cost)
+def hold(terms: Terms, gate: Gate, taken: int, cost: float = 1.0) -> None:
+    """A job that was taken at that time goes to a carrier, and starts nobody knows when."""
+    give_back(terms, gate, taken, cost)
+    gate.held += cost
+
+
+def let_go(gate: Gate, cost: float = 1.0) -> None:
+    """A job lies with the carrier no more."""
+    gate.held = max(0.0, gate.held - cost)
 
 
 def ended(terms: Terms, gate: Gate, now: int, *, well: bool) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import collections
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidemill.gathering import EACH_CLIENT, Gathering
 from tidemill.job import Envelope, Put
 
 if TYPE_CHECKING:
@@ -29,12 +31,14 @@ class GatheredPuts:
         self._mill = mill
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._busy = threading.Lock()
+        self._gathering = Gathering(EACH_CLIENT)
 
     async def put(self, envelope: Envelope) -> Put:
         """Store one job."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Put] = loop.create_future()
         self._waiting.append(_Waiting(envelope, loop, future))
+        self._gathering.arrived(len(self._waiting))
         if self._busy.acquire(blocking=False):
             self._mill.threads.start(self._work)
         return await future
@@ -43,12 +47,15 @@ class GatheredPuts:
         """In a forked child: what waited is the parent's to put."""
         self._waiting.clear()
         self._busy = threading.Lock()
+        self._gathering = Gathering(EACH_CLIENT)
 
     def _work(self) -> None:
         while True:
             try:
                 while self._waiting:
                     self._put_all([self._waiting.popleft() for _ in range(len(self._waiting))])
+                    # Also when nobody is there yet: to be up is cheaper than to be called again.
+                    self._gathering.wait(self._waiting)
             finally:
                 self._busy.release()
             # Who appended before the release and found it busy relies on this second look.
@@ -57,10 +64,12 @@ class GatheredPuts:
 
     def _put_all(self, batch: list[_Waiting]) -> None:
         answers: list[Put | Exception]
+        begun = time.monotonic()
         try:
             answers = list(self._mill.broker.put([waiting.envelope for waiting in batch]))
         except Exception:  # all or none: find out whose fault it is
             answers = [self._put_one(waiting.envelope) for waiting in batch]
+        self._gathering.expect(len(batch), len(self._waiting), time.monotonic() - begun)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Put], Any]]] = {}
         for waiting, answer in zip(batch, answers, strict=True):
             by_loop.setdefault(waiting.loop, []).append((waiting.future, answer))

@@ -75,19 +75,23 @@ class JobChain(Job[R]):
 
     def delete(self) -> bool:
         """Forget all steps and hooks."""
-        self._record = None
-        found = delete_whole(self._mill, self.id)
-        for step in self.steps[:-1]:
-            step.delete()
-        return found
+        try:
+            found = delete_whole(self._mill, self.id)
+            for step in self.steps[:-1]:
+                step.delete()
+            return found
+        finally:
+            self._forget()
 
     def retry(self) -> bool:
         """Run the step again that stopped the chain, and then those after it."""
-        self._record = None
-        for step in self.steps[:-1]:
-            if step.state is not State.SUCCEEDED:
-                return bool(step.retry())
-        return super().retry()
+        try:
+            for step in self.steps[:-1]:
+                if step.state is not State.SUCCEEDED:
+                    return bool(step.retry())
+            return super().retry()
+        finally:
+            self._forget()
 
 
 class JobGroup(Generic[R]):

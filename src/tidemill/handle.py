@@ -51,11 +51,12 @@ class Job(Generic[R]):
             empty for a handle made from an id.
     """
 
-    __slots__ = ("_mill", "_record", "id", "placed")
+    __slots__ = ("_acts", "_mill", "_record", "id", "placed")
 
     def __init__(self, mill: Tidemill, job_id: str, placed: str = "") -> None:
         self._mill = mill
         self._record: Record | None = None
+        self._acts = 0  # how often the record was made out of date
         self.id = job_id
         self.placed = placed
 
@@ -71,19 +72,26 @@ class Job(Generic[R]):
         if batch is not None and batch.holds(self.id):
             raise TidemillError(f"job {self.id} is not stored before the batch ends")
         self._mill.features.need(Feature.INSPECT, "looking at a job")
-        return self._keep(self._mill.broker.get(self.id))
+        acts = self._acts
+        return self._keep(self._mill.broker.get(self.id), acts)
 
     def remember(self, record: Record) -> None:
         """Take a record as read."""
         self._record = record
 
-    def _keep(self, record: Record | None) -> Record:
+    def _keep(self, record: Record | None, acts: int) -> Record:
         if record is None:
             if self._mill.broker.was_here(self.id):
                 raise JobPruned(f"job {self.id} finished and is no longer kept, or was deleted")
             raise JobNotFound(f"no job has the id {self.id!r} here")
-        self._record = record
+        if acts == self._acts:  # else it may show the job as it was before
+            self._record = record
         return record
+
+    def _forget(self) -> None:
+        """What was read is out of date, also what another thread is just reading."""
+        self._acts += 1
+        self._record = None
 
     @property
     def record(self) -> Record:
@@ -136,13 +144,14 @@ class Job(Generic[R]):
             return self._record.state
         self._mill.features.need(Feature.RESULTS, "waiting for a job")
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        acts = self._acts
         if seconds:
             _warn_in_loop()
             with waiting_for(self.id):
                 (record,) = self._mill.broker.wait_for([self.id], seconds)
         else:
             record = self._mill.broker.get(self.id)
-        state = self._keep(record).state
+        state = self._keep(record, acts).state
         if not state.finished:
             raise self._late(state, seconds)
         return state
@@ -194,13 +203,17 @@ class Job(Generic[R]):
 
     def retry(self) -> bool:
         """Make a failed, cancelled, expired or scheduled job ready, with all its attempts anew."""
-        self._record = None
-        return self._mill.broker.kick([self.id])[0]
+        try:
+            return self._mill.broker.kick([self.id])[0]
+        finally:
+            self._forget()
 
     def delete(self) -> bool:
         """Forget the job, whatever its state; False when there is none."""
-        self._record = None
-        return self._mill.broker.delete([self.id])[0]
+        try:
+            return self._mill.broker.delete([self.id])[0]
+        finally:
+            self._forget()
 
     # -- the same for asyncio -------------------------------------------------------------------
 
@@ -226,8 +239,8 @@ class Job(Generic[R]):
         try:
             return await self._mill.threaded(self.wait, 0)
         except ResultTimeout as error:
-            assert self._record is not None
-            raise self._late(self._record.state, seconds) from error
+            record = self._record or await self.arefresh()
+            raise self._late(record.state, seconds) from error
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """As ``result``."""

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from tidemill.gate import Claim
+from tidemill.owner import RELAY, Command, Owner
 from tidemill.retry import Retries
 
 __all__ = [
@@ -292,7 +293,7 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
     """What became of a lease, and what to store in the same step.
 
     ``result`` is encoded; empty stands for None. ``delay`` is seconds until the job is ready again.
-    ``started`` and ``ended`` are wall time.
+    ``started`` and ``ended`` are wall time. A ``rank`` from 0 on is the job's from then on.
 
     ``hold`` is for a job whose run cannot be ended yet: a retry is counted and written down at
     once, but the lease stays, so that nothing runs the job again before a second verdict gives it
@@ -309,6 +310,7 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
     ended: float = 0.0
     followers: tuple[Envelope, ...] = ()
     hold: bool = False
+    rank: int = -1
 
 
 def was_held(attempts: Sequence[Attempt], leased: float) -> bool:
@@ -324,35 +326,6 @@ class Note(msgspec.Struct, array_like=True, gc=False):
     total: float = 0.0
     line: str = ""
     time: float = 0.0
-
-
-class Command(msgspec.Struct, array_like=True, gc=False):
-    """What an owner is told: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``.
-
-    ``lost`` says that the broker has given it up: its leases are others' now, and it gets no more
-    before it attaches again.
-    """
-
-    verb: str
-    token: int = 0
-
-
-RELAY = "relay"
-"""The kind of an owner that brings jobs to a carrier: it runs none of what it holds."""
-
-
-class Owner(msgspec.Struct, kw_only=True):
-    """A worker, a relay, or a process that consumes messages (its kind), as the broker knows it."""
-
-    id: str
-    kind: str = "worker"
-    name: str = ""
-    host: str = ""
-    pid: int = 0
-    started: float = 0.0
-    queues: tuple[str, ...] = ()
-    concurrency: int = 0
-    board: str = ""
 
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import msgspec
+
 from tidemill.brokers.base import Feature
 from tidemill.brokers.limiting import limiting
 from tidemill.config import (
@@ -35,6 +37,7 @@ __all__ = [
     "Limits",
     "QueueSettings",
     "check_limit",
+    "limit_public",
     "rate_text",
     "terms_from",
     "terms_text",
@@ -232,6 +235,7 @@ def check_limit(value: object) -> Limit:
     if isinstance(value, Limit):
         return value
     if isinstance(value, str):
+        check_rate("limit", value)
         return Limit(rate=value)
     raise InvalidOption(f'limit must be a rate as "10/s", or a Limit, not {value!r}')
 
@@ -340,3 +344,22 @@ def terms_text(terms: Terms) -> str:
     if terms.breaker is not None:
         parts.append(f"breaker {terms.breaker[0]} failures, {terms.breaker[1]:g} s")
     return ", ".join(parts)
+
+
+def limit_public(row: LimitStats) -> dict[str, Any]:
+    """A limit in numbers as plain data for programs."""
+    terms = row.terms
+    return {
+        "name": row.name,
+        "queue": row.queue,
+        "rate": rate_text(terms.rate) if terms.rate else None,
+        "burst": terms.burst if terms.rate else None,
+        "window": rate_text(terms.window) if terms.window else None,
+        "concurrency": terms.concurrency,
+        "breaker": msgspec.to_builtins(terms.breaker),
+        "by_hand": row.by_hand,
+        "running": row.running,
+        "failures": row.failures,
+        "keys": row.keys,
+        "opens_in": row.until if row.until < float("inf") else None,
+    }

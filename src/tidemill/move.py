@@ -4,23 +4,26 @@ The source is left first (``depart``): it takes and gives nothing more, while wh
 Then it is sealed, so that nothing in it changes, and copied page by page. The target stores each
 page together with how far that was, as one step; so whoever is killed in between goes on from
 there, and nothing goes over twice. The source keeps its copy, and stays left.
+
+A broker that only carries jobs is another matter: what goes there is poured (:mod:`.pour`), and
+what comes from there is drained (:mod:`.drain`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-
-import msgspec
+from collections.abc import Callable, Collection, Iterator
 
 from tidemill.brokers.base import Broker, Departure, Feature, Filter, need
 from tidemill.brokers.limiting import limiting
 from tidemill.crash import point
-from tidemill.errors import InvalidOption
+from tidemill.drain import drain
+from tidemill.errors import InvalidOption, StoreMoved
 from tidemill.job import Record, State
+from tidemill.moved import Moved
 from tidemill.pour import check_fits, pour
 
-__all__ = ["PASSES", "Moved", "call_off", "move"]
+__all__ = ["PASSES", "call_off", "move"]
 
 PAGE = 500
 """Jobs that go over in one step."""
@@ -38,44 +41,33 @@ PASSES: tuple[tuple[frozenset[State], Callable[[Record], bool]], ...] = (
 )
 
 
-class Moved(msgspec.Struct):
-    """How far a move is, in jobs.
-
-    ``stayed`` lists ids that could not go: the target has their id, or their key, already; and
-    ``stayed_schedules`` the names of schedules, likewise. ``left`` are those that a target which
-    only carries jobs has no place for.
-    """
-
-    total: int = 0
-    done: int = 0
-    running: int = 0
-    stayed: list[str] = []
-    schedules: int = 0
-    stayed_schedules: list[str] = []
-    left: int = 0
-
-
 def move(
     source: Broker,
     target: Broker,
     tell: Callable[[Moved], None] = lambda _: None,
     *,
     leave: bool = False,
+    queues: Collection[str] = (),
 ) -> Moved:
     """Move everything, or go on where an earlier call stopped; ``tell`` hears of the progress.
 
-    A target that only carries jobs gets those that are ready or scheduled. What it has no place for
-    is refused before anything moves, or with ``leave`` stays behind.
+    A target that only carries jobs gets those that are ready or scheduled, or failed. What it has
+    no place for is refused before anything moves, or with ``leave`` stays behind. A source that
+    only carries jobs gives what is there, also in ``queues`` whose names it does not know.
 
     Raises:
         FeatureMissing, InvalidOption: these two cannot be moved.
-        StoreMoved: the source moves somewhere else already.
+        StoreMoved: the source moves somewhere else already, or the target does.
     """
+    _check(source, target)
+    if Feature.DRAIN in source.features:
+        progress = Moved()
+        drain(source, target, progress, tell, queues)
+        return progress
     need(source, Feature.MOVE, "move")
-    if source.url == target.url:
-        raise InvalidOption(f"both urls name the same store, {source.url}")
-    if Feature.MOVE not in target.features:
+    if Feature.DRAIN in target.features:
         return _pour(source, target, tell, leave)
+    need(target, Feature.MOVE, "move")
     if _has_schedules(source):
         need(target, Feature.SCHEDULES, "a schedule")
     if Feature.LIMITS in source.features and limiting(source, "limits").limits():
@@ -91,6 +83,16 @@ def move(
     if _has_schedules(source):
         _copy_schedules(source, target, departure, progress)
     return progress
+
+
+def _check(source: Broker, target: Broker) -> None:
+    """Refuse a target that cannot be one for this source."""
+    what = getattr(source, "identity", source.url)
+    if source.url == target.url or what == getattr(target, "identity", target.url):
+        raise InvalidOption(f"both urls name the same store, {source.url}")
+    where = target.info().get("moves_to")
+    if where:
+        raise StoreMoved(f"{target.url} moves to {where} itself, and runs nothing; use that url")
 
 
 def _pour(
@@ -118,6 +120,8 @@ def call_off(source: Broker, target: Broker) -> None:
     Raises:
         InvalidOption: something has; only going on leads out.
     """
+    if Feature.DRAIN in source.features:
+        raise InvalidOption(f"a move from {source.url} closes nothing that could be opened again")
     need(source, Feature.MOVE, "move")
     departure = source.depart(target.url)
     if target.adopted(departure.mark):

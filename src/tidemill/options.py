@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -85,7 +84,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def envelope(self) -> Envelope:
         """A new envelope with everything in it but what differs from job to job."""
-        return copy.copy(self._template)
+        return msgspec.structs.replace(self._template)
 
     @property
     def unique(self) -> Unique | None:

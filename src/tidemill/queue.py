@@ -91,6 +91,18 @@ class Queue:
                 if left <= 0 or not mill.broker.wait_space(self.name, left):
                     raise
 
+    def envelope(self, body: Any, **options: Any) -> Envelope:
+        """The job that a put with these options would store; nothing is stored.
+
+        Raises:
+            InvalidOption: an option is wrong; CodecError: the body cannot be encoded.
+        """
+        changed = self._options
+        if options:
+            changed = changed.changed("put", options, PUT_OPTIONS)
+            self._mill.features.use(changed)
+        return self._envelope(body, changed)
+
     def _envelope(self, body: Any, options: Options) -> Envelope:
         mill = self._mill
         envelope = options.envelope()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.brokers.base import Broker, Feature
+from tidemill.brokers.base import Broker, Feature, QueueStats
 from tidemill.brokers.limiting import limiting
 from tidemill.brokers.links import was_dropped
 from tidemill.gate import Held
@@ -127,9 +127,11 @@ def serving(broker: Broker, queue: str) -> list[Owner]:
 def explain_in(broker: Broker, record: Record) -> str:
     """As ``explain``, with what the broker itself knows of the queue and its workers."""
     queue = record.envelope.queue
-    paused = any(row.paused for row in broker.stats() if row.name == queue)
-    told = explain(record, paused=paused, workers=len(serving(broker, queue)))
-    if record.state is State.READY and not paused and Feature.LIMITS in broker.features:
+    [row] = [row for row in broker.stats() if row.name == queue] or [QueueStats(name=queue)]
+    told = explain(record, paused=row.paused, workers=len(serving(broker, queue)))
+    if record.state is State.READY and row.carried:
+        told = f"{told}; {_carried(broker, row)}"
+    if record.state is State.READY and not row.paused and Feature.LIMITS in broker.features:
         held = limiting(broker, "explain").held(record.envelope.id)
         told = _held_back(held) if held is not None else told
     if record.state is State.WAITING:
@@ -139,6 +141,14 @@ def explain_in(broker: Broker, record: Record) -> str:
     if cause is None:
         return told
     return f"{told}; it began with job {cause.envelope.id}, which {cause.state}: {cause.error}"
+
+
+def _carried(broker: Broker, row: QueueStats) -> str:
+    """Where a job lies that is ready in a queue of which some are carried."""
+    where = broker.url if broker.url.startswith("amqp") else "the carrier"
+    if row.carried >= row.ready:
+        return f"it lies with {where}, which brings it to them"
+    return f"{row.carried:,} of {row.ready:,} ready jobs of the queue lie with {where}"
 
 
 def _held_back(held: Held) -> str:

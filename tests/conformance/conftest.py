@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from kinds import KINDS, Clock, Kind
-from seam import Hand, check_counts
+from seam import Hand, Settled, check_counts
+from servers import forget_served
 from test_seam_features import FEATURES
 
 from tidemill.brokers.base import Broker, Feature, open_broker
@@ -18,6 +19,33 @@ from tidemill.errors import FeatureMissing
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*what): features, or promises of Kind.cannot")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With a carrier what a job meets on its way: the rest is the store's, and proven there.
+
+    It moves to that store, and from there.
+    """
+
+    def is_left_out(item: pytest.Item) -> bool:
+        params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        kinds = [each for each in params if isinstance(each, Kind)]
+        carriers = sum(bool(kind.carrier) for kind in kinds)
+        others = any(not kind.carrier and kind.name != "lmdb" for kind in kinds)
+        return carriers > 0 and (item.path.stem not in CARRIED or others or carriers > 1)
+
+    left_out = [item for item in items if is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not is_left_out(item)]
+
+
+CARRIED = {
+    f"test_seam_{name}"
+    for name in (
+        *("act", "features", "flows", "keep", "keys", "lease", "limits", "moving", "named", "put"),
+        *("schedules", "taken", "unique"),
+    )
+}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -64,7 +92,8 @@ def open_store(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 
     def open_one(**options: object) -> Broker:
         query = "&".join(f"{name}={value}" for name, value in options.items())
-        opened.append(open_broker(kind.store_url(tmp_path, query)))
+        broker = open_broker(kind.store_url(tmp_path, query))
+        opened.append(Settled(broker) if kind.carrier else broker)
         return opened[-1]
 
     yield open_one
@@ -72,6 +101,7 @@ def open_store(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
         check_counts(broker)
         broker.close()
         broker.close()  # idempotent
+    forget_served(tmp_path)
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import time
+import urllib.parse
 from pathlib import Path
 
 import msgspec
 import pytest
-from servers import postgres_url, rabbitmq_url, redis_url
+from servers import postgres_url, rabbitmq_url, redis_url, served
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -19,7 +20,8 @@ class Kind(msgspec.Struct, frozen=True):
     ``{postgres}`` and ``{rabbitmq}`` for servers that are started when first asked for.
     ``volatile`` is a broker that is as durable as its server, when those of the tests keep nothing
     on disk. ``cannot`` names promises it does not keep though no feature stands for them; tests say
-    that they need one by the same words.
+    that they need one by the same words. What is ``served`` is reached through a job server; a
+    ``carrier`` brings what is ready in the store.
     """
 
     name: str
@@ -27,17 +29,26 @@ class Kind(msgspec.Struct, frozen=True):
     clocks: tuple[str, ...] = ()
     volatile: bool = False
     cannot: frozenset[str] = frozenset()
+    served: bool = False
+    carrier: str = ""
 
     def store_url(self, folder: Path | str, query: str = "") -> str:
         """The URL of the store that belongs to a directory, with options."""
-        url = self.url
-        url = url.replace("{dir}", str(folder)).replace("{name}", unique(str(folder)))
-        for mark, find in SERVERS.items():
-            if mark in url:
-                url = url.replace(mark, find())
+        url = filled(self.url, folder)
         if query:
             url += ("&" if "?" in url else "?") + query
-        return url
+        if self.carrier:
+            url = f"{filled(self.carrier, folder)}&store={urllib.parse.quote(url, safe='')}"
+        return served(url) if self.served else url
+
+
+def filled(url: str, folder: Path | str) -> str:
+    """A URL with what its braces stand for."""
+    url = url.replace("{dir}", str(folder)).replace("{name}", unique(str(folder)))
+    for mark, find in SERVERS.items():
+        if mark in url:
+            url = url.replace(mark, find())
+    return url
 
 
 def unique(folder: str) -> str:
@@ -57,6 +68,18 @@ NOT_BY_RABBITMQ = frozenset(
     }
 )
 
+NOT_IF_CARRIED = frozenset(
+    {
+        "a retry keeps its place",  # it goes behind what is carried already
+        "one order of tasks and messages",  # messages are not carried
+        "exact turns",
+        "the next in one step",  # it is carried, too
+        "what was lost comes first",  # it has a place of its own there
+        "what goes back keeps its place",  # it stands behind what is carried by then
+        "no more at a time than may fail yet",  # what was carried by the first failure starts
+    }
+)
+
 KINDS = [
     Kind("memory", "memory://", ("tidemill.brokers.memory.jobs",)),
     Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.storetime",)),
@@ -68,6 +91,19 @@ KINDS = [
         volatile=True,
     ),
     Kind("rabbitmq", "{rabbitmq}?prefix={name}", cannot=NOT_BY_RABBITMQ),
+    Kind(
+        "http",
+        "lmdb://{dir}/store",
+        ("tidemill.brokers.lmdb.storetime", "tidemill.server.calls"),
+        served=True,
+    ),
+    Kind(
+        "rabbitmq+lmdb",
+        "lmdb://{dir}/store",
+        ("tidemill.brokers.lmdb.storetime", "tidemill.brokers.carrying"),
+        cannot=NOT_IF_CARRIED,
+        carrier="{rabbitmq}?prefix={name}",
+    ),
 ]
 
 
@@ -76,10 +112,16 @@ LONGEST = 2.0
 
 
 class Clock:
-    """The broker's clocks, which a test may move; where they cannot be, time passes really."""
+    """The broker's clocks, which a test may move; where they cannot be, time passes really.
 
-    def __init__(self, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    By themselves they go at ``speed``, which is that of time itself unless said.
+    """
+
+    def __init__(
+        self, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, speed: float = 1.0
+    ) -> None:
         self._wall = self._machine = 0.0
+        self._since, self._lag = time.monotonic(), 1.0 - speed
         self._monkeypatch = monkeypatch
         self.fake = bool(modules)
         self.of_server = any(name.endswith(".servertime") for name in modules)
@@ -92,9 +134,9 @@ class Clock:
         for name in modules:
             module = importlib.import_module(name)
             for attribute, read in (
-                ("wall_time", lambda: wall() + self._wall),
-                ("machine_time", lambda: machine() + self._machine),
-                ("server_offset", lambda: self._machine),
+                ("wall_time", lambda: wall() + self.wall),
+                ("machine_time", lambda: machine() + self.machine),
+                ("server_offset", lambda: self.machine),
             ):
                 if hasattr(module, attribute):
                     self._monkeypatch.setattr(module, attribute, read)
@@ -102,7 +144,15 @@ class Clock:
     @property
     def wall(self) -> float:
         """Seconds by which the wall clock is ahead of the real one."""
-        return self._wall
+        return self._wall - self._behind()
+
+    @property
+    def machine(self) -> float:
+        """Seconds by which the machine's clock, or the server's, is ahead of the real one."""
+        return self._machine - self._behind()
+
+    def _behind(self) -> float:
+        return self._lag * (time.monotonic() - self._since) if self._lag else 0.0
 
     def advance(self, seconds: float) -> None:
         """Time passes."""

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.base import Broker, Feature, Filter, Mode, Reply, Step, Want
+from tidemill.brokers.limiting import Limiting
+from tidemill.brokers.naming import Naming
 from tidemill.clock import new_id
 from tidemill.job import (
     Envelope,
@@ -44,7 +46,13 @@ def message(queue: str = "default", **fields: Any) -> Envelope:
 
 
 class Hand:
-    """An owner, attached to a broker."""
+    """An owner, attached to a broker.
+
+    Attributes:
+        sleeps: it means to wait where nothing comes, and a carrier may bring it more than it takes.
+    """
+
+    sleeps = True
 
     def __init__(
         self, broker: Broker, name: str = "w1", kind: str = "worker", **facts: Any
@@ -73,6 +81,7 @@ class Hand:
             mode,
             tasks=kinds == "both" or not consumer,
             messages=kinds == "both" or consumer,
+            sleep=self.sleeps,
         )
         return self.take_all(want)
 
@@ -83,7 +92,8 @@ class Hand:
         while reply.more and len(leases) < want.count:
             assert time.monotonic() < until, f"still on its way after {limit:g} s"
             self.broker.wait(self.id, min(1.0, reply.next_due))
-            left = msgspec.structs.replace(want, count=want.count - len(leases))
+            alone = want.alone and not any(lease.losses for lease in leases)
+            left = msgspec.structs.replace(want, count=want.count - len(leases), alone=alone)
             reply = self.exchange(want=left)
             leases += reply.leases
         return leases
@@ -161,3 +171,37 @@ def check_counts(broker: Broker) -> None:
 
 def ids_of(envelopes: Iterable[Envelope]) -> list[str]:
     return [envelope.id for envelope in envelopes]
+
+
+class Settled:
+    """A store with a carrier, which a call finds as if what is ready were carried at once."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._broker, name)
+        if name in BROKER_CALLS:
+            self._settle()
+        return found
+
+    def _settle(self) -> None:
+        until = time.monotonic() + 30
+        for owner_id, worker in list(self._broker._workers.items()):
+            number = worker.relay.ask()
+            while owner_id in self._broker._workers and not worker.relay.has_looked(number):
+                assert time.monotonic() < until
+                time.sleep(0.001)
+
+
+def quiet(broker: Broker) -> Broker:
+    """The broker, as it is when the suite asks nobody to look: nothing wakes its sleepers then."""
+    return broker._broker if isinstance(broker, Settled) else broker
+
+
+BROKER_CALLS = {
+    name
+    for calls in (vars(Broker), vars(Limiting), vars(Naming))
+    for name in calls
+    if not name.startswith("_") and name not in ("wake", "wait")
+}

@@ -306,7 +306,7 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     assert broker.get(given.id).losses == 0
 
 
-@pytest.mark.needs("a witness")
+@pytest.mark.needs("a witness", "what was lost comes first")
 def test_what_was_lost_is_leased_one_at_a_time(broker: Broker) -> None:
     # law 6: so that the culprit is known
     lost, plain, later = [job(f"q{n}") for n in range(3)], job(priority=9), job(delay=60)
@@ -365,6 +365,7 @@ def test_a_job_cancelled_while_its_owner_died_is_cancelled(
     assert state(broker, given.id) is State.CANCELLED
 
 
+@pytest.mark.needs("a retry keeps its place")
 def test_acting_on_many_answers_in_order(broker: Broker, worker: Hand) -> None:
     jobs = [job() for _ in range(3)]
     broker.put(jobs)

@@ -690,10 +690,56 @@ def test_taking_gives_no_token_back(
     assert [worker.settle(lease) for lease in leases] == [True, True]
     broker.put([job("q"), job("l", limit=claim)])
     assert worker.take_ids() == []
-    clock.advance(890)
+    clock.advance(990)  # since it started
     assert worker.take_ids() == []
     clock.advance(20)
     assert len(worker.take_ids()) == 2
+
+
+@pytest.mark.parametrize("terms", [Terms(rate=(1, 10), burst=3), Terms(window=(3, 30))], ids=str)
+def test_what_piles_up_at_the_carrier_does_not_start_faster_than_its_limit(
+    broker: Broker,
+    relay: Hand,
+    worker: Hand,
+    clock: Clock,
+    terms: Terms,
+    need: Callable[[Feature], None],
+) -> None:
+    # law 13: tokens are taken when a job starts, and kept for it until then
+    need(Feature.LIMITS)
+    limiting(broker, "limits").set_limit("q", terms, queue=True)
+    claim = Claim("api", "x", 1.0, terms)
+    broker.put([each for _ in range(9) for each in (job("q"), job("l", limit=claim))])
+    waiting: list[Lease] = []
+    for _ in range(6):  # nobody is free for a minute
+        leases = relay.take(20)
+        assert all(relay.carry(*leases))
+        waiting += leases
+        clock.advance(10)
+    assert len(waiting) == 2 * 3
+    # when
+    assert worker.fetch(*waiting) == [True] * 6
+    # then: what comes now waits for new tokens
+    assert relay.take(20) == []
+    clock.advance(10.5 if terms.rate else 30.5)
+    assert len(relay.take(20)) == (2 if terms.rate else 6)
+    check_counts(broker)
+
+
+def test_what_was_carried_before_there_was_a_limit_counts_in_it(
+    broker: Broker, relay: Hand, worker: Hand, clock: Clock, need: Callable[[Feature], None]
+) -> None:
+    # law 13
+    need(Feature.LIMITS)
+    leases = carried(broker, relay, *[job("q") for _ in range(4)])
+    limiting(broker, "limits").set_limit("q", Terms(rate=(1, 10), burst=2), queue=True)
+    broker.put([job("q")])
+    assert relay.take(5) == []
+    assert worker.fetch(*leases) == [True] * 4
+    clock.advance(25)  # two were too many
+    assert relay.take(5) == []
+    clock.advance(6)
+    assert len(relay.take(5)) == 1
 
 
 def test_what_was_taken_late_counts_in_the_window_it_starts_in(

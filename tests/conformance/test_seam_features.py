@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from kinds import NOT_BY_RABBITMQ, Kind
+from kinds import NOT_BY_RABBITMQ, NOT_IF_CARRIED, Kind
 from seam import job
 
 from tidemill.brokers.base import Broker, Feature, need
 from tidemill.errors import FeatureMissing
 
 F = Feature
-EVERYTHING = frozenset(Feature)
+EVERYTHING = frozenset(Feature) - {F.DRAIN}
 FEATURES = {
     "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
     "lmdb": EVERYTHING,
     "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP},
     "postgresql": EVERYTHING - {F.BACKUP},
-    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED}),
+    "http": EVERYTHING - {F.TRANSACTIONS, F.ELSEWHERE, F.NAMED},
+    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED, F.DRAIN}),
+    "rabbitmq+lmdb": EVERYTHING - {F.CARRY, F.MERGED, F.ELSEWHERE},
 }
 
 
@@ -25,8 +27,9 @@ def test_the_features_are_those_of_the_table(kind: Kind, broker: Broker) -> None
 
 
 def test_only_rabbitmq_lacks_what_no_feature_stands_for(kind: Kind) -> None:
-    assert kind.cannot == (NOT_BY_RABBITMQ if kind.name == "rabbitmq" else frozenset())
-    assert len(NOT_BY_RABBITMQ) == 5
+    lacking = {"rabbitmq": NOT_BY_RABBITMQ, "rabbitmq+lmdb": NOT_IF_CARRIED}
+    assert kind.cannot == lacking.get(kind.name, frozenset())
+    assert (len(NOT_BY_RABBITMQ), len(NOT_IF_CARRIED)) == (5, 7)
 
 
 def test_a_missing_feature_is_refused_naming_both(broker: Broker) -> None:

@@ -54,6 +54,7 @@ def test_a_chain_runs_one_after_the_other(broker: Broker, worker: Hand) -> None:
     assert worker.take() == []
 
 
+@pytest.mark.needs("the next in one step")
 def test_a_job_begins_in_the_step_that_ends_the_last_before_it(
     broker: Broker, worker: Hand
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kinds import Clock, Kind
-from seam import Hand, everything, ids_of, job, message, state
+from seam import Hand, everything, ids_of, job, message, quiet, state
 
 from tidemill.brokers.base import Broker, Feature, Filter, Want, open_broker
 from tidemill.clock import new_id
@@ -387,13 +387,15 @@ def test_a_sleeper_is_woken_when_anothers_message_is_not_acked(broker: Broker) -
     assert woken() < 5
 
 
-def test_wait_sleeps_and_burns_no_time(broker: Broker, worker: Hand) -> None:
+def test_wait_sleeps_and_burns_no_time(broker: Broker) -> None:
     # case Q3
-    worker.take()
-    broker.wait(worker.id, 0)
-    broker.wait(worker.id, 0)
-    start, cpu = time.monotonic(), time.process_time()
-    broker.wait(worker.id, 0.2)
+    worker = Hand(quiet(broker))
+    for _ in range(5):  # who is new is told to look, over a network a moment later
+        worker.take()
+        start, cpu = time.monotonic(), time.process_time()
+        worker.broker.wait(worker.id, 0.2)
+        if time.monotonic() - start > 0.19:
+            break
     assert 0.19 < time.monotonic() - start < 2
     assert time.process_time() - cpu < 0.1
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kinds import Clock
+from kinds import Clock, Kind
 from seam import Hand, ids_of, job, message, state
 
 from tidemill.brokers.base import Broker, Feature, Mode, Want
@@ -16,6 +16,12 @@ from tidemill.gate import Claim, Held, LimitStats, Terms
 from tidemill.job import Envelope, Lease, Outcome, Planned, State, Verdict
 
 NEVER = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def who_asks_takes(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A carrier brings a job to any who wants it: so whoever has asked wants nothing more."""
+    monkeypatch.setattr(Hand, "sleeps", not kind.carrier)
 
 
 @pytest.fixture
@@ -55,20 +61,20 @@ def test_a_queue_gives_its_burst_and_then_its_rate_over_all_owners(
 ) -> None:
     # law 13, case S5
     other = Hand(broker, "w2")
-    limits.set_limit("a", Terms(rate=(1, 10), burst=6), queue=True)
+    limits.set_limit("a", Terms(rate=(1, 60), burst=6), queue=True)
     ids = put(broker, 20, queue="a")
     assert worker.take_ids(4) == ids[:4]
     assert other.take_ids(10) == ids[4:6]
-    reply = worker.exchange(want=Want(1))
+    reply = worker.exchange(want=Want(1, sleep=False))
     assert not reply.leases
-    assert 8 < reply.next_due <= 10
+    assert 50 < reply.next_due <= 60
     assert broker.stats()[0].ready == 14
-    clock.advance(9)
+    clock.advance(50)
     assert other.take_ids() == []
-    clock.advance(1)
+    clock.advance(10)
     assert worker.take_ids() == ids[6:7]
     assert other.take_ids() == []
-    clock.advance(20)
+    clock.advance(120)
     assert other.take_ids() == ids[7:9]
 
 
@@ -128,7 +134,7 @@ def test_so_many_of_a_queue_run_at_a_time_and_an_end_makes_room(
     broker.wait(other.id, 60)  # it was woken
     assert other.take_ids() == ids[3:4]
     worker.settle(leases[1], Outcome.RETRY, delay=60.0)
-    assert worker.take_ids() == ids[4:5]
+    assert other.take_ids() == ids[4:5]
 
 
 @pytest.mark.parametrize("how", ["die", "lost", "detach", "delete", "terminate", "ttr"])
@@ -187,7 +193,7 @@ def test_what_goes_back_before_it_ran_gives_its_token_back(
 
 @pytest.mark.parametrize("how", ["interrupted", "held", "held, owner dies", "lost", "failed"])
 def test_what_ran_or_may_have_run_does_not_give_its_token_back(
-    broker: Broker, limits: Limiting, worker: Hand, clock: Clock, how: str
+    kind: Kind, broker: Broker, limits: Limiting, worker: Hand, clock: Clock, how: str
 ) -> None:
     # law 13: a rate holds also when runs are killed
     limits.set_limit("a", Terms(rate=(1, 3600), burst=2), queue=True)
@@ -208,7 +214,10 @@ def test_what_ran_or_may_have_run_does_not_give_its_token_back(
             broker.release(dying.id, {})
     broker.put([job("a", id="urgent", priority=9, limit=keyed(Terms(window=(2, 3600))))])
     assert len(worker.take_ids(4)) == 1
-    assert state(broker, ids[1]) is State.READY
+    left = (
+        ids[2] if kind.carrier else ids[1]
+    )  # the urgent one stands behind what is carried by then
+    assert state(broker, left) is State.READY
     clock.advance(3500)
     assert worker.take_ids() == []
 
@@ -279,6 +288,7 @@ def test_a_due_or_kicked_job_waits_as_well(
 # -- keys ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("exact turns")
 def test_each_key_has_the_limit_for_itself_whatever_the_queue(
     broker: Broker, limits: Limiting, worker: Hand, clock: Clock
 ) -> None:
@@ -296,6 +306,7 @@ def test_each_key_has_the_limit_for_itself_whatever_the_queue(
     assert worker.take_ids(queues=("b", "a")) == ada[:1]
 
 
+@pytest.mark.needs("exact turns")
 def test_the_first_of_a_key_does_not_wait_where_nobody_looks(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:
@@ -309,6 +320,7 @@ def test_the_first_of_a_key_does_not_wait_where_nobody_looks(
     assert worker.take_ids(9, ("b",)) == served[1:]
 
 
+@pytest.mark.needs("exact turns")
 @pytest.mark.parametrize("terms", [Terms(concurrency=1), Terms(rate=(1, 10), burst=1)])
 @pytest.mark.parametrize("key", ["", "k"])
 def test_queues_that_share_a_limit_are_served_by_age_each_by_its_own_worker(
@@ -331,6 +343,7 @@ def test_queues_that_share_a_limit_are_served_by_age_each_by_its_own_worker(
     assert begun == [ids[0], *urgent, *ids[1:]]
 
 
+@pytest.mark.needs("exact turns")
 def test_a_place_is_left_to_another_for_a_moment_only(
     broker: Broker, by_age: None, limits: Limiting, worker: Hand
 ) -> None:
@@ -354,6 +367,7 @@ def test_a_place_is_left_to_another_for_a_moment_only(
     assert other.take_ids(2, ("b",)) == theirs
 
 
+@pytest.mark.needs("exact turns")
 def test_who_takes_from_both_queues_leaves_no_place(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:
@@ -369,6 +383,7 @@ def test_who_takes_from_both_queues_leaves_no_place(
     assert other.take_ids(9, ("a", "b")) == [*ids, *free]
 
 
+@pytest.mark.needs("exact turns")
 @pytest.mark.parametrize("mode", list(Mode))
 def test_a_place_that_is_left_holds_up_nothing_else(
     broker: Broker, by_age: None, limits: Limiting, worker: Hand, mode: Mode
@@ -386,6 +401,7 @@ def test_a_place_that_is_left_holds_up_nothing_else(
     assert [lease.open().id for lease in reply.leases] == free
 
 
+@pytest.mark.needs("exact turns")
 def test_a_limit_with_keys_gives_each_key_its_turn(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:
@@ -411,6 +427,7 @@ def test_the_first_of_a_key_that_had_its_turn_may_be_cancelled(
     assert worker.take_ids() == ids[2:]
 
 
+@pytest.mark.needs("exact turns")
 def test_a_limit_without_keys_keeps_the_order(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:
@@ -473,6 +490,7 @@ def test_what_expires_while_it_waits_for_its_limit_does_not_hold_it_up(
     assert state(broker, "late000") is State.EXPIRED
 
 
+@pytest.mark.needs("what was lost comes first")
 def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:
@@ -490,6 +508,7 @@ def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
     assert worker.take_ids() == ids[:1]
 
 
+@pytest.mark.needs("what was lost comes first")
 def test_a_lost_task_is_not_forgotten_when_its_queue_opens(
     broker: Broker, limits: Limiting, worker: Hand
 ) -> None:
@@ -642,6 +661,7 @@ def failing(hand: Hand, leases: list[Lease]) -> None:
         hand.settle(lease, Outcome.RETRY, delay=3600.0, started=1.0)
 
 
+@pytest.mark.needs("no more at a time than may fail yet")
 def test_a_queue_that_fails_in_a_row_pauses_probes_and_opens_again(
     broker: Broker, limits: Limiting, worker: Hand, clock: Clock
 ) -> None:

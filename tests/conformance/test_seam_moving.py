@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kinds import KINDS, Clock, Kind
-from seam import Hand, check_counts, everything, job, message, state
+from seam import Hand, Settled, check_counts, everything, job, message, state
 
 from tidemill.brokers.base import Broker, Feature, Filter, Want, open_broker
 from tidemill.clock import wall_time
@@ -34,8 +35,9 @@ def target(
     if Feature.MOVE not in opened.features:
         opened.close()
         pytest.skip(f"{kind.name} has no move")
-    yield opened
-    check_counts(opened)
+    broker: Any = Settled(opened) if kind.carrier else opened
+    yield broker
+    check_counts(broker)
     opened.close()
 
 
@@ -58,6 +60,9 @@ def fill(broker: Broker, target: Broker) -> list[Envelope]:
     worker.settle(leases[0], Outcome.FAIL, error="kick me")
     broker.kick([kicked.id])
     broker.cancel([cancelled.id])
+    brief = job(expires=0.01)
+    broker.put([brief])
+    broker.wait_for([brief.id], 30)
     rest = [
         job("b", priority=5, tags=("t",), headers={"h": "1"}, text="words"),
         job("b", expires=300.0),
@@ -78,7 +83,7 @@ def fill(broker: Broker, target: Broker) -> list[Envelope]:
         fill_flows(broker, worker)
     broker.detach(worker.id)
     broker.detach(consumer.id)
-    return [done, gone, failed, retried, kicked, cancelled, *rest]
+    return [done, gone, failed, retried, kicked, cancelled, brief, *rest]
 
 
 def fill_flows(broker: Broker, worker: Hand) -> None:
@@ -149,7 +154,7 @@ def test_every_job_arrives_as_it_was(broker: Broker, target: Broker) -> None:
     mine = {put.id: after.pop(put.id) for put in here}
     base = max(record.seq for record in mine.values())
     same(after, before, base)
-    assert {r.state for r in after.values()} >= set(State) - {State.RUNNING, State.EXPIRED}
+    assert {r.state for r in after.values()} >= set(State) - {State.RUNNING}
     # and what is put from now on comes behind
     [new] = target.put([job("b")])
     assert target.get(new.id).seq > max(r.seq for r in after.values())
@@ -225,7 +230,7 @@ def test_adopting_again_doubles_nothing(broker: Broker, target: Broker) -> None:
 
 
 def test_a_store_that_departs_takes_and_gives_nothing(broker: Broker, needs_move: None) -> None:
-    held, ready, soon = job(), job(), job(delay=1.0)
+    held, ready, soon = job(), job(), job(delay=1000.0)
     broker.put([held, ready, soon])
     worker, consumer = Hand(broker), Hand(broker, "c1", "consumer")
     [lease] = worker.take(1)

@@ -8,7 +8,7 @@ import pytest
 from seam import Hand, ids_of, job, message
 
 from tidemill.brokers.base import Broker, Mode, Want
-from tidemill.job import Outcome
+from tidemill.job import Outcome, Verdict
 
 ENDS = [Outcome.SUCCESS, Outcome.FAIL, Outcome.CANCELLED, Outcome.EXPIRED]
 
@@ -89,7 +89,7 @@ def test_nothing_comes_before_it_is_due(broker: Broker, worker: Hand, how: str) 
 
 def test_the_due_come_by_their_time_whatever_was_put_first(broker: Broker, worker: Hand) -> None:
     # case S2: nothing waits behind what is due later
-    jobs = [job(delay=delay) for delay in (0.9, 0.1, 0.5)]
+    jobs = [job(delay=delay) for delay in (1.7, 0.1, 0.9)]
     broker.put(jobs)
     first, second, third = (worker.await_all(1)[0].open().id for _ in range(3))
     assert [first, second, third] == ids_of([jobs[1], jobs[2], jobs[0]])
@@ -119,14 +119,18 @@ def test_no_queue_is_starved(broker: Broker, worker: Hand, queues: tuple[str, ..
     # law 10
     for queue in "abc":
         broker.put([job(queue) for _ in range(40)])
-    served = []
-    for _ in range(45):
-        [lease] = worker.await_all(1, queues=queues)
-        served.append(lease.open().queue)
-        assert worker.settle(lease)
+    served, done, until = list[str](), list[Verdict](), time.monotonic() + 30
+    while len(served) < 45:
+        assert time.monotonic() < until
+        reply = worker.exchange(verdicts=done, want=Want(1, queues))
+        done = [Verdict(lease.token, Outcome.SUCCESS) for lease in reply.leases]
+        served += [lease.open().queue for lease in reply.leases]
+        if not reply.leases:
+            broker.wait(worker.id, min(1.0, reply.next_due))
     assert min(served.count(queue) for queue in "abc") >= 7
 
 
+@pytest.mark.needs("what goes back keeps its place")
 def test_who_gives_back_gives_it_to_the_front(broker: Broker, worker: Hand) -> None:
     # law 10
     jobs = [job() for _ in range(6)]
@@ -140,17 +144,17 @@ def test_who_gives_back_gives_it_to_the_front(broker: Broker, worker: Hand) -> N
 
 def test_without_an_ack_a_message_is_anothers(broker: Broker, consumer: Hand) -> None:
     # case Q16, case S3: also when its holder never comes back
-    given = message(ttr=0.4)
+    given = message(ttr=1.5)
     broker.put([given])
-    [lease] = consumer.take()
     began = time.monotonic()
+    [lease] = consumer.take()
     assert lease.attempt == 1
     # when
     other = Hand(broker, "c2", "consumer")
     assert other.take() == []
     [again] = other.await_all(1)
     # then
-    assert 0.35 < time.monotonic() - began < 5
+    assert 1.45 < time.monotonic() - began < 10
     assert (again.open().id, again.attempt) == (given.id, 2)
     assert not consumer.settle(lease)
     assert other.settle(again)
@@ -159,10 +163,10 @@ def test_without_an_ack_a_message_is_anothers(broker: Broker, consumer: Hand) ->
 
 def test_touch_keeps_a_message(broker: Broker, consumer: Hand) -> None:
     # case Q16
-    broker.put([message(ttr=0.6)])
+    broker.put([message(ttr=1.5)])
     [lease] = consumer.take()
-    for _ in range(4):
-        time.sleep(0.3)
+    for _ in range(3):
+        time.sleep(0.6)
         assert consumer.touch(lease)
     assert Hand(broker, "c2", "consumer").take() == []
     assert consumer.settle(lease)

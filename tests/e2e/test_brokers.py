@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import Place, alive, check_counters, check_no_overlap, eventually, open_place, runs_of
+from harness import (
+    SLACK,
+    Place,
+    alive,
+    check_counters,
+    check_no_overlap,
+    eventually,
+    open_place,
+    runs_of,
+)
 from servers import NETWORK
 
 from tidemill import JobFailed, JobNotFound, ResultTimeout
@@ -115,7 +124,7 @@ def test_a_timeout_ends_the_work(place: Place) -> None:  # case T6, law 8
     job = place.enqueue("long", 30.0, timeout=1, retries=0)
     record = place.wait_state(job, S.FAILED)
     (attempt,) = record.attempts
-    assert 1.0 <= attempt.ended - attempt.started < 2.0 + 1.5
+    assert 1.0 <= attempt.ended - attempt.started < 2.0 + SLACK
     assert "time.sleep" in attempt.traceback
 
 
@@ -128,7 +137,7 @@ def test_kill_of_one_process(place: Place) -> None:  # case T9, laws 5, 6
     killed = time.time()
     place.wait_notes(f"begin {victim[1]} 2")
     again = next(line for line in place.ledger() if line.id == victim[1] and line.attempt == 2)
-    assert again.time - killed < 1.0 + 1.5
+    assert again.time - killed < 1.0 + SLACK
     (place.path / "go").touch()
     for record in place.finish([*jobs, *waiting]):
         assert record.state is S.SUCCEEDED
@@ -144,14 +153,21 @@ def test_a_job_that_kills_its_worker_fails(place: Place) -> None:  # case T9
     assert "SIGKILL" in record.error
 
 
+def with_witness(place: Place) -> Place:
+    """The place, where whoever is left on the machine reads a dead worker's board."""
+    if place.url.startswith("http:"):
+        pytest.skip("given up after its lease, without a witness: see test_http_workers.py")
+    return place
+
+
 def test_kill_of_the_supervisor(at: Callable[..., Place]) -> None:  # case T10
-    place = at()  # the lease is far longer
+    place = with_witness(at())  # the lease is far longer
     worker = place.worker(processes=2, slots=2).wait_ready()
     job = place.enqueue("long", 300.0)
     place.wait_notes("begin", 1)
     processes = [process.pid for process in worker.children()]
     os.kill(worker.pid, signal.SIGKILL)
-    eventually(lambda: not any(map(alive, processes)), "all end by themselves", 2.0 + 1.5)
+    eventually(lambda: not any(map(alive, processes)), "all end by themselves", 2.0 + SLACK)
     worker.wait()
     place.worker(slots=4)
     place.wait_notes(f"begin {job.id} 2")
@@ -159,7 +175,7 @@ def test_kill_of_the_supervisor(at: Callable[..., Place]) -> None:  # case T10
 
 def test_kill_of_everything_with_another_worker(at: Callable[..., Place]) -> None:
     # case T10, laws 5, 6
-    place = at()  # the lease is far longer
+    place = with_witness(at())  # the lease is far longer
     worker = place.worker(processes=2, slots=1).wait_ready()
     jobs = [place.enqueue("long", 300.0) for _ in range(2)]
     place.wait_notes("begin", 2)
@@ -169,7 +185,7 @@ def test_kill_of_everything_with_another_worker(at: Callable[..., Place]) -> Non
     place.wait_notes("begin", 4)
     for line in place.ledger()[2:]:
         assert line.attempt == 2  # its board was still there
-        assert line.time - killed < 1.0 + 1.5
+        assert line.time - killed < 1.0 + SLACK
     (place.path / "go").touch()
     for record in place.finish(jobs):
         assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 2, 0)
@@ -211,7 +227,7 @@ def test_cancel_and_terminate(place: Place) -> None:  # case T14
     asked = time.time()
     assert job.cancel(terminate=True)
     record = place.wait_state(job, S.CANCELLED)
-    assert record.finished - asked < 1.0 + 1.5
+    assert record.finished - asked < 1.0 + SLACK
     waiting = place.enqueue("short", delay=100)
     assert waiting.cancel()
     assert waiting.refresh().state is S.CANCELLED

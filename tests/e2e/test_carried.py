@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import threading
@@ -11,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from harness import Place, check_counters, eventually, open_place, runs_of
+from harness import SLACK, Place, check_counters, eventually, open_place, runs_of
 from servers import CARRIED, RabbitMQ, Redis, carried_url
 
 from tidemill import Tidemill, chain, group
-from tidemill.brokers.base import Step, Want
 from tidemill.cli import main
 from tidemill.clock import new_id
-from tidemill.job import Lease, Owner, State
+from tidemill.job import Owner, State
 
 S = State
 
@@ -132,7 +132,7 @@ def test_what_a_killed_worker_ran_runs_elsewhere_at_once(place: Place) -> None: 
     place.wait_notes(f"begin {jobs[0].id} 2")
     place.wait_notes(f"begin {jobs[1].id} 2")
     again = [line.time for line in place.ledger() if line.what == "begin" and line.attempt == 2]
-    assert max(again) - killed < 1.0 + 1.5
+    assert max(again) - killed < 1.0 + SLACK
     (place.path / "go").touch()
     place.finish([*jobs, *others])
     check(place, [job.id for job in [*jobs, *others]], [killed])
@@ -184,28 +184,6 @@ def test_a_server_that_is_killed_under_load_loses_nothing(tmp_path: Path) -> Non
         server.close()
 
 
-def test_what_the_carrier_has_lost_is_brought_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidemill.brokers.relay.LOOK_EVERY", 0.2)
-    monkeypatch.setattr("tidemill.brokers.relay.LOOK_AGAIN", 0.05)
-    url = carried_url(f"lmdb://{tmp_path}/store", "t" + new_id())
-    with Tidemill(url, allow_imports=["*"]) as mill:
-        broker = mill.broker
-        jobs = [mill.enqueue("math.copysign", n, -1) for n in range(5)]
-        broker.attach(Owner(id="w", kind="worker", name="w"))
-        eventually(lambda: sum(row.carried for row in mill.queues()) == 5, "they are carried")
-        broker.carrier.purge("default")  # type: ignore[attr-defined]
-        found: set[str] = set()
-        until = time.monotonic() + 30
-        while len(found) < 5:
-            assert time.monotonic() < until
-            broker.wait("w", 0.2)
-            reply = broker.exchange(Step("w", want=Want(10)))
-            found |= {lease.open().id for lease in reply.leases}
-        assert found == {job.id for job in jobs}
-
-
 def test_a_store_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     server = Redis("--appendonly", "yes")
     folder = tmp_path / "p"
@@ -248,44 +226,20 @@ def test_recall_and_queues_on_the_command_line(tmp_path: Path) -> None:
     store_url = f"lmdb://{tmp_path}/store"
     url = carried_url(store_url, "t" + new_id())
     with Tidemill(url, allow_imports=["*"]) as mill:
-        for n in range(3):
-            mill.enqueue("math.copysign", n, 1)
+        ids = [mill.enqueue("math.copysign", n, 1).id for n in range(3)]
         mill.broker.attach(Owner(id="w", kind="worker", name="w"))
         eventually(lambda: sum(row.carried for row in mill.queues()) == 3, "they are carried")
     run = CliRunner().invoke
     shown = run(main, ["queues", "--url", url])
     assert "3 with the carrier" in shown.output
+    told = run(main, ["explain", "--url", url, ids[0]]).output.replace("\n", " ")
+    assert "it lies with amqp://" in told
+    checked = run(main, ["doctor", "--url", url, "--json"]).output
+    assert '"carrier", "status": "ok"' in " ".join(checked.split())
+    assert "3 ready jobs, of 3 that it was given" in checked
+    facts = json.loads(run(main, ["info", "--url", url, "--json"]).output)
+    assert facts["store"]["broker"] == "rabbitmq+lmdb"
     assert run(main, ["recall", "--url", url]).output.startswith("3 jobs called back")
     assert run(main, ["recall", "--url", url]).output.startswith("0 jobs called back")
     refused = run(main, ["recall", "--url", store_url])
     assert refused.exit_code != 0
-
-
-def test_a_job_that_was_lost_comes_alone_and_only_to_who_can_isolate_it(tmp_path: Path) -> None:
-    # law 6
-    def leased(owner: str, *, alone: bool, found: int) -> list[Lease]:
-        leases: list[Lease] = []
-        until = time.monotonic() + 30
-        while len(leases) < found:
-            assert time.monotonic() < until
-            reply = broker.exchange(Step(owner, want=Want(10, alone=alone)))
-            assert sum(lease.losses > 0 for lease in reply.leases) <= 1
-            leases += reply.leases
-            broker.wait(owner, 0.2)
-        return leases
-
-    url = carried_url(f"lmdb://{tmp_path}/store", "t" + new_id())
-    with Tidemill(url, allow_imports=["*"]) as mill:
-        broker = mill.broker
-        jobs = [mill.enqueue("math.copysign", n, -1).id for n in range(2)]
-        broker.attach(Owner(id="a", kind="worker", name="a"))
-        leased("a", alone=True, found=2)
-        broker.release("a", None)  # nobody saw what it ran
-        broker.detach("a")
-        jobs.append(mill.enqueue("math.copysign", 2, -1).id)
-        broker.attach(Owner(id="b", kind="worker", name="b"))
-        [whole] = leased("b", alone=False, found=1)
-        assert (whole.open().id, whole.losses) == (jobs[2], 0)
-        lost = leased("b", alone=True, found=2)
-        assert {lease.open().id for lease in lost} == set(jobs[:2])
-        assert {lease.losses for lease in lost} == {1}

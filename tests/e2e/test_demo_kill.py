@@ -32,12 +32,13 @@ def kill_all(demo: subprocess.Popen[str]) -> None:
 
 def test_killed_in_the_middle_it_goes_on_where_it_was(folder: Path) -> None:
     # case Q7, case T10, law 1: given enough files that a kill falls among them
-    for n in range(1500):
+    for n in range(4000):
         (folder / f"more{n}.txt").write_text(f"more {n}\n")
     ledger = Ledger(folder / ".tidemill/demo/ledger")
     runs = []
-    for least in (50, 300):
+    for more in (50, 100):
         # when everything is killed once so many more jobs have begun
+        least = more + (runs[-1] if runs else 0)
         demo = start(folder)
         deadline = time.monotonic() + PATIENCE
         while ledger.read().executions < least:
@@ -49,7 +50,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(folder: Path) -> None:
     # and it is started again
     report = finish(start(folder))
     # then all is done, and nothing that had finished ran again
-    assert report["files"] == FILES + 5 + 1500
+    assert report["files"] == FILES + 5 + 4000
     assert report["unfinished"] == 0
     assert report["redone"] == []
     account = ledger.read()

@@ -42,7 +42,7 @@ def hook(ended, why):
 """
 
 
-STORES = ["lmdb", "redis", "postgresql"]
+STORES = ["lmdb", "redis", "postgresql", "http"]
 
 
 @pytest.fixture(params=STORES)

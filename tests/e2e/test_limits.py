@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def shaky():
 """
 
 
-@pytest.fixture(params=["lmdb", "redis", "postgresql"])
+@pytest.fixture(params=["lmdb", "redis", "postgresql", "http"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     folder = tmp_path / "p"
     folder.mkdir()
@@ -57,12 +57,17 @@ def begins(place: Place) -> list[Line]:
     return sorted((line for line in place.ledger() if line.what == "begin"), key=lambda b: b.time)
 
 
-def most_at_a_time(place: Place) -> int:
-    """Runs at one moment at most; those that were killed end with their process, unnoted."""
+def most_at_a_time(place: Place, kills: Sequence[tuple[int, Collection[int]]] = ()) -> int:
+    """Runs at one moment at most. Those that were killed end with their process, unnoted: ``kills``
+    are how many lines the ledger had, and the processes."""
     running: set[tuple[str, int]] = set()
+    process: dict[tuple[str, int], int] = {}
     most = 0
-    for line in place.ledger():
+    for number, line in enumerate(place.ledger()):
+        gone = {pid for lines, pids in kills if lines <= number for pid in pids}
+        running = {run for run in running if process[run] not in gone}
         run = line.id, line.attempt
+        process[run] = line.pid
         if line.what == "begin":
             running = {(job, attempt) for job, attempt in running if job != line.id} | {run}
         else:
@@ -101,17 +106,19 @@ def test_so_many_run_at_a_time_also_when_workers_are_killed(place: Place) -> Non
     jobs = place.enqueue_many("slow", [(0.05,)] * 80, limit=limit)
     for _ in range(2):
         place.worker(processes=2).wait_ready()
+    kills: list[tuple[int, Collection[int]]] = []
     for turn in range(3):
         place.wait_notes("end", 10 * (turn + 1))
         victim = begins(place)[-1].pid
+        kills.append((len(place.ledger()), {victim}))
         try:
             os.kill(victim, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    place.workers[0].kill_everything()
+    kills.append((len(place.ledger()), place.workers[0].kill_everything()))
     place.worker(processes=2)
     place.finish(jobs)
-    assert most_at_a_time(place) == 3
+    assert most_at_a_time(place, kills) == 3
     (row,) = place.mill.limits.list()
     assert row.running == 0
     check_counters(place)

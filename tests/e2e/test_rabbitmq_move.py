@@ -1,9 +1,10 @@
-"""``tidemill move`` from a store to RabbitMQ: what it can carry goes, the rest is refused."""
+"""``tidemill move`` to RabbitMQ, for what it can carry; and from it, with all that is there."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,10 +16,20 @@ from harness import Place, eventually, open_place
 from servers import rabbitmq_url
 
 from tidemill.clock import new_id
+from tidemill.job import State
 
 APP = """
 @mill.task(retries=3)
 def work(n): note("ran", n, current_job().attempt, time.time())
+
+@mill.task(retries=0)
+def fails(n): note("failing"); raise ValueError(f"broken {n}")
+
+@mill.task
+def waits(n):
+    begin()
+    while not os.path.exists(os.path.join(HERE, "go")):
+        time.sleep(0.01)
 """
 
 
@@ -30,7 +41,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
     with open_place(tmp_path / "a") as store, open_place(tmp_path / "b", url) as carrier:
         store.write(APP)
         carrier.app = store.app
-        carrier.write(APP, load=False)
+        carrier.write(APP)
         yield store, carrier
 
 
@@ -81,7 +92,8 @@ def test_what_it_cannot_carry_is_refused_before_anything_moves(
     done = run(store.url, carrier.url, "--leave")
     assert done.returncode == 0, done.stderr
     assert "2 jobs moved" in done.stdout
-    assert "2 jobs were left behind" in done.stdout
+    assert "left behind in" in done.stdout
+    assert "1 jobs with a key, 1 jobs with a limit" in done.stdout
     carrier.worker("--burst").wait()
     assert sorted(ran(carrier, 2)) == [1, 4]
 
@@ -99,3 +111,51 @@ def test_killed_in_between_it_goes_on(places: tuple[Place, Place], where: str) -
         return sum(row.ready for row in carrier.mill.queues())
 
     eventually(lambda: 1200 <= ready() <= 1200 + again, "all is there")
+
+
+def test_killed_on_the_way_out_it_loses_and_doubles_nothing(places: tuple[Place, Place]) -> None:
+    # law 3
+    store, carrier = places
+    jobs = carrier.enqueue_many("work", [(n,) for n in range(600)])
+    later = carrier.enqueue("work", 7000, delay=3600)
+    jobs.append(carrier.enqueue("work", 6000, delay=5))
+    broken = carrier.enqueue("fails", 1, queue="f")
+    worker = carrier.worker("-Q", "f", slots=1)
+    carrier.wait_notes("failing")
+    assert worker.stop() == 0
+    # when: killed at each step in turn
+    for where in ("adopting:1", "adopted:2", "acknowledged:1", "adopted:2"):
+        killed = run(carrier.url, store.url, TIDEMILL_CRASH=f"move.{where}")
+        assert killed.returncode == -signal.SIGKILL, (where, killed.stdout + killed.stderr)
+    done = run(carrier.url, store.url, "--json")
+    # then
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["stayed"], document["strange"], document["remaining"]) == ([], [], 0)
+    assert document["repeated"] > 0
+    assert broken_in(store, broken.id) == (State.FAILED, "ValueError: broken 1")
+    assert store.mill.job(later.id).state is State.SCHEDULED
+    store.worker(slots=1).wait_ready()
+    store.finish([store.mill.job(job.id) for job in jobs if job.id != later.id])
+    assert sorted(ran(store, 601)) == [*range(600), 6000]
+
+
+def broken_in(place: Place, job_id: str) -> tuple[State, str]:
+    job = place.mill.job(job_id)
+    return job.state, job.error.splitlines()[0]
+
+
+def test_what_workers_of_the_source_hold_is_told(places: tuple[Place, Place]) -> None:
+    store, carrier = places
+    carrier.enqueue("waits", 1)
+    worker = carrier.worker(slots=1).wait_ready()
+    carrier.wait_notes("begin")
+    refused = run(carrier.url, store.url, "--cancel")
+    assert refused.returncode == 2
+    assert "closes nothing" in refused.stderr
+    done = run(carrier.url, store.url)
+    assert "0 jobs moved" in done.stdout
+    assert "consumers still take jobs" in done.stdout
+    (carrier.path / "go").touch()
+    assert worker.stop() == 0
+

@@ -26,12 +26,13 @@ def tick(name="tick"):
 """
 
 
-BROKERS = ["lmdb", "redis", "postgresql"]
+BROKERS = ["lmdb", "redis", "postgresql", "http"]
 
 
 @pytest.fixture(params=BROKERS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    url = "" if request.param == "lmdb" else NETWORK[request.param](f"t{new_id()}")
+    lease = "&owner_lease=3" if request.param == "http" else ""  # else the dead are seen at once
+    url = "" if request.param == "lmdb" else NETWORK[request.param](f"t{new_id()}{lease}")
     with open_place(tmp_path, url) as place:
         yield place
 

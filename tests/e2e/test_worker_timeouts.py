@@ -6,13 +6,13 @@ import signal
 import time
 
 import pytest
-from harness import Place, Worker, alive, check_no_overlap, eventually, runs_of
+from harness import SLACK, Place, Worker, alive, check_no_overlap, eventually, runs_of
 
 from tidemill.board import read_board
 from tidemill.job import Outcome, Record, State
 
 TIMEOUT = 0.4
-MARGIN = 1.0 + 1.5
+MARGIN = 1.0 + SLACK
 """A second by the law, the rest for a machine that is busy with other tests."""
 
 APP = """

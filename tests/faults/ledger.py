@@ -4,18 +4,27 @@ Given the ids that were confirmed, and the times at which something was killed:
 
     ran        every confirmed job ran to its end, or began at least, if it may fail
     nothing    when all ran nothing is left in the queues, and nothing is held by anybody
-    doubles    a run that ended well is repeated only where something was killed while it ran or
-               before its end was acked: nothing else runs twice
+    doubles    a run that ended well is repeated only where something was killed since the job was
+               put, and before its end was acked: nothing else runs twice. A kill may leave two
+               messages of a job, that are as far from their run as the queue is long
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness import Line, Place, eventually, runs_of
+import psutil
+from harness import Place, eventually, runs_of
 from servers import RabbitMQ, Server
+from servers.rabbitmq import Holder
+
+from tidemill.clock import id_time
+
+FAILED = "tidemill.failed"
+"""The queue of what failed, and stays."""
 
 AWAY = 15.0
 """Seconds within which a server that was killed is back, heard, and told of what has ended."""
@@ -35,19 +44,21 @@ def check_runs(
     """
     assert isinstance(server, RabbitMQ)
     confirmed, may_fail = set(confirmed), set(may_fail)
-    worker = place.worker("--drain", "0.4", slots=6)
+    worker = place.worker("--drain", "0.4", slots=6).wait_ready()
     try:
         eventually(lambda: not _missing(place, confirmed, may_fail), "running all", 120, 0.5)
     except AssertionError:
         lost = sorted(_missing(place, confirmed, may_fail))
-        where = {name: row["messages"] for name, row in server.queues().items()}
         raise AssertionError(
             f"{len(lost)} of {len(confirmed)} confirmed jobs did not run, such as {lost[:3]}; "
-            f"the queues hold {where}\n{place.outputs()[-5000:]}"
+            f"{_left(place, server)}"
         ) from None
-    # How many there are in a quorum queue its server counts every 5 s.
-    eventually(lambda: not place.unfinished() and not _held(server), "nothing left", 60, 0.5)
-    assert worker.stop() == 0
+    try:
+        eventually(lambda: _is_empty(place, server), "nothing left", 60, 0.5)
+    except AssertionError:
+        raise AssertionError(f"all ran; {_left(place, server)}") from None
+    code = worker.stop()
+    assert code == 0, f"the last worker ended with {code}; {_left(place, server)}"
     assert place.unfinished() == 0
     runs = runs_of(place.ledger())
     return {
@@ -63,19 +74,41 @@ def _missing(place: Place, confirmed: set[str], may_fail: set[str]) -> set[str]:
     return (confirmed - ended) | (may_fail - {line.id for line in lines})
 
 
-def _held(server: RabbitMQ) -> int:
-    return sum(row["messages_unacknowledged"] for row in server.queues().values())
+def _left(place: Place, server: RabbitMQ) -> str:
+    rows = {name: row for name, row in server.queues().items() if row["messages"]}
+    holders = "\n".join(map(_told, server.holders())) or "nobody holds any"
+    silent = f"without a leader: {server.leaderless() or 'none'}"
+    return f"the queues hold {rows}\n{holders}\n{silent}\n{place.outputs()[-5000:]}"
+
+
+def _told(holder: Holder) -> str:
+    """Who holds messages, and what has become of it."""
+    who = "of a client that has gone"
+    with contextlib.suppress(StopIteration, psutil.Error):
+        lines = psutil.net_connections("tcp4")
+        pid = next(line.pid for line in lines if line.laddr and line.laddr.port == holder.port)
+        who = f"of {psutil.Process(pid)}"
+    busy = f", and waits in {holder.busy}" if holder.busy else ""
+    return f"{holder.channel}, a channel {who}, holds {holder.messages} of {holder.queue}{busy}"
+
+
+def _is_empty(place: Place, server: RabbitMQ) -> bool:
+    """Twice: a message may go from a queue that is counted last to the one that was first."""
+    return not any(place.unfinished() or _count(server) for _ in range(2))
+
+
+def _count(server: RabbitMQ) -> int:
+    return sum(count for name, count in server.counts().items() if name != FAILED)
 
 
 def _doubles(job_id: str, runs: list[Any], kills: Sequence[float]) -> int:
-    doubles = 0
-    begin: Line
-    for (begin, end), (following, _) in itertools.pairwise(runs):
+    doubles, put = 0, id_time(job_id) or 0.0
+    for (_, end), (following, _) in itertools.pairwise(runs):
         if end is not None:
             doubles += 1
             until = min(following.time, end.time + AWAY)
-            assert any(begin.time - AWAY <= kill <= until for kill in kills), (
+            assert any(put <= kill <= until for kill in kills), (
                 f"{job_id} had ended at {end.time} and ran again at {following.time} "
-                "without a kill in between"
+                f"without a kill since it was put at {put}"
             )
     return doubles

@@ -4,11 +4,11 @@
 
 Several workers and producers share one store. Something is killed every fraction of a second: a
 process, a supervisor, a whole worker, everything, by SIGKILL, SIGTERM or SIGINT; and the server,
-where there is one, which comes back with what it had written. Tasks are short
-and long, sync and async; some hold the interpreter lock, some run past their timeout, some cannot
-be interrupted. What was accepted and what ran stands in files written by single appends. At the end
-the store is drained and :mod:`.checker` looks at what is left (case Q20). Where the broker forgets
-what is done, as RabbitMQ does, :mod:`.ledger` looks whether all that was accepted ran.
+where there is one, or one of those there are, which comes back with what it had written. Tasks are
+short and long, sync and async; some hold the interpreter lock, some run past their timeout, some
+cannot be interrupted. What was accepted and what ran stands in files written by single appends. At
+the end the store is drained and :mod:`.checker` looks at what is left (case Q20). Where the broker
+forgets what is done, as RabbitMQ does, :mod:`.ledger` looks whether all that was accepted ran.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import functools
 import os
 import random
 import re
@@ -25,20 +26,24 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
 from checker import SETTLING, check  # noqa: E402
-from harness import Place, Worker, open_place  # noqa: E402
-from ledger import check_runs  # noqa: E402
+from harness import Place, Worker, eventually, open_place  # noqa: E402
+from ledger import FAILED, check_runs  # noqa: E402
 from servers import Postgres, RabbitMQ, Redis, Server  # noqa: E402
+from servers.http import JobServer  # noqa: E402
 
 from tidemill.brokers.base import Feature  # noqa: E402
 
 DRAIN = 0.4
+
+PATIENCE = 30
+"""Seconds that a put waits for a server, or for a queue of it that takes nothing any more."""
 
 SERVER_AWAY = 3.0
 """Seconds that a verdict may wait longer where the server is killed: until it is back and tried."""
@@ -93,6 +98,9 @@ def spins(n):
     finally:
         end()
 
+@mill.task(queue="slow", retries=Retries(0))
+def fails(): raise ValueError
+
 def produce():
     n = 0
     while not os.path.exists(HERE + "/enough"):
@@ -125,10 +133,10 @@ class Storm:
         *,
         workers: int = 2,
         producers: int = 2,
-        server: Server | None = None,
+        servers: Sequence[Server] = (),
     ) -> None:
         self.place = place
-        self.server = server
+        self.servers = servers
         self.features = place.mill.broker.features
         self.rng = random.Random(seed)
         self.kills: list[float] = []
@@ -143,13 +151,14 @@ class Storm:
         if Feature.SCHEDULES in self.features:
             self.place.module.mill.schedules.store()
         try:
+            self._begin()
             while self.kinds.total() < kills:
                 self._man()
                 time.sleep(self.rng.uniform(0.02, 0.3))
                 self._strike()
             (self.place.path / "enough").touch()
             for producer in self.producers:
-                producer.wait(30)
+                producer.wait(PATIENCE + 30)
         finally:
             for producer in self.producers:
                 producer.kill()
@@ -160,20 +169,37 @@ class Storm:
         blows = {"blows": self.kinds.total(), **self.kinds}
         return {**self._settle(), **blows}
 
+    def _begin(self) -> None:
+        """With RabbitMQ: workers are up, and each queue is in use.
+
+        One whose server is killed while it is made may be there for ever without a leader, or break
+        the line of whoever uses it.
+        """
+        for server in self.servers:
+            if isinstance(server, RabbitMQ):
+                tasks = self.place.module
+                tasks.fails.enqueue()
+                first = {task.enqueue(1).id for task in (tasks.quick, tasks.slow, tasks.later)}
+                self._man(producers=0)
+                eventually(functools.partial(self._ended, first), "the first jobs", 60, 0.1)
+                failed = functools.partial(_has_failed, server)
+                eventually(failed, "the first that failed", 60, 0.1)
+
     def _settle(self) -> dict[str, int]:
         """Run what is left, and look at everything; what was seen."""
         accepted, may_fail = self._noted("accepted"), self._noted("may-fail")
         if Feature.INSPECT not in self.features:
-            assert self.server is not None
-            return check_runs(self.place, self.server, accepted, may_fail, self._all_kills())
+            [server] = self.servers
+            return check_runs(self.place, server, accepted, may_fail, self._all_kills())
         self.place.mill.schedules.pause("beat")
         self.place.drain("--drain", str(DRAIN), slots=6, limit=300.0)
-        settling = SETTLING + (SERVER_AWAY if self.server else 0.0)
+        settling = SETTLING + SERVER_AWAY * len(self.servers)
         return check(self.place, accepted + may_fail, self._all_kills(), settling)
 
-    def _man(self) -> None:
+    def _man(self, producers: int | None = None) -> None:
         """Start whoever is missing."""
-        workers, producers = self._counts
+        workers = self._counts[0]
+        producers = self._counts[1] if producers is None else producers
         self.workers = [worker for worker in self.workers if worker.process.poll() is None]
         while len(self.workers) < workers:
             options = ["--drain", str(DRAIN), "--shutdown-timeout", "1"]
@@ -193,7 +219,7 @@ class Storm:
         signum = self.rng.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], [6, 2, 1])[0]
         target = self.rng.choices(
             ["process", "supervisor", "producer", "worker", "everything", "server"],
-            [8, 4, 3, 2, 1, 4 if self.server else 0],
+            [8, 4, 3, 2, 1, 4 if self.servers else 0],
         )[0]
         if target == "process":
             children = worker.children()
@@ -212,12 +238,13 @@ class Storm:
             self._hit(target, lambda: [one.kill_everything() for one in self.workers])
 
     def _restart_server(self) -> None:
-        assert self.server is not None
-        if isinstance(self.server, RabbitMQ):
-            self.server.sync()  # the newest queues would not survive, whatever the broker does
-        self.server.kill()
+        server = self.rng.choice(self.servers)
+        if isinstance(server, RabbitMQ):
+            server.sync()  # the newest queues would not survive, whatever the broker does
+        server.kill()
+        self.kills.append(time.time())  # long after the blow began, and long before it is over
         time.sleep(self.rng.uniform(0.0, 0.5))
-        self.server.start()
+        server.start()
 
     def _hit(self, kind: str, blow: Callable[[], object]) -> None:
         before = time.time()
@@ -230,6 +257,9 @@ class Storm:
         lines = [line.split() for line in self.place.notes() if line.startswith(f"{what} ")]
         return [job_id for line in lines for job_id in line[1:]]
 
+    def _ended(self, jobs: set[str]) -> bool:
+        return jobs <= {line.id for line in self.place.ledger() if line.what == "end"}
+
     def _all_kills(self) -> list[float]:
         """Ours, and those by supervisors: of stuck processes, and at the end of their patience."""
         kills = [*self.kills, *self.place.killed]
@@ -241,38 +271,50 @@ class Storm:
         return kills
 
 
+def _has_failed(server: RabbitMQ) -> bool:
+    return server.counts().get(FAILED, 0) > 0
+
+
 def storm(path: Path, seed: int, kills: int, broker: str = "lmdb") -> dict[str, int]:
     """One storm in the directory ``path``, on a broker."""
     with contextlib.ExitStack() as stack:
-        server, url = None, ""
-        if broker != "lmdb":
-            server, url = SERVERS[broker]()
+        servers: list[Server] = []
+        url = SERVERS[broker](servers) if broker != "lmdb" else ""
+        for server in servers:
             stack.callback(server.close)
         place = stack.enter_context(open_place(path, url))
-        return Storm(place, seed, server=server).run(kills)
+        return Storm(place, seed, servers=servers).run(kills)
 
 
-def _redis() -> tuple[Server, str]:
-    server = Redis(durable=True)
-    return server, f"{server.url}?owner_lease=3&patience=30"
+def _redis(servers: list[Server]) -> str:
+    servers.append(server := Redis(durable=True))
+    return f"{server.url}?owner_lease=3&patience={PATIENCE}"
 
 
-def _postgres() -> tuple[Server, str]:
-    server = Postgres()
-    return server, f"{server.url()}?migrate=1&owner_lease=3&patience=30"
+def _postgres(servers: list[Server]) -> str:
+    servers.append(server := Postgres())
+    return f"{server.url()}?migrate=1&owner_lease=3&patience={PATIENCE}"
 
 
-def _rabbitmq() -> tuple[Server, str]:
-    server = RabbitMQ()
-    return server, f"{server.url}?patience=30"
+def _rabbitmq(servers: list[Server]) -> str:
+    servers.append(server := RabbitMQ())
+    return f"{server.url}?patience={PATIENCE}"
 
 
-SERVERS: dict[str, Callable[[], tuple[Server, str]]] = {
+def _http(servers: list[Server], where: str = "") -> str:
+    servers.append(server := JobServer("--quiet", where=where))
+    return f"{server.url}?owner_lease=3&patience={PATIENCE}"
+
+
+SERVERS: dict[str, Callable[[list[Server]], str]] = {
     "redis": _redis,
     "postgresql": _postgres,
     "rabbitmq": _rabbitmq,
+    "http": _http,
+    "http+redis": lambda servers: _http(servers, _redis(servers)),
+    "http+postgresql": lambda servers: _http(servers, _postgres(servers)),
 }
-"""Brokers whose server is killed, too: how to start one that loses nothing it has accepted."""
+"""Brokers whose servers are killed, too: how to start some that lose nothing they have accepted."""
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import pytest
 from storm import storm
 
 
-@pytest.mark.parametrize("broker", ["lmdb", "redis", "postgresql", "rabbitmq"])
+@pytest.mark.parametrize("broker", ["lmdb", "redis", "postgresql", "rabbitmq", "http"])
 def test_a_small_storm(tmp_path: Path, broker: str) -> None:  # case Q20
     path = tmp_path / "p"
     path.mkdir()

@@ -8,14 +8,18 @@ kill its server against one of your own, set ``TIDEMILL_TEST_REDIS``, ``TIDEMILL
 
 from __future__ import annotations
 
+import os
 import urllib.parse
 from collections.abc import Callable
+
+import pytest
 
 from .base import Server, free_port, program
 from .network import Machine, Proxy, may_have_machines
 from .postgres import PgBouncer, Postgres, postgres_url
 from .rabbitmq import RabbitMQ, rabbitmq_url
 from .redis import Redis, language, redis_url
+from .served import forget_served, http_url, served
 
 __all__ = [
     "CARRIED",
@@ -28,18 +32,38 @@ __all__ = [
     "Redis",
     "Server",
     "carried_url",
+    "forget_served",
     "free_port",
+    "http_url",
     "language",
     "may_have_machines",
     "postgres_url",
     "program",
     "rabbitmq_url",
     "redis_url",
+    "served",
+    "share_servers",
 ]
+
+
+def share_servers() -> None:
+    """Start the servers that no test kills for this process and those it will start."""
+    for name, url in (("REDIS", redis_url), ("POSTGRES", postgres_url), ("RABBITMQ", rabbitmq_url)):
+        try:
+            os.environ[f"TIDEMILL_TEST_{name}"] = url()
+        except (pytest.skip.Exception, pytest.fail.Exception):
+            pass  # each test that needs it says so
+
+
+def _options(name: str) -> str:
+    """What follows on a name to be an option of the url."""
+    return "".join(f"&{option}" for option in name.split("&")[1:])
+
 
 NETWORK: dict[str, Callable[[str], str]] = {
     "redis": lambda name: f"{redis_url()}?prefix={name}",
     "postgresql": lambda name: f"{postgres_url()}?schema={name}&migrate=1",
+    "http": lambda name: f"{http_url(name.partition('&')[0])}?patience=10{_options(name)}",
 }
 """Brokers over a network: the url of a store of that name on the server that tests share."""
 

@@ -18,12 +18,12 @@ from .base import program
 class Proxy:
     """A line to a server of this machine that can be cut: nothing goes through, nobody is told."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, own: int = 0) -> None:
         self._target = port
         self._open = threading.Event()
         self._open.set()
         self._over = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", own))
         self.port = int(self._listener.getsockname()[1])
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -40,6 +40,8 @@ class Proxy:
         """Hang up everything."""
         self._over = True
         self._open.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # who accepts would keep it open
         self._listener.close()
         for sock in self._sockets:
             with contextlib.suppress(OSError):

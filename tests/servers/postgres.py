@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
@@ -10,6 +11,8 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from .base import Server, listens, program
 
@@ -61,16 +64,14 @@ class Postgres(Server):
     def kill(self, signum: int = signal.SIGKILL) -> None:
         """End the postmaster and all its backends at once: each leads a session of its own."""
         if self.process is not None:
-            listed = subprocess.run(
-                ["ps", "-o", "pid=", "--ppid", str(self.pid)],
-                check=False, capture_output=True, text=True,
-            )  # fmt: skip
+            self.process.send_signal(signal.SIGSTOP)  # so that it starts no other meanwhile
+            backends = psutil.Process(self.pid).children()
             self.process.send_signal(signum)
-            for pid in map(int, listed.stdout.split()):
-                try:
-                    os.kill(pid, signum)
-                except ProcessLookupError:
-                    pass
+            for backend in backends:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    backend.send_signal(signum)
+            self.process.send_signal(signal.SIGCONT)
+            psutil.wait_procs(backends, self.patience)  # none may hold the memory that they share
         super().kill(signum)
 
 
@@ -106,7 +107,8 @@ def postgres_url() -> str:
 
 @functools.cache
 def _shared_postgres() -> Postgres:
-    return Postgres("fsync=off")  # nobody kills it, and each test makes a store of its own
+    # Nobody kills it, and each test makes a store of its own.
+    return Postgres("fsync=off", "max_connections=400")
 
 
 def _postgres_program(name: str) -> str:

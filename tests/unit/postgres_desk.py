@@ -45,6 +45,16 @@ def connect(url: str, **options: Any) -> psycopg.Connection:
     return psycopg.connect(url.partition("?")[0], **options)
 
 
+def until_blocked(looker: psycopg.Connection, holder: psycopg.Connection) -> None:
+    """Until somebody waits for what another connection holds; others use the same server."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
+    for _ in range(20_000):
+        row = looker.execute(query, [holder.info.backend_pid]).fetchone()
+        if row and row[0]:
+            return
+    raise AssertionError("nobody waits")
+
+
 def start(
     url: str, script: str, *arguments: str, temp: Path | None = None
 ) -> subprocess.Popen[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,19 @@ sys.path.append(str(Path(__file__).parent.parent / "conformance"))
 
 from seam import Hand, ids_of, job, message
 
-__all__ = ["Hand", "Runner", "held", "ids_of", "job", "message", "open_rabbit", "put_until"]
+__all__ = [
+    "Hand",
+    "Runner",
+    "away",
+    "held",
+    "ids_of",
+    "job",
+    "leaderless",
+    "message",
+    "open_rabbit",
+    "put_until",
+    "suspended",
+]
 
 
 def open_rabbit(url: str, prefix: str, **options: Any) -> RabbitBroker:
@@ -37,6 +50,49 @@ def held(server: RabbitMQ, prefix: str) -> int:
         for name, row in server.queues().items()
         if name.startswith(f"{prefix}.") and name not in (f"{prefix}.queues", f"{prefix}.failed")
     )
+
+
+@contextlib.contextmanager
+def suspended(server: RabbitMQ, name: str) -> Iterator[None]:
+    """A quorum queue that answers nobody, as one does whose log was lost with its server."""
+    process = f"'%2F_{name}'"
+    server.ctl("eval", f"sys:suspend({process}).")
+    try:
+        yield
+    finally:
+        server.ctl("eval", f"sys:resume({process}).")
+
+
+@contextlib.contextmanager
+def leaderless(server: RabbitMQ, name: str) -> Iterator[None]:
+    """A quorum queue that nobody leads, as one whose server was killed while it was made.
+
+    It says that it is there, and empty, at once; all that was in it is gone.
+    """
+    ra = f"Ra = {{'%2F_{name}', node()}}"
+    server.eval(
+        ra,
+        f'Queue = rabbit_misc:r(<<"/">>, queue, <<"{name}">>)',
+        f"Does = {{module, rabbit_fifo, #{{name => '%2F_{name}', queue_resource => Queue}}}}",
+        "ok = ra:force_delete_server(quorum_queues, Ra)",
+        "ok = ra:start_server(quorum_queues, element(1, Ra), Ra, Does, [Ra])",
+    )
+    try:
+        yield
+    finally:
+        server.eval(ra, "ok = ra:trigger_election(Ra)")
+
+
+@contextlib.contextmanager
+def away(server: RabbitMQ, name: str) -> Iterator[None]:
+    """A queue that the server says is down, as one does whose node is away."""
+    resource = f'rabbit_misc:r(<<"/">>, queue, <<"{name}">>)'
+    server.ctl("eval", f"mnesia:dirty_delete(rabbit_queue, {resource}).")
+    try:
+        yield
+    finally:
+        known = f"[Q] = mnesia:dirty_read(rabbit_durable_queue, {resource})"
+        server.ctl("eval", f"{known}, mnesia:dirty_write(rabbit_queue, Q).")
 
 
 def put_until(broker: Broker, jobs: Sequence[Envelope]) -> None:

@@ -11,6 +11,7 @@ import warnings
 import pytest
 
 from tidemill import ResultTimeout, State, Tidemill
+from tidemill.job import Envelope, Put
 from tidemill.testing import worker
 from tidemill.threads import Threads
 
@@ -119,3 +120,34 @@ def test_a_notebook_may_wait(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) ->
             assert work.enqueue().result(timeout=20) == 1
 
     asyncio.run(main())
+
+
+def test_coroutines_that_put_one_after_the_other_share_each_commit(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None falls behind: who was answered is waited for, up to half of what a commit takes."""
+    real, sizes = mill.broker.put, list[int]()
+
+    def slow(jobs: list[Envelope]) -> list[Put]:
+        time.sleep(0.4)
+        sizes.append(len(jobs))
+        return real(jobs)
+
+    monkeypatch.setattr(mill.broker, "put", slow)
+    monkeypatch.setattr(mill.gathered._gathering, "_each", 1.0)
+    monkeypatch.setattr(mill.gathered._gathering, "_most", 1.0)
+
+    @mill.task
+    def work() -> None: ...
+
+    async def put(after: float) -> None:
+        await asyncio.sleep(after)
+        for _ in range(5):
+            await work.aenqueue()
+
+    async def main() -> None:  # the first is alone in its commit
+        await asyncio.gather(*(put(after) for after in (0, 0.2, 0.2, 0.2)))
+
+    asyncio.run(main())
+    assert sum(sizes) == 20
+    assert len(sizes) <= 7, sizes  # one alone, the other three, then all four each time

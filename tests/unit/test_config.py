@@ -148,12 +148,15 @@ def test_urls_are_taken_apart() -> None:
         parse_url("lmdb://x?keep")
 
 
-def test_unknown_schemes_and_missing_drivers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("driver", ["redis", "hiredis"])
+def test_unknown_schemes_and_missing_drivers_are_named(
+    monkeypatch: pytest.MonkeyPatch, driver: str
+) -> None:
     with pytest.raises(InvalidOption, match=r"no broker for sqs://.*lmdb://"):
         open_broker("sqs://x")
 
     def missing(name: str) -> Any:
-        raise ModuleNotFoundError("no", name="redis")
+        raise ModuleNotFoundError("no", name=driver)
 
     monkeypatch.setattr("tidemill.brokers.schemes.importlib.import_module", missing)
     with pytest.raises(FeatureMissing, match=r"tidemill\[redis\]"):

@@ -14,8 +14,9 @@ from tidemill.gate import (
     clear_at,
     ended,
     give_back,
+    hold,
+    let_go,
     opens,
-    retake,
     room,
     take,
     tokens,
@@ -162,13 +163,21 @@ def test_a_change_to_a_smaller_burst_drops_what_does_not_fit() -> None:
     assert tokens(new, gate, T0) == pytest.approx(3)
 
 
-def test_what_starts_late_is_counted_from_then_on_and_takes_no_other_token() -> None:
-    terms, gate = Terms(rate=(1, 10), burst=1, window=(1, 100)), Gate()
+def test_what_lies_with_a_carrier_keeps_its_tokens_and_takes_them_when_it_starts() -> None:
+    terms, gate = Terms(rate=(1, 10), burst=2, window=(2, 100)), Gate()
     take(terms, gate, T0)
-    full = gate.full
-    retake(terms, gate, T0, T0 + 90 * S)
-    assert gate.full == full
-    assert T0 + 190 * S < opens(terms, gate, 0, T0 + 120 * S) < T0 + 193 * S
+    hold(terms, gate, T0)
+    now = T0 + 90 * S
+    assert room(terms, gate, 1, now, 9) == 1  # however long it lies there
+    assert opens(terms, gate, 1, now, 2.0) == NEVER  # no time alone lets both start
+    take(terms, gate, now)
+    hold(terms, gate, now)
+    assert (opens(terms, gate, 2, now), room(terms, gate, 2, now, 9)) == (NEVER, 0)
+    for _ in range(2):
+        let_go(gate)
+        take(terms, gate, now)
+    assert T0 + 190 * S < opens(terms, gate, 2, now) < T0 + 193 * S
+    assert gate.full == pytest.approx(now + 20 * S)
 
 
 def test_what_is_given_back_is_taken_from_its_own_slot() -> None:

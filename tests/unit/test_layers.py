@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,21 +17,21 @@ ROOT = Path(tidemill.__file__).parent
 
 # From the bottom up. A module may import from its own layer and from those before it.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "clock", "shield", "deferral", "board", "crash", "elsewhere"),
-    ("retry", "gate"),
+    ("errors", "clock", "shield", "deferral", "board", "crash", "elsewhere", "gathering"),
+    ("retry", "gate", "owner"),
     ("job",),
     ("codec", "config"),
     ("brokers",),
     (
         *("app", "arguments", "bar", "batch", "completed", "compose", "consumers", "context"),
-        *("enqueuing", "features", "finding", "gathered", "groups", "handle", "hooks", "inline"),
-        *("inputs", "limits", "loader", "middleware", "move", "openings", "options", "plan"),
-        *("pour", "queue", "schedules", "task", "threads", "trail", "wholes"),
+        *("drain", "enqueuing", "features", "finding", "gathered", "groups", "handle", "hooks"),
+        *("inline", "inputs", "limits", "loader", "middleware", "move", "moved", "openings"),
+        *("options", "plan", "pour", "queue", "schedules", "task", "threads", "trail", "wholes"),
     ),
-    ("worker",),
+    ("worker", "server"),
     ("cli", "demo", "testing", "__main__"),
 ]
-CONCRETE = ("memory", "lmdb", "redis", "postgres", "rabbitmq")
+CONCRETE = ("memory", "lmdb", "redis", "postgres", "rabbitmq", "http")
 MOST_LINES = 450
 
 
@@ -44,8 +45,13 @@ def name_of(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """Line and module of every import of ours, those inside functions too, but not for typing."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     for_typing = {
         id(inner)
@@ -105,6 +111,16 @@ def test_brokers_are_named_only_where_they_are_made(path: Path) -> None:
         parts = module.split(".")
         if parts[1:2] == ["brokers"] and parts[2:3] and parts[2] in CONCRETE:
             assert parts[2] in allowed, f"{path}:{line} names the broker {module}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_worker_and_server_know_nothing_of_each_other(path: Path) -> None:
+    mine, apart = name_of(path).split(".")[1:2], {"worker", "server"}
+    if apart.isdisjoint(mine):
+        return
+    for line, module in imports(path):
+        other = module.split(".")[1:2]
+        assert other == mine or apart.isdisjoint(other), f"{path}:{line} imports {module}"
 
 
 def test_a_driver_is_loaded_only_when_its_url_is_opened() -> None:

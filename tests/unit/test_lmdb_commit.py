@@ -13,14 +13,16 @@ import pytest
 from lmdb_desk import Gate, ids, in_threads, job, join
 
 from tidemill.brokers.base import Step, Want
-from tidemill.brokers.lmdb import gathering, puts
+from tidemill.brokers.lmdb import puts
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.commit import Request
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.errors import (
     DuplicateJob,
     StoreFull,
     TidemillError,
 )
+from tidemill.gathering import Gathering
 from tidemill.job import Envelope, Owner, Verdict
 
 
@@ -42,8 +44,9 @@ def test_threads_that_put_one_after_the_other_share_each_commit(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None falls behind: who was answered is waited for; here for long, so no clock matters."""
-    monkeypatch.setattr(gathering, "_EACH", 1.0)
-    monkeypatch.setattr(gathering, "_MOST", 1.0)
+    gathering = broker._store.commits._gathering
+    monkeypatch.setattr(gathering, "_each", 1.0)
+    monkeypatch.setattr(gathering, "_most", 1.0)
     gate = Gate(broker._store)
     before = broker._store.env.info()["last_txnid"]
 
@@ -59,8 +62,58 @@ def test_threads_that_put_one_after_the_other_share_each_commit(
     assert broker._store.env.info()["last_txnid"] - before <= 12
 
 
+class Leaving(collections.deque[Request]):
+    """The last of those who wait takes his request back, just when the leader turns to him."""
+
+    def popleft(self) -> Request:
+        if len(self) == 1:
+            self.clear()
+        return super().popleft()
+
+
+def test_who_takes_his_request_back_when_the_leader_turns_to_him_harms_nobody(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = broker._store.commits
+    done: list[str] = []
+    other, gone = (Request(lambda _, name=name: done.append(name)) for name in ("other", "gone"))
+    own = Request(lambda _: done.append("own"))
+    monkeypatch.setattr(commits, "pending", Leaving([own, other, gone]))
+    with commits.lead:
+        commits._lead(broker._moves, own)
+    assert done == ["own", "other"]
+    assert [own.done, other.done, gone.done] == [True, True, False]
+    commits.pending.append(gone)
+    assert commits.lead.acquire(timeout=0)
+    commits.pass_on()
+    assert not commits.lead.locked()
+
+
+def test_who_goes_last_is_not_undone_by_those_who_came_for_the_same_commit(
+    broker: LmdbBroker,
+) -> None:
+    """What such a request does is told of before the commit."""
+    commits = broker._store.commits
+    done: list[int] = []
+
+    def refuse(_: object) -> None:
+        done.append(0)
+        raise DuplicateJob("x")
+
+    gate = Gate(broker._store)
+    first = lambda: commits.run(broker._moves, lambda _: done.append(1), last=True)  # noqa: E731
+    threads, _ = in_threads([first])
+    while not commits.pending:
+        os.sched_yield()
+    more, _ = in_threads([lambda: commits.run(broker._moves, refuse)])
+    gate.release_when(2)
+    join(threads + more)
+    assert done.count(1) == 1
+    assert done[0] == 0
+
+
 def test_who_does_not_come_back_is_not_waited_for_again() -> None:
-    waits = gathering.Gathering()
+    waits = Gathering()
     pending = collections.deque([object()])
     waits.expect(10, 1)
     before = time.monotonic()
@@ -79,7 +132,7 @@ def test_an_interrupt_while_waiting_for_others_takes_the_request_back(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(gathering.Gathering, "wait", interrupted)
+        patch.setattr(Gathering, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             broker.put([job(id="never")])
     threads, answers = in_threads([lambda: broker.put([job(id="next")])])
@@ -159,8 +212,8 @@ def test_a_follower_that_is_interrupted_takes_its_request_back(broker: LmdbBroke
 
     real = module.Request
 
-    def interrupted_request(apply: Any) -> Any:
-        request = real(apply)
+    def interrupted_request(apply: Any, **options: Any) -> Any:
+        request = real(apply, **options)
         request.turn = Turn()
         return request
 

@@ -17,6 +17,7 @@ from tidemill.board import Board
 from tidemill.brokers.base import Step, Want, open_broker
 from tidemill.brokers.liveness import WATCHED, Liveness, neighbours
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.wake import Bells
 from tidemill.job import Envelope, Owner, State
 
 IDLE_CONSUMERS = """
@@ -127,9 +128,10 @@ def test_an_owner_in_another_object_of_the_process_is_alive(url: str, broker: Lm
     assert broker.owners() == []
 
 
-@pytest.mark.parametrize("where", ["liveness", "pipe"])
+@pytest.mark.parametrize("lease", [0.0, 30.0])
+@pytest.mark.parametrize("where", ["hold", "member"])
 def test_who_cannot_attach_leaves_nothing_open(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, where: str
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, where: str, lease: float
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -137,13 +139,16 @@ def test_who_cannot_attach_leaves_nothing_open(
     broker.attach(Owner(id="here", name="w"))
     before = len(os.listdir("/dev/fd"))
     with monkeypatch.context() as patch:
-        if where == "pipe":
-            patch.setattr("tidemill.brokers.lmdb.members.os.pipe2", full)
+        if where == "member":
+            patch.setattr("tidemill.brokers.lmdb.members.Member", full)
+        elif lease:
+            patch.setattr(Bells, "take", full)
         else:
             patch.setattr(Liveness, "hold", full)
         for n in range(5):
             with pytest.raises(OSError, match="Too many"):
-                broker.attach(Owner(id=f"no{n}", name="w"))
+                broker.attach(Owner(id=f"no{n}", name="w", lease=lease))
     assert len(os.listdir("/dev/fd")) <= before + 1  # the way to one FIFO is kept, for hints
     broker.tick()
-    assert [owner.id for owner in broker.owners()] == ["here"]
+    there = [owner.id for owner in broker.owners() if not owner.lease]
+    assert there == ["here"]

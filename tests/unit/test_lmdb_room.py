@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,9 +15,8 @@ import pytest
 from lmdb_desk import job
 
 from tidemill.brokers.base import Filter, Step, Want, open_broker
-from tidemill.errors import (
-    StoreFull,
-)
+from tidemill.brokers.lmdb import room
+from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.job import Outcome, Owner, Verdict
 
 
@@ -126,4 +126,35 @@ def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None
     broker.tick()
     time.sleep(0.06)  # a look at the disk is believed for 50 ms
     assert broker.put([job()])
+    broker.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_store_that_was_deleted_confirms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """Nor one in whose place there is another: what is put there would be gone with this process.
+
+    law 1
+    """
+    monkeypatch.setattr(room, "_BELIEVED", 0.0)
+    folder = tmp_path / "store"
+    broker = open_broker(f"lmdb://{folder}")
+    assert broker.put([job()])
+    # when it is deleted, and perhaps made anew by somebody else
+    folder.rename(tmp_path / "away")
+    if replaced:
+        shutil.copytree(tmp_path / "away", folder)
+    # then each put is refused, that of a whole batch and the one alone that is tried after it
+    for count in (1, 2, 1):
+        with pytest.raises(BrokerUnavailable, match="was deleted or replaced while it was open"):
+            broker.put([job() for _ in range(count)])
+    with pytest.raises(BrokerUnavailable, match="was deleted or replaced"):
+        broker.info()
+    # and taken again when it is back
+    if replaced:
+        shutil.rmtree(folder)
+    (tmp_path / "away").rename(folder)
+    assert broker.put([job()])
+    assert broker.info()["jobs"] == 2
     broker.close()

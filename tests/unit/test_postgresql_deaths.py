@@ -146,12 +146,12 @@ def test_a_far_owner_that_is_slow_is_not_dead(broker: Broker, url: str, tmp_path
 
 
 def _cut(url: str, owner: str) -> None:
-    with connect(url, autocommit=True) as conn:
+    schema = url.partition("schema=")[2].partition("&")[0]
+    with connect(url, autocommit=True) as conn:  # others have owners of that number
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' "
-            "AND objid = (SELECT number FROM {}.owner WHERE id = %s)".format(
-                url.partition("schema=")[2].partition("&")[0]
-            ),
+            f"AND classid = '{schema}.owner'::regclass "
+            f"AND objid = (SELECT number FROM {schema}.owner WHERE id = %s)".encode(),
             [owner],
         )
 

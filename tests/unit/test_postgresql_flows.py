@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import psycopg
 import pytest
-from postgres_desk import connect
+from postgres_desk import connect, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.base import Broker, Filter, Step, Want, open_broker
@@ -246,24 +245,15 @@ def test_a_session_that_ends_inside_a_settle_leaves_all_as_it_was(
         threads = [threading.Thread(target=lambda: settle(broker, "w", [lease], Outcome.SUCCESS))]
         threads[0].start()
         with connect(url, autocommit=True) as other:
-            await_blocked(other)
+            until_blocked(other, conn)
             other.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE wait_event_type = 'Lock'"
+                "WHERE %s = ANY(pg_blocking_pids(pid))",
+                [conn.info.backend_pid],
             )
-            await_blocked(other)  # it came again
+            until_blocked(other, conn)  # it came again
         assert states(broker) == {"a": State.RUNNING, "z": WAITING}
         conn.rollback()
     threads[0].join(60)
     assert states(broker) == {"a": SUCCEEDED, "z": READY}
     recount(broker)
-
-
-def await_blocked(conn: psycopg.Connection) -> None:
-    """Until somebody waits for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    for _ in range(10_000):
-        row = conn.execute(query).fetchone()
-        if row and row[0]:
-            return
-    raise AssertionError("nobody waits")

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_desk import connect, take
+from postgres_desk import connect, take, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.base import Filter, Step, Want, open_broker
@@ -91,17 +91,53 @@ def falls_asleep(broker: PostgresBroker, owner: str = "idle") -> None:
         assert take(broker, owner) == []
 
 
-def wait_for_a_lock(conn: psycopg.Connection) -> None:
-    """Until somebody waits for one."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    for _ in range(20_000):
-        row = conn.execute(query).fetchone()
-        if row and row[0]:
-            return
-    raise AssertionError("nobody waits")
-
-
 # -- races ---------------------------------------------------------------------------------------
+
+SETTLE = """
+    PERFORM settle((SELECT number FROM owner WHERE id = 'one'), 'one', {},
+                   0, 0, '', '', 1, 2, NULL, false, clock(p), p);
+"""
+"""What the first transaction of a step does that ends a job, to be put into another function."""
+
+
+@HOWS
+def test_to_look_at_limits_swallows_no_hint(
+    broker: PostgresBroker, url: str, schema: str, how: str
+) -> None:
+    """A step has committed, and has not got to the gate, when somebody looks."""
+    put(broker, 2, **limit(broker, how, Terms(concurrency=1)))
+    [lease] = take(broker, "one")
+    falls_asleep(broker)
+    with connect(url, autocommit=True, options=f"-csearch_path={schema}") as conn:
+        settle = SETTLE.format(lease.token)
+        prefs = "p prefs := '(0,60,60,60,9,300)'::prefs"
+        conn.execute(f"DO $$ DECLARE {prefs}; BEGIN {settle} END $$".encode())
+    # when
+    [shown] = broker.limits()
+    # then
+    assert shown.running == 0
+    assert is_woken(broker)
+    assert names(take(broker, "idle")) == ["j0001"]
+
+
+@HOWS
+def test_who_opens_a_gate_itself_after_its_last_look_is_told(
+    broker: PostgresBroker, url: str, schema: str, how: str
+) -> None:
+    """It is asleep by then, and who ended the job was not at the gate."""
+    put(broker, 2, **limit(broker, how, Terms(concurrency=1)))
+    [lease] = take(broker, "one")
+    falls_asleep(broker)
+    with connect(url, autocommit=True, options=f"-csearch_path={schema}") as conn:
+        row = conn.execute("SELECT pg_get_functiondef('look_again'::regproc)").fetchone()
+        assert row is not None
+        end = "    due := d - clock(p);\n"
+        assert end in row[0]
+        conn.execute(row[0].replace(end, end + SETTLE.format(lease.token)).encode())
+        assert take(broker, "idle") == []
+        conn.execute(row[0].encode())
+    assert is_woken(broker)
+    assert names(take(broker, "idle")) == ["j0001"]
 
 
 @HOWS
@@ -124,7 +160,7 @@ def test_a_place_that_becomes_free_while_another_is_at_the_gate_is_not_forgotten
         holder.execute(f"SELECT FROM {schema}.command FOR UPDATE".encode())
         thread = threading.Thread(target=step)
         thread.start()
-        wait_for_a_lock(looker)
+        until_blocked(looker, holder)
         broker.exchange(Step("two", [done(second)]))
         falls_asleep(broker)
         holder.rollback()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from postgres_desk import connect, job, take
@@ -75,6 +76,12 @@ def test_migrations_run_once_each_and_in_order(name: str, url: str) -> None:
     for what in (open_broker, migrate_store):
         with pytest.raises(BrokerUnavailable, match="upgrade tidemill"):
             what(url)
+
+
+def test_each_migration_has_its_own_number() -> None:
+    folder = Path(schema.__file__).parent / "sql" / "migrations"
+    names = sorted(file.name for file in folder.iterdir())
+    assert [int(name[:4]) for name in names] == list(range(1, schema.VERSION + 1))
 
 
 def test_a_migration_that_fails_leaves_all_as_it_was(name: str, url: str) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 import pytest
-from postgres_desk import connect, take
+from postgres_desk import connect, take, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.base import Broker, Step, Want, open_broker
@@ -55,16 +54,6 @@ def stands(broker: Broker, job_id: str) -> tuple[State, int]:
     return record.state, record.pending
 
 
-def blocked(conn: psycopg.Connection, count: int = 1) -> None:
-    """Until so many wait for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    for _ in range(20_000):
-        row = conn.execute(query).fetchone()
-        if row and row[0] >= count:
-            return
-    raise AssertionError("nobody waits")
-
-
 @contextmanager
 def behind_a_lock(url: str, schema: str, child: str, work: Any) -> Iterator[None]:
     """Have some work wait, in a thread, for what somebody does with the row of a waiting job."""
@@ -72,7 +61,7 @@ def behind_a_lock(url: str, schema: str, child: str, work: Any) -> Iterator[None
         holder.execute(f"SELECT FROM {schema}.behind WHERE id = '{child}' FOR UPDATE".encode())
         thread = threading.Thread(target=work)
         thread.start()
-        blocked(looker)
+        until_blocked(looker, holder)
         yield
         holder.rollback()
         thread.join(60)

@@ -50,6 +50,27 @@ def broken(url: str, schema: str, name: str) -> Iterator[None]:
             conn.execute(row[0].encode())
 
 
+def test_a_tick_walks_over_no_nonces(broker: Broker, url: str, schema: str) -> None:
+    """A server's producers leave one for each put, and they stay for ten minutes."""
+    broker.put([job()])
+    with connect(url, autocommit=True) as conn:
+        conn.execute(f'SET search_path = "{schema}"'.encode())
+        conn.execute(
+            "INSERT INTO call (line, serial, seen, once) SELECT 'once ' || n, 1, s, s FROM "
+            "generate_series(1, 5000) AS n CROSS JOIN LATERAL (SELECT "
+            "extract(epoch FROM clock_timestamp()) - 601 * (n <= 10)::int) AS x (s)"
+        )
+        with conn.transaction():
+            conn.execute("SELECT tick_once(100, '(0,1,1,1,1,30)'::prefs)")
+            stats = conn.execute(
+                "SELECT seq_tup_read, n_tup_del, idx_tup_fetch FROM pg_stat_xact_user_tables "
+                "WHERE relid = 'call'::regclass"
+            ).fetchone()
+        assert stats is not None
+        assert stats[:2] == (0, 10)
+        assert stats[2] < 100
+
+
 @pytest.mark.parametrize("name", ["ring", "prune", "sweep_keys"])
 def test_telling_and_chores_may_fail_after_a_put_and_a_step(
     broker: Broker, url: str, schema: str, name: str

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from harness import eventually
-from rabbitmq_desk import Hand, Runner, held, ids_of, job, open_rabbit, put_until
+from rabbitmq_desk import (
+    Hand,
+    Runner,
+    away,
+    held,
+    ids_of,
+    job,
+    open_rabbit,
+    put_until,
+    suspended,
+)
 from servers import Proxy, RabbitMQ
 
-from tidemill.brokers.rabbitmq import RabbitBroker
+from tidemill.brokers.base import open_broker
+from tidemill.brokers.rabbitmq import RabbitBroker, leaving, visit
 from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.job import Outcome
+from tidemill.move import move
 
 pytestmark = pytest.mark.slow
 
@@ -202,10 +216,9 @@ def test_a_clock_that_somebody_deletes_is_made_again(
     worker = Hand(broker)
     broker.put([job(delay=0.1)])
     worker.await_all(1)
-    server.ctl(
-        "eval",
+    server.eval(
         f'[rabbit_exchange:delete(rabbit_misc:r(<<"/">>, exchange, '
-        f'<<"{prefix}.delay.", N>>), false, <<"test">>) || N <- "01"].',
+        f'<<"{prefix}.delay.", N>>), false, <<"test">>) || N <- "01"]'
     )
     broker.put([job(delay=0.1)])
     worker.await_all(1)
@@ -267,29 +280,6 @@ def test_what_the_server_refuses_is_said_and_an_end_waits_for_its_successor(
         seen |= {lease.open().id for lease in worker.await_all(1)}
 
 
-def test_a_queue_that_does_not_answer_holds_up_no_other(
-    server: RabbitMQ,
-    open_one: Open,
-    prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    # as one does whose log was lost with its server
-    monkeypatch.setattr("tidemill.brokers.rabbitmq.tap._BEGINS", 1.0)
-    broker, urgent, plain = open_one(), job(priority=5), job()
-    broker.put([urgent, plain])
-    high = f"'%2F_{prefix}.tasks.high.default'"
-    server.ctl("eval", f"sys:suspend({high}).")
-    try:
-        worker = Hand(broker)
-        (lease,) = worker.await_all(1, queues=("default",))
-    finally:
-        server.ctl("eval", f"sys:resume({high}).")
-    assert lease.open().id == plain.id
-    assert f"the queue {prefix}.tasks.high.default does not answer" in caplog.text
-    assert worker.settle(lease)
-
-
 def test_a_link_that_is_cut_silently_is_given_up(server: RabbitMQ, open_one: Open) -> None:
     # law 5: after the owner lease, by the missing heartbeats
     proxy = Proxy(server.port)
@@ -337,7 +327,7 @@ def test_a_server_that_takes_back_what_runs_for_too_long_is_told_of(
     # law 5: where nobody else takes it, it goes on; the server's consumer_timeout is 30 min else
     server = RabbitMQ("consumer_timeout = 1000")
     try:
-        server.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+        server.eval("application:set_env(rabbit, channel_tick_interval, 500)")
         broker = open_rabbit(server.url, "timeout")
         broker.put([job()])
         worker = Hand(broker)
@@ -350,3 +340,28 @@ def test_a_server_that_takes_back_what_runs_for_too_long_is_told_of(
         broker.close()
     finally:
         server.close()
+
+
+def test_a_move_names_the_queues_that_do_not_answer(
+    server: RabbitMQ,
+    open_one: Open,
+    prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # law 1: all three are counted as empty, or as none
+    monkeypatch.setattr(visit, "ANSWER_WITHIN", 2.0)
+    monkeypatch.setattr(leaving, "_PAUSE", 0.1)
+    broker = open_one()
+    queues = ("deaf", "stopped", "down")
+    broker.put([job(queue) for queue in (*queues, "fine")])
+    deaf, stopped, down = names = [f"{prefix}.tasks.normal.{queue}" for queue in queues]
+    ra = f"{{list_to_atom(\"%2F_{stopped}\"), node()}}"
+    with contextlib.closing(open_broker(f"lmdb://{tmp_path}/target")) as target:
+        server.eval(f"ra:stop_server(quorum_queues, {ra})")
+        with suspended(server, deaf), away(server, down):
+            moved = move(broker, target)
+        assert (moved.gone, moved.unanswered) == (1, sorted(names))
+        server.eval(f"ra:restart_server(quorum_queues, {ra})")
+        moved = move(broker, target)
+        assert (moved.gone, moved.unanswered) == (3, [])

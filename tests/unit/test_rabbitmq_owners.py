@@ -158,6 +158,7 @@ def test_a_fork_has_lines_of_its_own(open_one: Open) -> None:
     if pid == 0:
         code = 1
         try:
+            assert not [t for t in threading.enumerate() if t.name.startswith("tidemill-")]
             broker.put([job("of the child")])
             child = Hand(broker, "child")
             [mine] = child.await_all(1, queues=("of the child",))

@@ -112,6 +112,35 @@ def test_a_suspect_that_its_workers_die_of_again_fails(
     assert "its worker died 3 times while it had nothing else to run" in properties.headers["error"]
 
 
+def test_a_suspect_is_found_though_it_goes_back_in_between(
+    broker: Broker, prefix: str, channel: BlockingChannel
+) -> None:
+    # law 6: what goes back is a new message, of which the server has counted nothing
+    culprit = job()
+    broker.put([culprit])
+    for _ in range(4):
+        worker = Hand(broker)
+        (lease,) = worker.await_all(1)
+        if lease.losses:
+            break
+        broker.detach(worker.id)
+        die_of(channel, f"{prefix}.tasks.normal.default", 5)
+    else:
+        worker = Hand(broker)
+        (lease,) = worker.await_all(1)
+    assert (lease.open().id, lease.losses) == (culprit.id, 1)
+
+
+def test_what_goes_back_now_and_then_is_no_suspect(broker: Broker) -> None:
+    # law 6
+    broker.put([job()])
+    for _ in range(SUSPECT + 2):
+        worker = Hand(broker)
+        (lease,) = worker.await_all(1)
+        assert lease.losses == 0
+        broker.detach(worker.id)
+
+
 def test_what_ended_is_no_suspect_any_more(
     broker: Broker, prefix: str, channel: BlockingChannel
 ) -> None:

@@ -84,7 +84,8 @@ def test_an_alarm_stops_publishers_until_it_is_over(server: RabbitMQ) -> None:
         # The first may still be confirmed: it is how the server learns that somebody publishes.
         publisher = threading.Thread(target=lambda: [put(channel, body) for body in (b"1", b"2")])
         publisher.start()
-        eventually(lambda: "blocked" in server.ctl("list_connections", "state"), "the alarm")
+        states = "[io:write(State) || State <- rabbit_networking:connection_info_all([state])]"
+        eventually(lambda: "blocked" in server.eval(states), "the alarm")
         assert publisher.is_alive()
         # when
         server.alarm(False)

@@ -37,6 +37,26 @@ def test_a_burst_does_not_take_a_broker_that_is_away_for_an_empty_one(
     assert job.state is State.SUCCEEDED
 
 
+def test_a_burst_looks_less_and_less_often_for_what_is_on_its_way(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, empty = mill.broker.exchange, list[float]()
+
+    def waiting(step: Step) -> Reply:
+        reply = exchange(step)
+        if step.want is not None and not reply.leases:
+            empty.append(time.monotonic())
+        reply.more = not empty or time.monotonic() < empty[0] + 4
+        return reply
+
+    job = mill.task(len).enqueue("abc")
+    monkeypatch.setattr(mill.broker, "exchange", waiting)
+    run_all(mill)
+    assert job.state is State.SUCCEEDED
+    assert empty[-1] > empty[0] + 4
+    assert len(empty) < 20
+
+
 def test_a_cancellation_that_comes_with_a_verdict_of_its_own_step(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:

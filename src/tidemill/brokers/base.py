@@ -25,13 +25,32 @@ A broker over a network keeps some promises that a file cannot break:
 A store may lend its jobs to a *carrier*, a message broker that brings them to the workers: it holds
 what is ready, the store all else (``Feature.CARRY``). Some owner leases jobs in the ordinary way,
 publishes each lease, and settles it ``Outcome.CARRY``: with its token it is the carrier's now, who
-is no owner and never dies. The job is ready, but on no line, and nobody is told of it; of a limit
-it keeps its place. Whoever gets the message hands in token and id as ``Step.take``. Only when that
-is answered with True the lease is its own, as if made at that moment, and the job may run; else the
-message is stale, and is dropped. So a job that was published twice, or whose publisher died before
-it settled, runs once all the same. A message may arrive before its lease was handed over: to take
-a lease from an owner of the kind ``relay`` hands it over. What is done to a job that is ready is
-done to one that is carried: it then is with the carrier no more, and its message is stale.
+is no owner and never dies. The job is ready, but on no line, and nobody is told of it. Of a limit
+it keeps its place, and the tokens that it takes when it starts: nobody else gets them until then,
+so no more lie with the carrier than could start at once. Whoever gets the message hands in token
+and id as ``Step.take``. Only when that is answered with True the lease is its own, as if made at
+that moment, and the job may run; else the message is stale, and is dropped. So a job that was
+published twice, or whose publisher died before it settled, runs once all the same. A message may
+arrive before its lease was handed over: to take a lease from an owner of the kind ``relay`` hands
+it over. What is done to a job that is ready is done to one that is carried: it then is with the
+carrier no more, and its message is stale.
+
+An owner may be *elsewhere*, on a machine that cannot open the store (``Feature.ELSEWHERE``): some
+process here, a job server, makes its calls for it. It attaches with ``Owner.lease`` and belongs to
+no process: when the server is killed, what it holds stays its own, and any process that has the
+store open may make its next call; to attach it once more is to go on with it. Three things keep the
+laws though a call, a reply or the server may be lost at any moment.
+
+- Its steps bear serials. A step with the serial of the last one is a repetition: it is answered
+  again, not done again, with those of its leases that still stand, and perhaps more that it still
+  lacks. One with a lower serial came late, and is refused. A put bears a ``nonce``. So the caller
+  repeats until it has an answer.
+- Its word is its exchange. ``wait`` returns in time for the next, after a third of its lease. One
+  that was silent for its lease is given up, and its jobs get a loss; but no consumer while the ttr
+  of a message it holds runs. It is told ``lost``, as every owner that was given up. What another
+  hands in for it (``Step.behalf``) is no word of its own.
+- Silence is counted by those who hear (:meth:`Broker.count_silence`), so time in which it could not
+  speak does not count: a server that was down, or stopped, or a machine that booted anew.
 """
 
 from __future__ import annotations
@@ -45,8 +64,9 @@ import msgspec
 from tidemill.brokers.looking import Filter, Page, QueueStats, matches
 from tidemill.brokers.schedules import Schedule, Schedules
 from tidemill.brokers.schemes import check_url, features_of, open_broker, register_scheme
+from tidemill.brokers.steps import Mode, Reply, Step, Want
 from tidemill.errors import FeatureMissing
-from tidemill.job import Command, Envelope, Lease, Note, Owner, Put, Record, Verdict
+from tidemill.job import Command, Envelope, Owner, Put, Record
 
 __all__ = [
     "DEFAULT_TTR",
@@ -99,79 +119,12 @@ class Feature(enum.StrEnum):
     BACKUP = "backup"
     FLOWS = "flows"  # jobs that wait for others: chains, groups, hooks
     MOVE = "move"  # all of it can go to another store, or come from one
+    DRAIN = "drain"  # it only carries jobs: what it can comes from a store, or is taken out for one
     SCHEDULES = "schedules"  # records that come due, to be fired exactly once
     LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
     CARRY = "carry"  # leases may lie with a carrier, which brings them to whoever takes them
-
-
-class Mode(enum.StrEnum):
-    """In what order a want takes from several queues."""
-
-    FAIR = "fair"  # every queue gets its turn
-    STRICT = "strict"  # the first is emptied before the second
-    MERGED = "merged"  # priority and age across all as if they were one
-
-
-class Want(msgspec.Struct, frozen=True):
-    """How many jobs an owner can take, of which queues. No queues means all.
-
-    ``tasks`` and ``messages`` say which kinds: a worker never takes raw messages, nor a consumer
-    tasks, unless it asks for them. Without ``sleep`` the owner does not mean to wait when nothing
-    is there, and is not hinted.
-
-    A task that was lost with its worker (``Lease.losses``) may be what brought that down, and is to
-    run alone (law 6). With ``alone`` the first such job of these queues comes before all others; a
-    reply never has more than one, and without ``alone`` none.
-    """
-
-    count: int
-    queues: tuple[str, ...] = ()
-    mode: Mode = Mode.FAIR
-    tasks: bool = True
-    messages: bool = False
-    sleep: bool = True
-    alone: bool = True
-
-
-class Step(msgspec.Struct):
-    """One exchange: what an owner hands in and what it wants.
-
-    ``touch`` renews message leases: (token, seconds), 0 for the message's own ttr. ``take`` names
-    leases that lie with the carrier: (token, id of the job). ``fires`` is how many due schedules it
-    would see to now; who sees to none is not told when the next is due.
-    """
-
-    owner: str
-    verdicts: Sequence[Verdict] = ()
-    want: Want | None = None
-    touch: Sequence[tuple[int, float]] = ()
-    notes: Sequence[Note] = ()
-    fires: int = 0
-    take: Sequence[tuple[int, str]] = ()
-
-
-class Reply(msgspec.Struct):
-    """What an exchange did.
-
-    ``settled`` and ``touched`` answer in order; False means the lease was lost and nothing changed.
-    ``taken`` does, too: True for a lease that is the owner's now. It is just as it was told when it
-    was made, but that it was ``leased`` now, and that a consumer's ttr runs from now on. ``taken``
-    is empty beside the command ``lost``: nothing was looked at, and the messages are not stale.
-    ``next_due`` is seconds until something in the store becomes due; infinity when nothing will.
-    ``schedules`` are due, and nobody else's for :data:`~.schedules.CLAIM` seconds; ``wall`` is the
-    wall time they are due by, when that is a server's, else 0. ``more`` says that there may be jobs
-    which are still on their way: that none came does not mean that there is none.
-    """
-
-    settled: list[bool] = []
-    touched: list[bool] = []
-    leases: list[Lease] = []
-    commands: list[Command] = []
-    next_due: float = float("inf")
-    schedules: list[Schedule] = []
-    wall: float = 0.0
-    more: bool = False
-    taken: list[bool] = []
+    NAMED = "named"  # a job can be leased by its id, and the first of each state be looked at
+    ELSEWHERE = "elsewhere"  # owners with a lease, serials and nonces: it can be served over HTTP
 
 
 class Departure(msgspec.Struct, array_like=True, frozen=True):
@@ -213,11 +166,13 @@ class Broker(Schedules, Protocol):
         txn: Any = None,
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
+        nonce: str = "",
     ) -> list[Put]:
         """Accept jobs, all or none, in order.
 
         When it returns they are kept (law 1); with ``txn`` they exist if and only if the caller's
-        transaction commits.
+        transaction commits. A call with a ``nonce`` (up to 100 characters; ids of our own are best)
+        that accepted jobs is answered again when it is repeated within 10 minutes.
 
         A job that waits for others (``Links.waits``) counts those that are put and name it as
         ``next``. It is held back at least until the call that put it has put them all, and those in
@@ -234,7 +189,7 @@ class Broker(Schedules, Protocol):
     # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Make an owner known, and alive until it detaches or its process dies.
+        """Make an owner known, and alive until it detaches or its process dies, or it is silent.
 
         Raises:
             StoreMoved: the store departs; nobody works on it any more.
@@ -291,6 +246,15 @@ class Broker(Schedules, Protocol):
         """Reap dead owners and prune; seconds until it matters again."""
         ...
 
+    def count_silence(self) -> float:
+        """Give up owners elsewhere that were silent for their lease; seconds until the next call.
+
+        For a process that makes their calls, from where it hears them. What counts is the time from
+        one call to the next in the same process; when that was more than twice as long as said,
+        nobody could be heard, and all owners begin a whole lease anew.
+        """
+        ...
+
     # -- waiting for jobs -----------------------------------------------------------------------
 
     def wait_for(
@@ -334,6 +298,8 @@ class Broker(Schedules, Protocol):
         ...
 
     # -- acting ---------------------------------------------------------------------------------
+    # To do any of these twice is to do it once, if nobody does something else in between; but what
+    # is said the second time is what there was left to do.
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         """Cancel: an unfinished job at once, a running one through its owner. False: too late."""

@@ -5,7 +5,7 @@ results, flows, limits and schedules: each of its steps is atomic there. From th
 (:mod:`.relay`) brings what is ready to the carrier, which hands it to the workers. A worker that
 gets a message takes the lease it speaks of from the store, and only then runs the job; the message
 is acknowledged at once, for from then on the store knows who runs what. Raw messages are not
-carried: consumers take them from the store.
+carried: whoever asks for them takes them from the store.
 
 | killed | what is left | what happens |
 |---|---|---|
@@ -13,16 +13,17 @@ carried: consumers take them from the store.
 | the relay, before handing over | a message, and its leases | they go back; the message is stale |
 | a worker, before taking | the message, with the carrier | another worker gets it |
 | a worker, after taking | its lease, in the store | as with any worker of that store |
-| the carrier, with all it had | leases that nobody brings | called back within a minute of rest |
+| the carrier, with all it had | leases that nobody brings | called back within a minute or two |
+
+A message that comes once more after its lease was taken is stale, whoever gets it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import weakref
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -35,13 +36,17 @@ from tidemill.brokers.base import (
     QueueStats,
     Reply,
     Step,
+    Want,
+    need,
 )
+from tidemill.brokers.forks import tell_of_forks
 from tidemill.brokers.limiting import Limiting, limiting
-from tidemill.brokers.relay import InvalidMessage, Relay, unwrap
+from tidemill.brokers.naming import naming
+from tidemill.brokers.relay import Brought, Carrier, InvalidMessage, Relay, hold_back, unwrap
 from tidemill.brokers.schedules import Change, Changed, Schedule
-from tidemill.clock import wall_time
+from tidemill.clock import machine_time, wall_time
 from tidemill.crash import point
-from tidemill.errors import BrokerUnavailable, FeatureMissing
+from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import (
     RELAY,
@@ -52,30 +57,34 @@ from tidemill.job import (
     Owner,
     Put,
     Record,
+    State,
     Verdict,
 )
 
-__all__ = ["Carrier", "CarryingBroker"]
+__all__ = ["CarryingBroker", "Store", "lending"]
+
+_KEPT = 10.0
+"""Seconds after which the message of a job that still runs is acknowledged: a server takes those
+back that are not, after a time. Who has run anything for so long has not been brought more."""
 
 
-class Carrier(Broker, Protocol):
-    """A broker whose owners can be waited for beside something else."""
+class Store(Broker, Protocol):
+    """A broker that lends its jobs to a carrier."""
 
-    def bell(self, owner_id: str) -> int:
-        """A descriptor that is readable when something came, once ``arm`` was called."""
+    @property
+    def identity(self) -> str:
+        """What tells this store from every other."""
         ...
 
-    def arm(self, owner_id: str) -> bool:
-        """Have the bell rung from now on; False when something has come already."""
-        ...
 
-    def disarm(self, owner_id: str) -> None:
-        """Have it rung no more."""
-        ...
+def lending(broker: Broker) -> Store:
+    """The broker, as a store that lends its jobs to a carrier.
 
-    def doubt(self, owner_id: str, jobs: Sequence[Envelope]) -> None:
-        """These were put: that there was nothing is no longer known."""
-        ...
+    Raises:
+        FeatureMissing: it is none.
+    """
+    need(broker, Feature.CARRY, "store=")
+    return cast(Store, broker)
 
 
 class _Worker:
@@ -85,64 +94,84 @@ class _Worker:
         self._store = store
         self._carrier = carrier
         self._id = owner.id
-        self._brought: list[tuple[int, str, Lease]] = []  # (the carrier's token, id, lease)
-        self._alone: list[tuple[int, str, Lease]] = []  # such as are to run alone
+        self._brought: list[Brought] = []
+        self._kept: dict[int, tuple[int, float]] = {}
+        """By token of a lease: that of its message, and when it was taken; in that order."""
         self._look = 0  # of the relay, at what there is since we last did something
+        self._did = True  # something, and it was not asked to look since
         with contextlib.ExitStack() as undoing:
             carrier.attach(owner)
             undoing.callback(carrier.detach, owner.id)
             store.attach(owner)
             undoing.callback(store.detach, owner.id)
-            self.relay = Relay(store, carrier, owner, lambda jobs: carrier.doubt(owner.id, jobs))
+            self.relay = Relay(store, carrier, owner)
             undoing.pop_all()
 
     def exchange(self, step: Step) -> Reply:
         """One step of the store's, which takes what the carrier brought."""
-        more = self._fetch(step)
+        more = self._fetch(step, self._done_with(step))
         if self._brought:
             point("carried.brought")
-        take = [(lease.token, job_id) for _, job_id, lease in self._brought]
-        reply = self._store.exchange(msgspec.structs.replace(step, want=None, take=take))
+        take = [(one.lease.token, one.id) for one in self._brought]
+        messages = self._messages(step)
+        reply = self._store.exchange(msgspec.structs.replace(step, want=messages, take=take))
         brought, self._brought = self._brought, []
         lost = len(reply.taken) < len(brought)  # nothing was looked at
         taken = [False] * len(brought) if lost else reply.taken
-        now = wall_time()
-        for (_, _, lease), mine in zip(brought, taken, strict=True):
+        now, since = wall_time(), machine_time()
+        for one, mine in zip(brought, taken, strict=True):
             if mine:
-                lease.leased = now
-                reply.leases.append(lease)
-        if len(reply.leases) < len(brought):
-            reply.next_due = 0.0  # something was stale, and is still wanted
+                self.relay.came(one)
+                one.lease.leased = now
+                reply.leases.append(one.lease)
+                self._kept[one.lease.token] = one.token, since
+        if not all(taken):
+            reply.next_due, more = 0.0, True  # something was stale, and is still wanted
         if brought:
             point("carried.taken")
         outcome = Outcome.RELEASE if lost else Outcome.SUCCESS
-        self._end([Verdict(token, outcome) for token, _, _ in brought])
-        if step.verdicts or reply.leases or not self._look:
-            self._look = self.relay.ask()
-        reply.more = more or not self.relay.has_looked(self._look)
+        not_taken = (one for one, mine in zip(brought, taken, strict=True) if not mine)
+        self._end([Verdict(one.token, outcome) for one in not_taken])
+        if step.verdicts or reply.leases:
+            self._did = True
+        elif self._did and step.want is not None:  # else it is woken with every job
+            self._did, self._look = False, self.relay.ask()
+        reply.more = more or self._did or not self.relay.has_looked(self._look)
+        if self.relay.quiet and step.want is not None and step.want.count:
+            reply.commands.append(Command("quiet"))  # the store has heard of nobody else's want
         return reply
 
-    def _fetch(self, step: Step) -> bool:
+    def _done_with(self, step: Step) -> list[Verdict]:
+        """The ends of messages whose jobs have ended, or run for long."""
+        kept, late = self._kept, machine_time() - _KEPT
+        tokens = [one.token for one in step.verdicts if one.token in kept and not one.hold]
+        tokens += itertools.takewhile(lambda token: kept[token][1] < late, kept)
+        return [Verdict(kept.pop(token)[0], Outcome.SUCCESS) for token in dict.fromkeys(tokens)]
+
+    def _fetch(self, step: Step, ends: list[Verdict]) -> bool:
         """Have in hand what is wanted; whether more may be on its way."""
         want = step.want
-        if want is None:
+        if want is None or not want.tasks:
+            self._end(ends)
             return False
-        if want.alone and self._alone and not any(lease.losses for *_, lease in self._brought):
-            self._brought.insert(0, self._alone.pop(0))
-        missing = want.count - len(self._brought)
-        said = self._carrier.exchange(
-            Step(self._id, want=msgspec.structs.replace(want, count=max(0, missing)))
-        )
+        alone = want.alone and not any(one.lease.losses for one in self._brought)
+        missing = max(0, want.count - len(self._brought))
+        want = msgspec.structs.replace(want, count=missing, alone=alone, messages=False)
+        said = self._carrier.exchange(Step(self._id, ends, want))
         for found in said.leases:
             try:
-                one = (found.token, *unwrap(found))
+                self._brought.append(unwrap(found))
             except InvalidMessage as error:
                 self._end([Verdict(found.token, Outcome.FAIL, error=str(error))])
-            else:
-                (self._alone if one[2].losses else self._brought).append(one)
-        if self._alone and want.alone and not any(lease.losses for *_, lease in self._brought):
-            self._brought.insert(0, self._alone.pop(0))
         return said.more
+
+    def _messages(self, step: Step) -> Want | None:
+        """What the store itself is asked for: messages, which are not carried."""
+        want = step.want
+        if want is None or not want.messages:
+            return None
+        missing = max(0, want.count - len(self._brought))
+        return msgspec.structs.replace(want, count=missing, tasks=False, alone=False)
 
     def _end(self, verdicts: list[Verdict]) -> None:
         if verdicts:
@@ -163,27 +192,31 @@ class _Worker:
         """Leave both; what was brought and not taken is for others."""
         with contextlib.ExitStack() as leaving:  # each of them, whatever becomes of the others
             leaving.callback(self._store.detach, self._id)
+            leaving.callback(self.leave)
+
+    def leave(self) -> None:
+        """Leave the carrier: nothing is brought over nor here any more."""
+        with contextlib.ExitStack() as leaving:
             leaving.callback(self._carrier.detach, self._id)
-            leaving.callback(self._give_back)
+            leaving.callback(self._let_go)
             leaving.callback(self.relay.stop)
 
-    def _give_back(self) -> None:
-        self._end([Verdict(token, Outcome.RELEASE) for token, *_ in self._brought + self._alone])
+    def _let_go(self) -> None:
+        ends = [Verdict(one.token, Outcome.RELEASE) for one in self._brought]
+        ends += [Verdict(token, Outcome.SUCCESS) for token, _ in self._kept.values()]
+        self._end(ends)
 
 
 class CarryingBroker:
     """A store, and a carrier between it and the workers."""
 
-    def __init__(self, store: Broker, carrier: Carrier) -> None:
-        if Feature.CARRY not in store.features:
-            scheme = store.url.split("://", 1)[0]
-            raise FeatureMissing(f"store= needs the feature carry, which {scheme}:// does not have")
+    def __init__(self, store: Store, carrier: Carrier) -> None:
         self.store = store
         self.carrier = carrier
         self.url = carrier.url
-        self.features = store.features - {Feature.CARRY, Feature.MERGED}
+        self.features = store.features - {Feature.CARRY, Feature.MERGED, Feature.ELSEWHERE}
         self._workers: dict[str, _Worker] = {}
-        _brokers.add(self)
+        tell_of_forks(self)
 
     def after_fork_child(self) -> None:
         """In a forked child: the owners are the parent's."""
@@ -192,6 +225,8 @@ class CarryingBroker:
     # -- what both have a part in ---------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
+        if owner.lease:
+            need(self, Feature.ELSEWHERE, "a lease")
         worker = self._workers.get(owner.id)
         if worker is not None or owner.kind == "consumer":
             self.store.attach(owner)
@@ -207,7 +242,14 @@ class CarryingBroker:
 
     def exchange(self, step: Step) -> Reply:
         worker = self._workers.get(step.owner)
-        return self.store.exchange(step) if worker is None else worker.exchange(step)
+        reply = self.store.exchange(step) if worker is None else worker.exchange(step)
+        if any(one.outcome in (Outcome.RETRY, Outcome.FAIL) for one in step.verdicts):
+            if worker is not None:
+                worker.relay.look_at_breakers()
+            else:
+                with contextlib.suppress(TidemillError):  # what was done counts in any case
+                    hold_back(self.store)
+        return reply
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         worker = self._workers.get(owner_id)
@@ -219,8 +261,11 @@ class CarryingBroker:
         return [owner for owner in self.store.owners() if owner.kind != RELAY]
 
     def info(self) -> dict[str, Any]:
-        carrier = {f"carrier {name}": fact for name, fact in self.carrier.info().items()}
-        return self.store.info() | carrier
+        store, carrier = self.store.info(), self.carrier.info()
+        both = {"broker": f"{carrier['broker']}+{store['broker']}", "url": self.url}
+        facts = {f"carrier {name}": fact for name, fact in carrier.items() if name not in both}
+        facts["carrier ready"] = sum(row.ready for row in self.carrier.stats())
+        return store | both | {"store": store.get("url", self.store.url)} | facts
 
     def close(self) -> None:
         with contextlib.ExitStack() as closing:
@@ -233,6 +278,11 @@ class CarryingBroker:
     # -- what is the store's --------------------------------------------------------------------
 
     @property
+    def identity(self) -> str:
+        """That of the store."""
+        return self.store.identity
+
+    @property
     def boards(self) -> str:
         return self.store.boards
 
@@ -243,20 +293,28 @@ class CarryingBroker:
         txn: Any = None,
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
+        nonce: str = "",
     ) -> list[Put]:
-        return self.store.put(jobs, txn=txn, hold=hold, let_go=let_go)
+        return self.store.put(jobs, txn=txn, hold=hold, let_go=let_go, nonce=nonce)
 
     def wake(self, owner_id: str) -> None:
         self.store.wake(owner_id)
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        return self.store.release(owner_id, causes)
+        released = self.store.release(owner_id, causes)
+        worker = self._workers.pop(owner_id, None)
+        if worker is not None:
+            worker.leave()
+        return released
 
     def recall(self) -> int:
         return self.store.recall()
 
     def tick(self) -> float:
         return self.store.tick()
+
+    def count_silence(self) -> float:
+        return float("inf")  # there are no owners elsewhere
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
@@ -311,10 +369,18 @@ class CarryingBroker:
         return self.store.change_schedules(changes)
 
     def depart(self, where: str, *, seal: bool = False) -> Departure:
-        return self.store.depart(where, seal=seal)
+        """As the store does it; what lies with the carrier is stale when nothing changes there."""
+        departure = self.store.depart(where, seal=seal)
+        if seal:
+            with contextlib.suppress(BrokerUnavailable):  # it only takes up room
+                for row in self.carrier.stats():
+                    self.carrier.purge(row.name)
+        return departure
 
     def stay(self) -> None:
+        """As the store does it; what lay with the carrier may be gone, and goes there once more."""
         self.store.stay()
+        self.store.recall()
 
     def adopt(
         self,
@@ -328,12 +394,31 @@ class CarryingBroker:
     def adopted(self, mark: str) -> str:
         return self.store.adopted(mark)
 
+    # -- jobs by name, where the store has them -------------------------------------------------
+
+    def numbers(self, count: int) -> int:
+        return naming(self.store, "numbers").numbers(count)
+
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        return naming(self.store, "head").head(queue, state, count)
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        return naming(self.store, "lease_named").lease_named(owner_id, job_ids)
+
     # -- limits, where the store has them -------------------------------------------------------
 
     def set_limit(
         self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
+        """As the store has it; what is carried comes back to its line, and is held to that, too."""
+        before = self._terms_of(name, queue)
         self._limiting.set_limit(name, terms, queue=queue, declared=declared)
+        if self._terms_of(name, queue) != before:
+            self.store.recall()
+
+    def _terms_of(self, name: str, queue: bool) -> list[Terms]:
+        rows = self._limiting.limits()
+        return [row.terms for row in rows if (row.name, row.queue) == (name, queue)]
 
     def limits(self) -> list[LimitStats]:
         return self._limiting.limits()
@@ -344,14 +429,3 @@ class CarryingBroker:
     @property
     def _limiting(self) -> Limiting:
         return limiting(self.store, "a limit")
-
-
-_brokers: weakref.WeakSet[CarryingBroker] = weakref.WeakSet()
-
-
-def _after_fork_child() -> None:
-    for broker in list(_brokers):
-        broker.after_fork_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_child)

@@ -33,13 +33,14 @@ class Conversation:
     """One owner's exchanges, one after the other, from any thread.
 
     ``send`` carries a step with its serial to the store. It raises ``BrokerUnavailable`` when the
-    step may have happened or may happen later, and any other error when it did not.
+    step may have happened or may happen later, and any other error when it did not. Serials begin
+    behind ``serial``.
     """
 
-    def __init__(self, send: Callable[[Step, int], Reply]) -> None:
+    def __init__(self, send: Callable[[Step, int], Reply], serial: int = 0) -> None:
+        self.serial = serial  # the last one given
         self._send = send
         self._lock = threading.Lock()
-        self._serial = 0
         self._broken: Step | None = None  # sent, and not answered
         self._told: dict[_Name, bool] = {}  # what the verdicts of broken steps came to
         self._taken: dict[tuple[int, str], bool] = {}  # and what they wanted to take
@@ -103,10 +104,10 @@ class Conversation:
     def _send_one(self, step: Step) -> Reply:
         """Send a step under the next serial, or again under its own."""
         if self._broken is None:
-            self._serial += 1
+            self.serial += 1
         self._broken = step
         try:
-            reply = self._send(step, self._serial)
+            reply = self._send(step, self.serial)
         except BrokerUnavailable:
             raise
         except Exception:

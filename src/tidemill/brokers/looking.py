@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from tidemill.job import Record, State
@@ -26,7 +28,7 @@ class QueueStats(msgspec.Struct, kw_only=True):
 
     ``carried`` of those that are ready lie with the carrier (:mod:`.base`).
 
-    A broker that cannot look into its queues knows how many ``consumers`` ask for jobs just now
+    A broker that cannot look into its queues knows how many ``consumers`` its server counts
     (else -1), and what is ready; the numbers that are ``unknown`` are 0 here, and count nowhere.
     """
 
@@ -56,6 +58,15 @@ class QueueStats(msgspec.Struct, kw_only=True):
     def size(self) -> int:
         """Unfinished jobs: waiting, scheduled, ready and running."""
         return self.waiting + self.scheduled + self.ready + self.running
+
+    def public(self) -> dict[str, Any]:
+        """The same as plain data for programs; None for what the broker cannot tell."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        values |= {"size": self.size, "oldest": self.oldest or None}
+        if self.unknown:
+            return values | dict.fromkeys([*self.unknown, "size"])
+        del values["consumers"]
+        return values
 
 
 class Filter(msgspec.Struct, kw_only=True, frozen=True):

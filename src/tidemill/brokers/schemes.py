@@ -23,8 +23,17 @@ _SCHEMES: dict[str, str | Callable[[Url], Broker]] = {
     "postgresql": "tidemill.brokers.postgres",
     "amqp": "tidemill.brokers.rabbitmq",
     "amqps": "tidemill.brokers.rabbitmq",
+    "http": "tidemill.brokers.http",
+    "https": "tidemill.brokers.http",
 }
-_EXTRAS = {"redis": "redis", "psycopg": "postgres", "psycopg_pool": "postgres", "pika": "rabbitmq"}
+_EXTRAS = {
+    "hiredis": "redis",
+    "httptools": "http",
+    "pika": "rabbitmq",
+    "psycopg": "postgres",
+    "psycopg_pool": "postgres",
+    "redis": "redis",
+}
 
 
 def register_scheme(scheme: str, opener: str | Callable[[Url], Broker]) -> None:

@@ -26,6 +26,8 @@ __all__ = ["main"]
 _VERBS = {  # verb: the file here that has it, in the order the help lists them
     "demo": "demo",
     "worker": "worker",
+    "server": "server",
+    "token": "server",
     "enqueue": "enqueue",
     "jobs": "jobs",
     "job": "jobs",

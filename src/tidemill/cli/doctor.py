@@ -81,6 +81,7 @@ def examine(mill: Tidemill) -> list[Finding]:
     checks: tuple[Callable[[Broker], Iterator[Finding]], ...] = (_publishing, _durable, _asked_for)
     if Feature.INSPECT in mill.broker.features:
         checks = (_writable, _here, _durable, _space, _clocks, _workers, _backlog, _limits, _leases)
+        checks = (*checks, _carried)
     for check in checks:
         try:
             findings += check(mill.broker)
@@ -150,6 +151,24 @@ def _publishing(broker: Broker) -> Iterator[Finding]:
     if info["failed"]:
         text = f"{info['failed']:,} failed jobs are kept"
         yield Finding("failed", "warn", text, "tidemill jobs --state failed, then retry or delete")
+
+
+def _carried(broker: Broker) -> Iterator[Finding]:
+    """Of a store with a carrier: whether that lets us publish, and has what it should."""
+    info, rows = broker.info(), broker.stats()
+    carried, server = sum(row.carried for row in rows), info.get("carrier server")
+    if server is None:
+        return
+    text = f"{server} has {info['carrier ready']:,} ready jobs, of {carried:,} that it was given"
+    if info["carrier publishing"] != "open":
+        advice = "puts go on, and wait in the store: see to the memory and the disk of the server"
+        said = f"publishing is {info['carrier publishing']}"
+        yield Finding("carrier", "fail", said, advice)
+    elif carried and not info["carrier ready"]:
+        advice = "if this stays so, it has lost them: tidemill recall"
+        yield Finding("carrier", "warn", text, advice)
+    else:
+        yield Finding("carrier", "ok", text)
 
 
 def _asked_for(broker: Broker) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import click
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Feature
 from tidemill.cli.connect import json_option, store_options
-from tidemill.cli.queues import public, queues_table
+from tidemill.cli.queues import queues_table
 from tidemill.config import lmdb_url
 from tidemill.errors import TidemillError
 from tidemill.job import Owner
@@ -38,7 +38,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
     if as_json:
         workers = [_public(owner) for owner in owners] if knows else None
         totals = {name: None if name in unknown else totals[name] for name in _TOTALS}
-        queues = [public(row) for row in rows]
+        queues = [row.public() for row in rows]
         show.print_json({"store": facts, "totals": totals, "queues": queues, "workers": workers})
         return
     out = show.console()

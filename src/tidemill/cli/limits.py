@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
 from tidemill.errors import InvalidOption, TidemillError
 from tidemill.gate import LimitStats
-from tidemill.limits import Breaker, rate_text, terms_text
+from tidemill.limits import Breaker, limit_public, terms_text
 
 __all__ = ["limit", "state_of"]
 
@@ -87,7 +86,7 @@ def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -
 
     rows = [row for row in mill.limits.list() if only in (None, (row.name, row.queue))]
     if as_json:
-        show.print_json({"limits": [_public(row) for row in rows]})
+        show.print_json({"limits": [limit_public(row) for row in rows]})
         return
     out = show.console()
     if not rows:
@@ -115,22 +114,3 @@ def state_of(row: LimitStats) -> str:
     if breaker is not None and row.failures >= breaker[0]:
         return f"broken after {row.failures} failures, {when or 'tries one job'}"
     return when or ("closed" if row.until else "")
-
-
-def _public(row: LimitStats) -> dict[str, Any]:
-    """A limit for programs."""
-    terms = row.terms
-    return {
-        "name": row.name,
-        "queue": row.queue,
-        "rate": rate_text(terms.rate) if terms.rate else None,
-        "burst": terms.burst if terms.rate else None,
-        "window": rate_text(terms.window) if terms.window else None,
-        "concurrency": terms.concurrency,
-        "breaker": msgspec.to_builtins(terms.breaker),
-        "by_hand": row.by_hand,
-        "running": row.running,
-        "failures": row.failures,
-        "keys": row.keys,
-        "opens_in": row.until if row.until < float("inf") else None,
-    }

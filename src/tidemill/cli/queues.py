@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Feature, QueueStats
@@ -22,17 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["pause", "public", "purge", "queues", "queues_table", "recall", "resume"]
-
-
-def public(stats: QueueStats) -> dict[str, Any]:
-    """A queue in numbers, for programs."""
-    values: dict[str, Any] = msgspec.to_builtins(stats)
-    values |= {"size": stats.size, "oldest": stats.oldest or None}
-    if stats.unknown:
-        return values | dict.fromkeys([*stats.unknown, "size"])
-    del values["consumers"]
-    return values
+__all__ = ["pause", "purge", "queues", "queues_table", "recall", "resume"]
 
 
 def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
@@ -69,7 +58,7 @@ def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
     if row.carried:
         parts.append(f"{row.carried:,} with the carrier")
     if row.consumers >= 0:
-        parts.append(f"{row.consumers:,} ask for jobs")
+        parts.append(f"{row.consumers:,} consumers")
     if limit is not None:
         parts += [terms_text(limit.terms), state_of(limit)]
     return "; ".join(part for part in parts if part)
@@ -84,7 +73,7 @@ def queues(mill: Tidemill, as_json: bool) -> None:
 
     rows, out = mill.queues(), show.console()
     if as_json:
-        show.print_json({"queues": [public(row) for row in rows]})
+        show.print_json({"queues": [row.public() for row in rows]})
     elif not rows:
         out.print(f"no queues in {mill.broker.url}")
     else:

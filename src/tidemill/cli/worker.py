@@ -75,8 +75,10 @@ __all__ = ["worker"]
 @click.option(
     "--reload", is_flag=True, help="For development: reload when a .py file below here changes."
 )
+@click.option("--ends-with", type=int, default=0, hidden=True, help="The process it is one with.")
 @click.option("-v", "--verbose", count=True, help="Log what the worker does in detail.")
 def worker(
+    ends_with: int,
     queues: str | None,
     order: str | None,
     max_memory: int,
@@ -99,6 +101,10 @@ def worker(
     )
     names = _names(queues)
     mode = Mode(order) if order else Mode.STRICT if names else Mode.FAIR
+    if ends_with:
+        from tidemill.cli.parent import end_with
+
+        end_with(ends_with)
     supervisor = Supervisor(
         Settings(queues=names, mode=mode, max_memory=max_memory << 20, **settings)
     )

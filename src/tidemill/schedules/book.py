@@ -169,6 +169,15 @@ class Schedules:
             )
         return self._shown(Record(name, changed.version, change.due, change.body))
 
+    def matches(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> bool:
+        """Whether the schedule of this name is what :meth:`add` was told to add.
+
+        Raises:
+            ScheduleNotFound: there is none.
+        """
+        stored = self._stored(name, _checked(name, call), when_of(when, options))
+        return kept.is_the_same(stored, self._record(name))
+
     def __iter__(self) -> Iterator[Schedule]:
         """All of them, by name."""
         after, alive = "", self._alive()

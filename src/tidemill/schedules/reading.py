@@ -203,6 +203,14 @@ def _cron(text: object) -> str:
     return cron
 
 
+def _is_cron(fields: list[str]) -> bool:
+    try:
+        CronSim(" ".join(fields), dt.datetime(2024, 1, 1))
+    except CronSimError:
+        return False
+    return True
+
+
 def _bad_cron(text: str, fields: list[str], said: str) -> str:
     names = list(_FIELDS)[-len(fields) :]
     if len(fields) not in (5, 6):
@@ -214,4 +222,6 @@ def _bad_cron(text: str, fields: list[str], said: str) -> str:
     if bad not in names:
         return f"cron {text!r} cannot be used: {said}"
     field = fields[names.index(bad)]
+    if bad == "day-of-month" and _is_cron([*fields[:-2], "*", fields[-1]]):
+        return f"cron {text!r} never comes: no month {fields[-2]!r} has a day {field!r}"
     return f"cron {text!r}: its {bad} {field!r} is wrong; it goes from {_FIELDS[bad]}"

@@ -39,6 +39,7 @@ __all__ = [
     "due_of",
     "encode",
     "fired",
+    "is_the_same",
     "job_of",
     "paused",
     "resumed",
@@ -175,6 +176,18 @@ def differs(new: Stored, old: Schedule) -> bool:
     return encode(was) != encode(new)
 
 
+def is_the_same(new: Stored, old: Schedule) -> bool:
+    """Whether what is to be added is there: the same job at the same times, and not by code."""
+    was = decode(old.body)
+    if was.code:
+        return False
+    one, other = (
+        (stored.repeats, stored.jitter, stored.catch_up, _as_given(stored), _unsigned(stored.job))
+        for stored in (new, was)
+    )
+    return one == other
+
+
 def withdrawn(record: Schedule, owner: str) -> Change | None:
     """The change by which a worker declares it no more; None when it did not."""
     stored = decode(record.body)
@@ -299,14 +312,10 @@ def _is_same(new: Stored, was: Stored, now: float) -> bool:
     same when they have moved by as much as the time has in which they were said; and so is a start
     when both are past and the times from now on are the same.
     """
-    rules = [
-        msgspec.structs.replace(stored.rule, start=0.0) if stored.unanchored else stored.rule
-        for stored in (new, was)
-    ]
     for field in ("repeats", "jitter", "catch_up"):
         if getattr(new, field) != getattr(was, field):
             return False
-    ours, theirs = rules
+    ours, theirs = _as_given(new), _as_given(was)
     if ours == theirs:
         return True
     if _timeless(ours) != _timeless(theirs):
@@ -318,6 +327,14 @@ def _is_same(new: Stored, was: Stored, now: float) -> bool:
             return True
     started = 0 < ours.start <= now and 0 < theirs.start <= now
     return started and _from(ours, now) == _from(theirs, now)
+
+
+def _as_given(stored: Stored) -> Rule:
+    return msgspec.structs.replace(stored.rule, start=0.0) if stored.unanchored else stored.rule
+
+
+def _unsigned(job: Envelope) -> Envelope:
+    return msgspec.structs.replace(job, signature=b"")
 
 
 def _timeless(rule: Rule) -> Rule:

@@ -47,8 +47,9 @@ CLEAN, INTERRUPTED, UNUSABLE, UNREACHABLE = 0, 1, 2, 3
 RETRY_AFTER = 1.0
 """Seconds between two tries to reach a broker that is away."""
 
-ON_ITS_WAY = 0.1
-"""Seconds between two looks, at the end of a burst, whether what is on its way has arrived."""
+ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
+"""Seconds until one looks, at the end of a burst, whether what is on its way has arrived: at first
+and as it goes on."""
 
 SAME_SIGNAL = 0.2
 """Seconds within which a second TERM or INT is the first: process managers signal a worker and its
@@ -83,6 +84,7 @@ class Supervisor:
         self._firing = Firing(settings.app, self.owner.id)
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 while serving
         self._asked = 0
+        self._again = ON_ITS_WAY
         self._troubled = False  # the broker is away, and it has been said
         self._signals: list[int] = []
         self._told_at = 0.0  # machine time of the first TERM or INT
@@ -268,8 +270,11 @@ class Supervisor:
     def _end_burst(self, broker: Broker, reply: Reply) -> None:
         """Stop when all is done. Of what is on its way nobody tells when it comes elsewhere."""
         on_its_way = reply.more or (self._dry(reply) and self._carried(broker))
+        if reply.leases or not on_its_way:
+            self._again = ON_ITS_WAY
         if on_its_way:
-            reply.next_due = min(reply.next_due, ON_ITS_WAY)
+            reply.next_due = min(reply.next_due, self._again)
+            self._again = min(ON_ITS_WAY_MOST, 2 * self._again)
         elif self._dry(reply):
             self._stop_softly()
 

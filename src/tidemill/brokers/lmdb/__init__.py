@@ -1,5 +1,6 @@
 """``lmdb://``: the default broker, one directory on disk."""
 
-from tidemill.brokers.lmdb.broker import LmdbBroker, check_url, open_url
+from tidemill.brokers.lmdb.broker import LmdbBroker, open_url
+from tidemill.brokers.lmdb.settings import check_url
 
 __all__ = ["LmdbBroker", "check_url", "open_url"]

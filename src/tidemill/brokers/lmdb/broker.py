@@ -11,83 +11,46 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import lmdb
 
 from tidemill.brokers.base import Departure, Feature, Filter, Page, QueueStats, Reply, Step
-from tidemill.brokers.lmdb import acts
+from tidemill.brokers.early import Heard
+from tidemill.brokers.lmdb import acts, named
 from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.carrying import recall
-from tidemill.brokers.lmdb.exchange import exchange
+from tidemill.brokers.lmdb.exchange import exchange, hear_behalf
 from tidemill.brokers.lmdb.flows import FALL_MOST, finish_falls, flow, is_unfinished
 from tidemill.brokers.lmdb.handoff import hand_over
 from tidemill.brokers.lmdb.inspect import Inspection
 from tidemill.brokers.lmdb.members import Members
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import adopt, adopted, check_here, depart, stay
+from tidemill.brokers.lmdb.nonces import put_once, sweep_nonces
 from tidemill.brokers.lmdb.puts import may_refuse, put
 from tidemill.brokers.lmdb.roster import owner_rows, send
-from tidemill.brokers.lmdb.store import (
-    MAP_SIZE,
-    PREFIX,
-    Store,
-    check_prefix,
-    close_store,
-    open_store,
-    store_around,
-)
+from tidemill.brokers.lmdb.settings import check_url
+from tidemill.brokers.lmdb.store import PREFIX, Store, close_store, open_store, store_around
 from tidemill.brokers.lmdb.storetime import StoreTime
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.waits import Waits
 from tidemill.brokers.lmdb.wake import RESULT, SPACE, bloom
-from tidemill.brokers.retention import KEEP_OPTIONS, Retention, number_option
+from tidemill.brokers.retention import Retention
 from tidemill.brokers.schedules import Change, Changed, Schedule
-from tidemill.config import Url, check_known, storable
+from tidemill.brokers.steps import is_lost, lost
+from tidemill.config import Url
 from tidemill.errors import InvalidOption, StoreFull, TidemillError
 from tidemill.gate import Held, LimitStats, Terms
-from tidemill.job import Command, Envelope, Owner, Put, Record
+from tidemill.job import Command, Envelope, Lease, Owner, Put, Record, State
 
 __all__ = ["LmdbBroker", "open_url"]
 
 T = TypeVar("T")
-_OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "prefix")
 _PRUNE_MOST = 2000
 _PURGE_MOST = 5000
 _RECALL_MOST = 2000
 _TICK = 30.0
-
-
-class _Asked(NamedTuple):
-    """What a URL asks for."""
-
-    folder: str
-    map_size: int
-    sync: bool
-    prefix: str
-    retention: Retention
-
-
-def check_url(url: Url) -> _Asked:
-    """Read an ``lmdb://`` URL: ``lmdb:///absolute`` or ``lmdb://./relative``."""
-    check_known("an lmdb:// url", url.options, _OPTIONS)
-    if not url.path:
-        raise InvalidOption(
-            f"url {url.text!r} names no directory; write lmdb://./jobs or lmdb:///var/jobs"
-        )
-    durability = url.options.get("durability", "full")
-    if durability not in ("full", "relaxed"):
-        raise InvalidOption(f"durability in the url must be full or relaxed, not {durability!r}")
-    map_size = int(number_option(url.options, "map_size", MAP_SIZE))
-    if map_size < 1 << 20:
-        raise InvalidOption(f"map_size in the url must be at least 1048576 bytes, not {map_size}")
-    prefix = url.options.get("prefix", PREFIX)
-    check_prefix(prefix)
-    folder = os.path.abspath(os.path.expanduser(url.path))
-    if storable(folder) != folder:
-        raise InvalidOption(f"{folder!a} is not UTF-8, which LMDB asks of the name of a folder")
-    retention = Retention.from_options(url.options)
-    return _Asked(folder, map_size, durability == "full", prefix, retention)
 
 
 def open_url(url: Url) -> LmdbBroker:
@@ -103,7 +66,7 @@ def open_url(url: Url) -> LmdbBroker:
 class LmdbBroker:
     """A broker in an LMDB environment."""
 
-    features = frozenset(Feature)
+    features = frozenset(Feature) - {Feature.DRAIN}
 
     def __init__(self, url: str, store: Store, retention: Retention | None = None) -> None:
         self.url = url
@@ -143,6 +106,11 @@ class LmdbBroker:
             self._enter()
 
     @property
+    def identity(self) -> str:
+        """What tells this store from every other."""
+        return self._time.identity
+
+    @property
     def boards(self) -> str:
         """Where boards may lie."""
         return self._members.boards
@@ -153,7 +121,7 @@ class LmdbBroker:
         now, wall = self._time.micros()
         return Moves(self._store, txn, now, wall, self._retention)
 
-    def _commit(self, apply: Callable[[Moves], T], /) -> T:
+    def _commit(self, apply: Callable[[Moves], T], /, *, last: bool = False) -> T:
         """One commit of work that must go on when the disk is full: the ballast was kept for it."""
         self._check_open()
 
@@ -164,11 +132,11 @@ class LmdbBroker:
             return value
 
         try:
-            return self._store.commits.run(self._moves, whole)
+            return self._store.commits.run(self._moves, whole, last=last)
         except StoreFull:
             if not self._store.room.drop_ballast():
                 raise
-            return self._store.commits.run(self._moves, whole)
+            return self._store.commits.run(self._moves, whole, last=last)
 
     def _act(self, apply: Callable[[Moves], T], /) -> T:
         """A commit that is refused once the store is on its way to another, and what it leaves."""
@@ -197,6 +165,7 @@ class LmdbBroker:
         txn: Any = None,
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
+        nonce: str = "",
     ) -> list[Put]:
         self._check_open()
 
@@ -208,11 +177,11 @@ class LmdbBroker:
             moves.hand_over = hand_over
             return put(moves, jobs, hold, let_go)
 
+        apply = put_once(nonce, jobs, accept) if nonce else accept
         if txn is None:
-            return self._store.commits.run(self._moves, accept)
+            return self._store.commits.run(self._moves, apply)
         with self._store.nested(txn) as inner:
-            moves = self._moves(inner)
-            puts = accept(moves)
+            puts = apply(moves := self._moves(inner))
             moves.finish()
         return puts
 
@@ -228,8 +197,17 @@ class LmdbBroker:
 
     def exchange(self, step: Step) -> Reply:
         self._check_open()
+        if step.behalf:
+            return self._commit(lambda moves: hear_behalf(moves, step))
+        member = self._members.find(step.owner) if step.serial else self._members[step.owner]
+        reply = self._commit(lambda moves: exchange(moves, member, step)) if member else lost(step)
+        if step.serial and member and is_lost(reply) and (anew := self._members.anew(member)):
+            return self._commit(lambda moves: exchange(moves, anew, step))
+        return reply
+
+    def exchange_early(self, step: Step, heard: Heard) -> Reply:
         member = self._members[step.owner]
-        return self._commit(lambda moves: exchange(moves, member, step))
+        return self._commit(lambda moves: exchange(moves, member, step, heard), last=True)
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         self._check_open()
@@ -268,11 +246,16 @@ class LmdbBroker:
             self._members.sweep(moves)
             more = come_due(moves)
             more = moves.lanes.sweep(_PRUNE_MOST) or more
+            more = sweep_nonces(moves) or more
             return prune(moves, _PRUNE_MOST) >= _PRUNE_MOST or more
 
         while self._commit(keep_time):
             pass
         return _TICK
+
+    def count_silence(self) -> float:
+        self._check_open()
+        return self._members.count_silence(self._time.micros()[0])
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
@@ -328,7 +311,18 @@ class LmdbBroker:
         self._check_open()
         return {"url": self.url, **self._inspection.info()}
 
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        self._check_open()
+        return self._inspection.head(queue, state, count)
+
     # -- acting ---------------------------------------------------------------------------------
+
+    def numbers(self, count: int) -> int:
+        return self._commit(lambda moves: named.numbers(moves, count))
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        member = self._members[owner_id]
+        return self._act(lambda moves: named.lease_named(moves, member.number, job_ids))
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         ids = list(job_ids)
@@ -436,8 +430,7 @@ class LmdbBroker:
 
     def close(self) -> None:
         if not self._closed and self._pid == os.getpid():
-            for owner_id in self._members.ids():
-                self.detach(owner_id)
+            self._members.leave()
             self._waits.close()
             close_store(self._store)
         self._closed = True

@@ -14,7 +14,6 @@ import lmdb
 
 from tidemill.brokers.lmdb.layout import CARRIED_VALUE, READY_KEY, Row, Tables
 from tidemill.brokers.lmdb.record import RUNNING, Flag, Stored
-from tidemill.job import Outcome
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.moves import Moves
@@ -37,12 +36,10 @@ def leave_carrier(moves: Moves, stored: Stored, row: Row) -> bool:
         return False
     row.carried -= 1
     moves.count(row, RUNNING, -1)
-    token, leased = CARRIED_VALUE.unpack_from(value)
-    charged = moves.now - moves.wall + leased
     if row.gated:
-        moves.gates.ended(row, Outcome.RELEASE, charged)
+        moves.gates.let_go(row, starts=False)
     if stored.head.flags & Flag.LIMITED:
-        moves.lanes.ended(stored, token, charged)
+        moves.lanes.let_go(stored, starts=False)
     return True
 
 

@@ -25,11 +25,17 @@ def carry(moves: Moves, lease: bytes, token: int) -> bool:
     if flags & Flag.CANCELLING or 0 < expires <= moves.now or departure_of(moves) is not None:
         return False
     key, row = lease[: READY_KEY.size], moves.row_of(line)
+    leased = LEASE_VALUE.unpack_from(lease)[3]
+    charged = moves.now - moves.wall + leased
+    if row.gated:
+        moves.gates.hold(row, charged)
     if flags & Flag.LIMITED:  # it stood where the turn of its lane was
-        key = Stored(job_id, data).head.ready_key
+        stored = Stored(job_id, data)
+        moves.lanes.hold(stored, token, charged)
+        key = stored.head.ready_key
     row.carried += 1
     row.dirty = True
-    value = CARRIED_VALUE.pack(token, LEASE_VALUE.unpack_from(lease)[3]) + job_id
+    value = CARRIED_VALUE.pack(token, leased) + job_id
     moves.txn.put(key, value, db=moves.t.carried)
     return True
 
@@ -63,11 +69,10 @@ def _take_one(
     moves.txn.delete(key, db=moves.t.carried)
     row.carried -= 1
     row.dirty = True
-    charged = moves.now - moves.wall + CARRIED_VALUE.unpack_from(value)[1]
     if row.gated:
-        moves.gates.restart(row, charged)
+        moves.gates.let_go(row, starts=True)
     if head.flags & Flag.LIMITED:
-        moves.lanes.restart(stored, charged)
+        moves.lanes.let_go(stored, starts=True)
     deadline = 0
     if deadlines:
         deadline = moves.now + int((head.ttr if head.ttr > 0 else DEFAULT_TTR) * MICRO)

@@ -5,6 +5,9 @@ for other processes), takes all requests that have arrived meanwhile, applies ea
 and wakes the others. When one request fails, the transaction is abandoned and each is replayed by
 itself, so that only the culprit sees its error.
 
+A request that tells somebody of what it did before it is durable goes ``last``: when it is applied
+there is hardly anything left that can undo it.
+
 Followers who have their answer are woken together with the next leader, which waits a moment for
 their next requests (:mod:`.gathering`): woken later they would miss its commit, and woken while it
 works they would take the interpreter lock from it at each of its calls.
@@ -18,17 +21,18 @@ interrupted: by the end of a task it is not (:mod:`tidemill.shield`), and Ctrl-C
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.gathering import Gathering
 from tidemill.brokers.lmdb.pace import pace
 from tidemill.crash import point
 from tidemill.deferral import begin_waiting, call_off, end_waiting, put_off
 from tidemill.errors import TidemillError
+from tidemill.gathering import Gathering
 from tidemill.shield import lower_shield, raise_shield
 
 __all__ = ["PATIENCE", "Context", "GroupCommit", "Request", "Writing"]
@@ -56,10 +60,11 @@ T = TypeVar("T")
 class Request:
     """One caller's part of a commit."""
 
-    __slots__ = ("apply", "done", "error", "leads", "result", "turn")
+    __slots__ = ("apply", "done", "error", "last", "leads", "result", "turn")
 
-    def __init__(self, apply: Callable[[Any], Any]) -> None:
+    def __init__(self, apply: Callable[[Any], Any], *, last: bool = False) -> None:
         self.apply = apply
+        self.last = last
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
@@ -87,15 +92,24 @@ class GroupCommit:
         self._translated = translated
         self._shared = shared
 
-    def run(self, make: Callable[[lmdb.Transaction[bytes]], C], apply: Callable[[C], T]) -> T:
+    def run(
+        self,
+        make: Callable[[lmdb.Transaction[bytes]], C],
+        apply: Callable[[C], T],
+        *,
+        last: bool = False,
+    ) -> T:
         """Run ``apply(make(txn))`` in a write transaction; its result, once that is durable.
+
+        It may be run again when that transaction was dropped. With ``last`` it is applied after all
+        that came for the same commit.
 
         Raises:
             whatever ``apply`` raises, having changed nothing; StoreFull; BrokerUnavailable.
         """
         if self.leader == threading.get_ident():
             raise TidemillError("this call would wait for itself: it was made inside a store step")
-        request = Request(apply)
+        request = Request(apply, last=last)
         deferred = put_off()
         try:
             self._take_part(make, request)
@@ -195,7 +209,9 @@ class GroupCommit:
 
     def _drain(self, batch: list[Request]) -> None:
         """Take what is pending. The deque is never replaced: an append may be under way."""
-        batch.extend([self.pending.popleft() for _ in range(len(self.pending))])
+        with contextlib.suppress(IndexError):  # somebody has just taken his back
+            batch.extend(self.pending.popleft() for _ in range(len(self.pending)))
+        batch.sort(key=_is_last)
 
     def _replay(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], batch: list[Request]
@@ -233,7 +249,7 @@ class GroupCommit:
             if self._answered:
                 self._gathering.expect(len(self._answered), len(self.pending))
                 self._wake()
-            if self.pending:
+            with contextlib.suppress(IndexError):  # there is nobody, or he has just gone
                 next_one = self.pending.popleft()
                 next_one.leads = True
                 next_one.turn.release()
@@ -241,6 +257,10 @@ class GroupCommit:
             self.lead.release()
             if not self.pending or not self.lead.acquire(blocking=False):
                 return
+
+
+def _is_last(request: Request) -> bool:
+    return request.last
 
 
 class Writing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.brokers.base import Mode, Reply, Step, Want
+from tidemill.brokers.early import Heard
 from tidemill.brokers.limiting import GRACE
 from tidemill.brokers.lmdb import schedules
 from tidemill.brokers.lmdb.carrying import take
@@ -16,22 +17,76 @@ from tidemill.brokers.lmdb.members import Member
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import departure_of, gone
 from tidemill.brokers.lmdb.roster import is_listed, owner_rows, take_commands
+from tidemill.brokers.lmdb.said import Said, keep_said, read_said, repeat
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.verdicts import note, settle, touch
 from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, bloom, digest
+from tidemill.brokers.steps import lost
 from tidemill.job import RELAY, Command, Outcome, Verdict
 
-__all__ = ["exchange"]
+__all__ = ["exchange", "hear_behalf"]
+
+FRESH = 10
+"""In such a part of its lease an owner's word need not be written down again."""
 
 
-def exchange(moves: Moves, member: Member, step: Step) -> Reply:
-    """Note, settle, touch, take and lease, in that order."""
+def exchange(moves: Moves, member: Member, step: Step, heard: Heard | None = None) -> Reply:
+    """Note, settle, touch, take and lease, in that order; and settle what is ``heard`` then."""
     number = member.number
+    member.near = member.near or not step.serial
     if not is_listed(moves, number):
-        return _given_up(step)
+        reply = lost(step)
+        reply.settled += [False for _ in heard(())] if heard else []
+        return reply
+    if step.serial or member.owner.lease:
+        return _hear_elsewhere(moves, member, step)
+    return _exchange(moves, member, step, heard)
+
+
+def hear_behalf(moves: Moves, step: Step) -> Reply:
+    """What somebody says on behalf of an owner elsewhere, whose own words go on."""
+    reply = Reply()
+    for number, owner in owner_rows(moves.txn, moves.t):
+        if owner.id == step.owner and owner.lease:
+            come_due(moves)
+            _hear(moves, number, owner.name, step, reply)
+            prune(moves, 2 * len(step.verdicts) + 2)
+            return reply
+    return lost(step)
+
+
+def _hear_elsewhere(moves: Moves, member: Member, step: Step) -> Reply:
+    """The word of an owner elsewhere, which may be one that was answered before."""
+    number, said = member.number, read_said(moves, member.number)
+    if 0 < step.serial <= said.serial:
+        return repeat(moves, number, step, said)
+    member.told = said.told
+    # Who wants nothing does not mean to sleep here: it may be asleep in another process by now.
+    slot = said.slot if step.want is None else member.sleeper.slot
+    if said.slot not in (0, slot):  # it spoke through another process before
+        moves.store.bells.unmark(said.slot, number)
+    reply = _exchange(moves, member, step)
+    if not step.serial and said.slot == slot and not _is_news(reply):
+        fresh = said.at + int(member.owner.lease * MICRO) // FRESH
+        if moves.now < fresh:
+            return reply  # nobody will ask for it again: not worth a commit
+    now = Said(0, step.serial or said.serial, said.told, moves.last_number, slot)
+    now.settled, now.touched, now.taken = reply.settled, reply.touched, reply.taken
+    now.commands = reply.commands
+    keep_said(moves, number, now)
+    return reply
+
+
+def _is_news(reply: Reply) -> bool:
+    """Whether an answer says of anything that was done."""
+    return bool(reply.leases or reply.settled or reply.touched or reply.taken or reply.commands)
+
+
+def _exchange(moves: Moves, member: Member, step: Step, heard: Heard | None = None) -> Reply:
+    number = member.number
     reply = Reply()
     more = come_due(moves)
-    _hear(moves, member, step, reply)
+    _hear(moves, number, member.owner.name, step, reply)
     departure = departure_of(moves)
     if member.owner.kind == "worker":
         reply.leases = fetch(moves, member, step.want if departure is None else None)
@@ -48,8 +103,10 @@ def exchange(moves: Moves, member: Member, step: Step) -> Reply:
         _lease(moves, member, step.want, reply)
     elif step.want:
         moves.ring_rest(step.want.queues)  # a hint it was given and cannot follow
-    if step.verdicts:
-        prune(moves, 2 * len(step.verdicts) + 2)
+    if heard is not None:
+        _settle(moves, number, member.owner.name, heard(reply.leases), reply)
+    if reply.settled:
+        prune(moves, 2 * len(reply.settled) + 2)
     reply.commands += take_commands(moves, number)
     if departure is None or not departure.sealed:
         reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, moves.next_due()))
@@ -69,24 +126,21 @@ def _hand_over(moves: Moves, wanted: Sequence[tuple[int, str]]) -> None:
                 settle(moves, relay, "", Verdict(token, Outcome.CARRY))
 
 
-def _hear(moves: Moves, member: Member, step: Step, reply: Reply) -> None:
+def _hear(moves: Moves, number: int, worker: str, step: Step, reply: Reply) -> None:
     """What it says of what it has."""
-    number = member.number
     for said in step.notes:
         note(moves, number, said)
-    if step.verdicts:
-        worker = member.owner.name
-        reply.settled = [settle(moves, number, worker, verdict) for verdict in step.verdicts]
-        if moves.ended:
-            flow(moves)
+    _settle(moves, number, worker, step.verdicts, reply)
     if step.touch:
         reply.touched = [touch(moves, number, token, seconds) for token, seconds in step.touch]
 
 
-def _given_up(step: Step) -> Reply:
-    """The owner was given up for dead: all it held is lost, and it is told so."""
-    lost = [False] * len(step.verdicts), [False] * len(step.touch)
-    return Reply(*lost, commands=[Command("lost")], next_due=0.0)
+def _settle(
+    moves: Moves, number: int, worker: str, verdicts: Sequence[Verdict], reply: Reply
+) -> None:
+    reply.settled += [settle(moves, number, worker, verdict) for verdict in verdicts]
+    if moves.ended:
+        flow(moves)
 
 
 def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:

@@ -24,9 +24,10 @@ from tidemill.gate import (
     change,
     ended,
     give_back,
+    hold,
     hold_to,
+    let_go,
     opens,
-    retake,
     room,
     take,
 )
@@ -99,10 +100,18 @@ class Gates:
             take(limited.terms, limited.gate, self._moves.now, count)
             self._dirty.add(GATES + row.name)
 
-    def restart(self, row: Row, charged: int) -> None:
-        """A job of the queue is taken from the carrier: it starts later than it was charged."""
+    def hold(self, row: Row, charged: int) -> None:
+        """A lease of the queue goes to the carrier, which has been charged at that time."""
         limited = self._queues[row.name][1]
-        retake(limited.terms, limited.gate, charged, self._moves.now)
+        hold(limited.terms, limited.gate, charged)
+        self._dirty.add(GATES + row.name)
+
+    def let_go(self, row: Row, *, starts: bool) -> None:
+        """A job of the queue lies with the carrier no more."""
+        limited = self._queues[row.name][1]
+        let_go(limited.gate)
+        if starts:
+            take(limited.terms, limited.gate, self._moves.now)
         self._dirty.add(GATES + row.name)
 
     def ended(self, row: Row, outcome: int, back: int) -> None:
@@ -155,7 +164,7 @@ class Gates:
         if not row.gated:
             row.gated = 1
             row.dirty = True
-            self._queues[row.name] = row, Limited()
+            self._queues[row.name] = row, Limited(gate=Gate(held=row.carried))
         limited = self._queues[row.name][1]
         old = hold_to(limited, terms, declared=declared)
         self._dirty.add(GATES + row.name)

@@ -14,13 +14,14 @@ lost.
 from __future__ import annotations
 
 from tidemill.brokers.base import Mode, Want
-from tidemill.brokers.lmdb.flows import flow, inputs_of
-from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO
+from tidemill.brokers.lmdb.flows import flow
+from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE
 from tidemill.brokers.lmdb.leases import Leasing
 from tidemill.brokers.lmdb.members import Member
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import Flag
 from tidemill.brokers.lmdb.roster import is_listed
+from tidemill.brokers.lmdb.said import open_lease
 from tidemill.brokers.lmdb.verdicts import settle
 from tidemill.brokers.lmdb.wake import NOTHING, Terms
 from tidemill.crash import point
@@ -34,8 +35,8 @@ _MODES = tuple(Mode)
 def terms_of(moves: Moves, member: Member, want: Want, taken: int) -> Terms:
     """What a writer may lease to the member while it sleeps; nothing unless it takes just tasks."""
     member.asked = want
-    if member.owner.kind != "worker" or want.messages:
-        return NOTHING
+    if member.owner.kind != "worker" or want.messages or member.owner.lease:
+        return NOTHING  # one elsewhere may be gone, and nobody knows: it would sit on them
     rows = [row for name in want.queues if (row := moves.existing_row(name))]
     numbers = tuple(row.number for row in rows) if want.queues else None
     return Terms(want.count - taken, _MODES.index(want.mode), numbers)
@@ -109,18 +110,7 @@ def _open(moves: Moves, owner: int, token: int) -> Lease | None:
     assert value is not None
     stored = moves.load(value[LEASE_VALUE.size :])
     assert stored is not None
-    head, (_, rank, seq, leased, _) = stored.head, LEASE_VALUE.unpack_from(value)
+    head = stored.head
     if head.flags & Flag.CANCELLING or 0 < head.expires <= moves.now:
         return None
-    return Lease(
-        token,
-        head.attempt + 1,
-        head.losses,
-        rank,
-        seq,
-        head.timeout,
-        leased / MICRO,
-        0.0,
-        stored.envelope,
-        inputs_of(moves, stored),
-    )
+    return open_lease(moves, owner, token)

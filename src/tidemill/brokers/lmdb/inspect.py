@@ -12,6 +12,7 @@ from tidemill.brokers.base import Filter, Page, QueueStats, matches
 from tidemill.brokers.lmdb.find import Finding, queue_rows
 from tidemill.brokers.lmdb.flows import counts_of
 from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, read_limited
+from tidemill.brokers.lmdb.heads import first_ids
 from tidemill.brokers.lmdb.lanes import is_parked, lane_held, lanes_of
 from tidemill.brokers.lmdb.layout import (
     CARRIED_VALUE,
@@ -129,6 +130,23 @@ class Inspection:
                     return Page(found)
         return Page(found, finding.below.decode())
 
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        """The first jobs of a queue that are of a state."""
+        store, found = self._store, list[Record]()
+        now, wall = self._time.micros()
+        with store.env.begin() as txn:
+            data = txn.get(store.key("q/" + queue))
+            if data is None:
+                return found
+            row, holders = Row(queue, 0, data), Holders(txn, store.tables)
+            for job_id in first_ids(txn, store.tables, row, state, wall - now):
+                if len(found) >= count:
+                    break
+                record = self._record(txn, job_id, holders)
+                if record is not None and record.state is state:
+                    found.append(record)
+        return found
+
     def stats(self) -> list[QueueStats]:
         """Every queue, by name."""
         with self._store.env.begin() as txn:
@@ -198,6 +216,7 @@ class Inspection:
     def info(self) -> dict[str, Any]:
         """Facts about the store."""
         env, store = self._store.env, self._store
+        store.room.check_place()
         with env.begin() as txn:
             jobs = txn.stat(store.tables.job)["entries"]
             departure = departure_in(store, txn)

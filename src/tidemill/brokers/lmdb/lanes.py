@@ -33,9 +33,11 @@ from tidemill.gate import (
     change,
     clear_at,
     give_back,
+    hold,
+    let_go,
     opens,
-    retake,
     room,
+    take,
 )
 
 if TYPE_CHECKING:
@@ -143,11 +145,21 @@ class Lanes:
         if None in lane.lines.values() or not (lane.lines or lane.running):
             self._stale.add(name)  # else nothing else can be the first
 
-    def restart(self, stored: Stored, charged: int) -> None:
-        """A job of the lane is taken from the carrier: it starts later than it was charged."""
+    def hold(self, stored: Stored, token: int, charged: int) -> None:
+        """A lease of the lane goes to the carrier, which has been charged at that time."""
+        name, cost = self._moves.store.lent.pop(token, None) or _taken_from(stored)
+        hold(self._moves.gates.terms(_limit_of(name)), self._lane(name).gate, charged, cost)
+        self.stale(name)
+
+    def let_go(self, stored: Stored, *, starts: bool) -> None:
+        """A job of the lane lies with the carrier no more."""
         name, cost = _taken_from(stored)
-        terms = self._moves.gates.terms(_limit_of(name))
-        retake(terms, self._lane(name).gate, charged, self._moves.now, cost)
+        lane = self._lane(name)
+        let_go(lane.gate, cost)
+        if starts:
+            take(self._moves.gates.terms(_limit_of(name)), lane.gate, self._moves.now, cost)
+        else:
+            lane.running -= 1
         self.stale(name)
 
     def goes_on(self, stored: Stored) -> None:

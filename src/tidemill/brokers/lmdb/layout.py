@@ -1,6 +1,6 @@
 """What lies where in the LMDB environment. Keys are big-endian, so that byte order is their order.
 
-    main   format · clock · counters (sequence, queue and owner numbers) · one row per queue
+    main   format · clock · counters (sequence, queue, owner and given numbers) · one row per queue
     job    id → header, envelope, tail        see record.py
     ready  line·rank·seq → id                 line is the queue's number, twice, +1 for messages;
                                               with the top bit: tasks that are to run alone; of
@@ -19,6 +19,7 @@
     lane   limit·0·key → record of one key of a limit; see lanes.py
     park   lane·line·rank·seq → cost, id      the ready jobs of a lane
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
+    said   o·owner → its last word, of one elsewhere; n·time·nonce → what a put was told
 
 A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
 lease that stands for it, says running. One that is carried is ready, as its header says. Times are
@@ -186,6 +187,7 @@ class Tables(NamedTuple):
     park: lmdb._Database
     schedule: lmdb._Database
     carried: lmdb._Database
+    said: lmdb._Database
 
 
 def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:

@@ -179,7 +179,7 @@ class Leasing:
                 continue
             row.ready -= 1
             row.dirty = True
-            lent = self._lend(row, key, job_id, data, hands, hand)
+            lent = self.lend(row, key, job_id, data, hands, hand)
             count -= lent
             if not lent or hands.moved:  # others may have become ready
                 hands.moved = False
@@ -202,21 +202,30 @@ class Leasing:
         self.left_place = self.left_place or bool(heirs)
         return bool(heirs)
 
-    def _lend(
-        self, row: Row, key: bytes, job_id: bytes, data: bytes, hands: Hands, hand: Hand | None
+    def lend(
+        self,
+        row: Row,
+        key: bytes,
+        job_id: bytes,
+        data: bytes,
+        hands: Hands | None = None,
+        hand: Hand | None = None,
     ) -> bool:
-        """Lease a job that is ready no more; False when it had expired, and is finished."""
+        """Lease a job that is ready no more; False when it had expired, and is finished.
+
+        One of a lane is taken by hands.
+        """
         moves = self._moves
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
             HEADER.unpack_from(data)
         )
         envelope = data[_HEAD : _HEAD + size]
-        if flags & _LIMITED:
+        if flags & _LIMITED and hands is not None:
             hand = hand or hands.open(envelope)
             hands.remove(hand, rank, seq)
             seq = READY_KEY.unpack(key)[2]  # where it stood
         if expires and expires <= moves.now:
-            if hand is not None:
+            if hand is not None and hands is not None:
                 hands.dropped(hand)
             stored = Stored(job_id, data)
             moves.end(stored, EXPIRED, stored.tail, TOO_LATE)
@@ -235,7 +244,7 @@ class Leasing:
                 db=moves.t.lease,
             )
             row.running += 1
-        if hand is not None:
+        if hand is not None and hands is not None:
             hands.start(hand, token, runs=not (flags & _MESSAGE and ttr == 0))
         leased = moves.wall / MICRO
         lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)

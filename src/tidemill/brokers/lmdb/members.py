@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.board import read_board, remove_board, sweep_boards
 from tidemill.brokers.base import Want
@@ -15,9 +15,11 @@ from tidemill.brokers.liveness import Liveness, neighbours
 from tidemill.brokers.lmdb.calls import Commit
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.roster import list_owner, owner_rows, strike_owner
+from tidemill.brokers.lmdb.said import forget_said, heard, note_attached
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.verdicts import leases_of, release_owner
 from tidemill.brokers.lmdb.wake import Bells, Sleeper
+from tidemill.brokers.silence import Silence
 from tidemill.crash import point
 from tidemill.errors import TidemillError
 from tidemill.job import RELAY, Owner
@@ -29,8 +31,8 @@ class Member:
     """An owner of this process: its number, and where it sleeps."""
 
     __slots__ = (
-        *("asked", "bells", "epoch", "last_queue", "number", "owner", "sleeper", "told"),
-        *("wake_read", "wake_write", "watched", "watched_fds"),
+        *("asked", "bells", "epoch", "last_queue", "near", "number", "owner", "sleeper"),
+        *("told", "watched", "watched_fds"),
     )
 
     def __init__(self, owner: Owner, number: int, bells: Bells, sleeper: Sleeper) -> None:
@@ -44,38 +46,30 @@ class Member:
         self.watched: list[int] = []
         self.watched_fds: list[int] = []
         self.last_queue = 0  # that a fair want was served from
-        self.wake_read, self.wake_write = (
-            os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
-        )
+        self.near = False  # its steps bear no serials: whoever makes them attached it here
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
         """Until a hint, a wake, a death, a readable descriptor or the timeout.
 
         The descriptors that are readable, and whether one of those it watches has died.
         """
+        if self.owner.lease:
+            timeout = min(timeout, self.owner.lease / 3)
         self.bells.set_waiting(self.sleeper, True)
         try:
-            ready = self.sleeper.wait(timeout, [self.wake_read, *self.watched_fds, *fds])
+            ready = self.sleeper.wait(timeout, [*self.watched_fds, *fds])
         finally:
             self.bells.set_waiting(self.sleeper, False)
-        if self.wake_read in ready:
-            try:
-                os.read(self.wake_read, 4096)
-            except BlockingIOError:
-                pass
         died = not set(ready).isdisjoint(self.watched_fds)
         return [fd for fd in ready if fd in fds], died
 
     def wake(self) -> None:
         """End its sleep, from any thread."""
-        try:
-            os.write(self.wake_write, b"x")
-        except (BlockingIOError, BrokenPipeError):
-            pass
+        self.sleeper.wake()
 
-    def descriptors(self) -> list[int]:
-        """All that it has open."""
-        return [self.sleeper.fd, self.wake_read, self.wake_write]
+    def end_wait(self) -> None:
+        """Have nobody in its wait: where it sleeps is to be given up."""
+        self.sleeper.asleep.end(self.sleeper.wake)
 
 
 class Members:
@@ -87,27 +81,33 @@ class Members:
         self._members: dict[str, Member] = {}
         self._liveness = Liveness(os.path.join(store.files, "owners"))
         self._watching = threading.Lock()
+        self._joining = threading.Lock()
+        self._silence: Silence[int] = Silence()
 
     def __getitem__(self, owner_id: str) -> Member:
-        """A member that is attached.
+        """A member that is attached; one elsewhere may have been in another process.
 
         Raises:
             TidemillError: it is not, or not here.
         """
-        member = self._members.get(owner_id)
+        member = self._members.get(owner_id) or self._go_on(owner_id)
         if member is None:
             raise TidemillError(f"owner {owner_id!r} is not attached")
         return member
+
+    def find(self, owner_id: str) -> Member | None:
+        """A member that is attached, or None."""
+        return self._members.get(owner_id) or self._go_on(owner_id)
+
+    def ids(self) -> list[str]:
+        """The ids of all that are attached here."""
+        return list(self._members)
 
     def as_waiting(self) -> None:
         """Take workers of this process for waiting: one that fires a schedule looks right after."""
         for member in list(self._members.values()):
             if member.owner.kind == "worker":
                 member.bells.set_waiting(member.sleeper, True)
-
-    def ids(self) -> list[str]:
-        """The ids of all that are attached here."""
-        return list(self._members)
 
     @property
     def boards(self) -> str:
@@ -119,8 +119,13 @@ class Members:
     # -- coming and going -----------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Make an owner known, and alive as long as this process is."""
-        self.detach(owner.id)
+        """Make an owner known, and alive as long as this process is, or it is not silent."""
+        here = self._members.get(owner.id)
+        if not owner.lease or (here is not None and not here.owner.lease):
+            self.detach(owner.id)
+        if owner.lease:
+            self._go_on(owner.id, owner)
+            return
         number = self._commit(lambda moves: moves.count_up("owners"))
         sleepers: list[Sleeper] = []
 
@@ -145,7 +150,10 @@ class Members:
         """Take an owner off the list; what it held goes back uncounted."""
         member = self._members.pop(owner_id, None)
         if member is None:
+            if self._number_elsewhere(owner_id):
+                self.release(owner_id, {})
             return
+        member.end_wait()
 
         def apply(moves: Moves) -> None:
             _strike(moves, member.number, member.owner, {})
@@ -155,10 +163,135 @@ class Members:
 
         self._commit(apply)
         self._liveness.let_go(member.number)
-        os.close(member.wake_read)
-        os.close(member.wake_write)
         with self._watching:
             self._unwatch()
+
+    def leave(self) -> None:
+        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        for owner_id in self.ids():
+            if not self._members[owner_id].owner.lease:
+                self.detach(owner_id)
+        elsewhere, self._members = self._members, {}
+        self._give_up(elsewhere.values())
+
+    def _give_up(self, members: Collection[Member]) -> None:
+        """Give up where they slept."""
+        for member in members:
+            member.end_wait()
+
+        def apply(moves: Moves) -> None:
+            for member in members:
+                moves.store.bells.give_up(member.sleeper)
+            moves.ring_rest()  # hints they were given and did not follow
+            moves.untimed = True
+
+        if members:
+            self._commit(apply)
+
+    # -- owners elsewhere -----------------------------------------------------------------------
+
+    def _number_elsewhere(self, owner_id: str) -> int:
+        """The number of an owner elsewhere that is on the list, or 0."""
+        with self._store.env.begin() as txn:
+            rows = owner_rows(txn, self._store.tables)
+        return next((n for n, owner in rows if owner.id == owner_id and owner.lease), 0)
+
+    def _go_on(self, owner_id: str, owner: Owner | None = None) -> Member | None:
+        """Make the calls of an owner elsewhere from now on in this process.
+
+        It attaches as ``owner``, perhaps once more, or is on the list; else None.
+        """
+        with self._joining:
+            here = self._members.get(owner_id)
+            if here is not None and owner is None:  # another thread was faster
+                return here
+            number = self._number_elsewhere(owner_id)
+            if not number and owner is not None:
+                number = self._commit(lambda moves: moves.count_up("owners"))
+            elif not number:
+                return None
+            bells, sleepers = self._store.bells, list[Sleeper]()
+            if here is not None and here.number == number:
+                sleepers.append(here.sleeper)
+            elif here is not None:
+                here.end_wait()
+
+            def apply(moves: Moves) -> Owner | None:
+                if owner is not None:
+                    list_owner(moves, number, owner)
+                    note_attached(moves, number, owner)
+                current = dict(owner_rows(moves.txn, moves.t)).get(number)
+                if not sleepers and current is not None:  # a replay finds it taken
+                    sleepers.append(bells.take(number))
+                    moves.ring_rest()  # a hint may have died with the process it went to
+                    moves.untimed = True
+                if here is not None and current is not None and here.sleeper is not sleepers[0]:
+                    bells.give_up(here.sleeper)
+                return current
+
+            try:
+                current = self._commit(apply)
+                if current is None:  # given up meanwhile
+                    return None
+                member = Member(current, number, bells, sleepers[0])
+            except BaseException:
+                self._members.pop(owner_id, None)
+                for sleeper in sleepers:
+                    bells.give_up(sleeper)
+                raise
+            member.wake()  # who waits first looks: something may have happened meanwhile
+            self._members[owner_id] = member
+        self._watch(member)
+        return member
+
+    def anew(self, member: Member) -> Member | None:
+        """An owner elsewhere that is lost here, if it attached anew through another server."""
+        if self._number_elsewhere(member.owner.id) in (0, member.number):
+            return None
+        with self._joining:
+            if self._members.get(member.owner.id) is member:
+                del self._members[member.owner.id]
+                self._give_up([member])
+        return self._go_on(member.owner.id)
+
+    def count_silence(self, now: int) -> float:
+        """Give up owners elsewhere that were silent for their lease; see the seam."""
+        with self._store.env.begin() as txn:
+            words = heard(txn, self._store.tables, now)
+        silent, again = self._silence.look(words)
+
+        def apply(moves: Moves) -> None:
+            rows, said = owner_rows(moves.txn, moves.t), heard(moves.txn, moves.t, moves.now)
+            for number, owner in rows:
+                if number in silent and said.get(number) == words[number]:
+                    self._store.bells.ring_owner(number)
+                    _strike(moves, number, owner, None)
+            moves.ring_rest()
+
+        if silent:
+            self._commit(apply)
+        self._forget()
+        return again
+
+    def _forget(self) -> None:
+        """Give up the places of owners elsewhere that are off the list, whoever struck them.
+
+        They may never call again. Who is asleep is woken, and forgotten another time; one that is
+        near is kept to be told that it is lost.
+        """
+        with self._joining:
+            away = [m for m in list(self._members.values()) if m.owner.lease and not m.near]
+            with self._store.env.begin() as txn:
+                listed = {number for number, _ in owner_rows(txn, self._store.tables)}
+            gone = [member for member in away if member.number not in listed]
+            left = [member for member in gone if member.sleeper.asleep.end_if_empty()]
+            for member in gone:
+                member.wake()
+            with self._watching:
+                for member in left:
+                    self._members.pop(member.owner.id, None)
+                self._unwatch()
+            self._give_up(left)
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         """Take an owner of any process off the list; how many leases it had."""
@@ -184,11 +317,14 @@ class Members:
         """The owners attached now, in any process."""
         with self._store.env.begin() as txn:
             rows = owner_rows(txn, self._store.tables)
-        return [owner for number, owner in rows if self._liveness.alive(number)]
+        return [owner for number, owner in rows if owner.lease or self._liveness.alive(number)]
 
     def wait(self, member: Member, timeout: float, fds: Sequence[int]) -> list[int]:
         """Sleep as a member, and give back what owners held that died meanwhile."""
-        ready, died = member.sleep(timeout, fds)
+        with member.sleeper.asleep.inside() as may:
+            if not may:
+                return []  # it was given up a moment ago, or attached once more
+            ready, died = member.sleep(timeout, fds)
         if died:
             self.reap()
         self._watch(member)
@@ -202,7 +338,8 @@ class Members:
             if epoch == member.epoch:
                 return
             rows = owner_rows(txn, tables)
-        numbers = neighbours(member.number, [(n, owner.kind == "worker") for n, owner in rows])
+        ring = [(n, owner.kind == "worker") for n, owner in rows if not owner.lease]
+        numbers = neighbours(member.number, ring)
         with self._watching:
             member.watched_fds, gone = self._liveness.watch(numbers)
             member.watched = numbers
@@ -220,7 +357,8 @@ class Members:
         """Give back what owners that died held; how many owners that were."""
         with self._store.env.begin() as txn:
             rows = owner_rows(txn, self._store.tables)
-        gone = {number for number, _ in rows if not self._liveness.alive(number)}
+        alive = self._liveness.alive
+        gone = {number for number, owner in rows if not owner.lease and not alive(number)}
         if not gone:
             return 0
         reaped: list[Owner] = []
@@ -253,10 +391,9 @@ class Members:
         Else the parent would seem alive for as long as any child of it is.
         """
         self._liveness.after_fork_child()
-        self._watching = threading.Lock()
+        self._watching, self._joining = threading.Lock(), threading.Lock()
         for member in self._members.values():
-            for fd in member.descriptors():
-                os.close(fd)
+            os.close(member.sleeper.fd)
         self._members = {}
 
 
@@ -266,6 +403,7 @@ def _strike(moves: Moves, number: int, owner: Owner, causes: Mapping[int, str] |
         causes = {}
     held = release_owner(moves, number, owner.name, causes)
     strike_owner(moves, number)
+    forget_said(moves, number)
     return held
 
 

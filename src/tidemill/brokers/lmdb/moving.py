@@ -145,7 +145,7 @@ def _adopt_one(moves: Moves, record: Record, first: int) -> bool:
         put_counts(moves, job_id, record.pending, record.failures)
     tail = Tail(record.error, record.result, record.attempts)
     row = moves.row_of(head.line)
-    if head.expires:
+    if head.expires and head.state < SUCCEEDED:
         moves.txn.put(DUE_KEY.pack(0, head.expires, DUE_EXPIRY, head.seq), job_id, db=moves.t.due)
         moves.untimed = True
     if head.flags & Flag.NOTED:
@@ -193,7 +193,6 @@ def _header(moves: Moves, record: Record, first: int) -> Header:
     ahead = moves.now - moves.wall  # of wall time
     by_wall = record.due_by_wall
     due = int(record.due * MICRO)
-    unfinished = state < SUCCEEDED
     head = Header(*HEADER.unpack(bytes(HEADER.size)))
     head.state = state if state not in (SCHEDULED, READY) else READY
     head.flags = _flags(envelope, record) | (Flag.WALL if by_wall else 0)
@@ -202,7 +201,7 @@ def _header(moves: Moves, record: Record, first: int) -> Header:
     head.line = moves.row(envelope.queue).number * 2 + envelope.is_message
     head.seq = first + record.seq
     head.due = due if by_wall or not due else due + ahead
-    head.expires = int(record.expires * MICRO) + ahead if record.expires and unfinished else 0
+    head.expires = int(record.expires * MICRO) + ahead if record.expires else 0
     head.finished = int(record.finished * MICRO)
     head.ttr, head.timeout = envelope.ttr, envelope.timeout
     return head

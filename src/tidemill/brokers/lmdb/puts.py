@@ -30,7 +30,10 @@ OVERHEAD = 400
 
 def may_refuse(moves: Moves, jobs: Sequence[Envelope]) -> bool:
     """True when unfinished jobs may refuse one of these: by their key, or by filling a queue."""
-    return any(job.key or moves.row(job.queue).max_size for job in jobs)
+    if any(job.key for job in jobs):
+        return True
+    queues = dict.fromkeys([job.queue for job in jobs])  # in order: new ones are numbered
+    return any(moves.row(queue).max_size for queue in queues)
 
 
 def put(

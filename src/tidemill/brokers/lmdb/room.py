@@ -1,5 +1,7 @@
 """Room: puts leave a reserve of disk and map, so that finishing and draining always work.
 
+And the store must still lie where it was: what is written to deleted files is gone with us.
+
 The ballast is a file that takes up disk until the disk is full all the same, and is then given up
 so that what runs can be settled.
 """
@@ -15,7 +17,7 @@ import time
 import lmdb
 
 from tidemill.brokers.lmdb.layout import Tables
-from tidemill.errors import StoreFull
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 __all__ = ["Room"]
 
@@ -31,6 +33,9 @@ class Room:
         self._env = env
         self._tables = tables
         self._ballast = os.path.join(folder, "ballast")
+        path = env.path()
+        self._file = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
+        self._was = _place_of(self._file)
         self._checked = -1.0
         self._left = 0
         self._shortage = ""
@@ -54,15 +59,29 @@ class Room:
 
         Raises:
             StoreFull: naming which.
+            BrokerUnavailable: the store was deleted, or another was put in its place.
         """
         now = time.monotonic()
         self._left -= size
         if now - self._checked > _BELIEVED or self._left < 0:
-            self._checked = now
+            self.check_place()
             self._shortage, self._left = self._look()
+            self._checked = now
             self._left -= size
         if self._shortage:
             raise StoreFull(self._shortage)
+
+    def check_place(self) -> None:
+        """Refuse to go on with files that no other process finds.
+
+        Raises:
+            BrokerUnavailable: the store was deleted, or another was put in its place.
+        """
+        if _place_of(self._file) != self._was:
+            raise BrokerUnavailable(
+                f"the store in {self._folder} was deleted or replaced while it was open; put it "
+                "back and start this process again"
+            )
 
     def look_again(self) -> None:
         """Believe the last look no longer."""
@@ -112,3 +131,12 @@ class Room:
                 raise
             return False
         return True
+
+
+def _place_of(path: str) -> tuple[int, int]:
+    """Which file a path leads to; (0, 0) for none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino

@@ -42,7 +42,8 @@ def is_listed(moves: Moves, number: int) -> bool:
 
 def list_owner(moves: Moves, number: int, owner: Owner) -> None:
     """Add an owner, and tell the others: the ring of who watches whom has changed."""
-    moves.store.bells.ring_others(number)
+    if not owner.lease:
+        moves.store.bells.ring_others(number)
     moves.txn.put(NUMBER.pack(number), encode(owner), db=moves.t.owner)
 
 

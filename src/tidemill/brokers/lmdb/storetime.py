@@ -63,6 +63,11 @@ class StoreTime:
         """A store time in microseconds as wall time, as the two stand to each other now."""
         return store_time / MICRO - (machine_time() + self._offset) + wall_time()
 
+    @property
+    def identity(self) -> str:
+        """When the store was made, to the microsecond: no other was just then."""
+        return f"lmdb {self._born!r}"
+
     def was_here(self, job_id: str) -> bool:
         """True when the id was made by tidemill since the store was."""
         made = id_time(job_id)

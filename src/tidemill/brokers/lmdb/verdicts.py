@@ -84,6 +84,8 @@ def _close_attempt(
         moves.gates.ended(row, outcome, back)
     if head.flags & _LIMITED:
         moves.lanes.ended(stored, verdict.token, back)
+    if verdict.rank >= 0:
+        head.rank = verdict.rank
     if outcome not in _BACK:
         head.attempt += 1
         tail.attempts.append(_attempt(head.attempt, worker, leased, verdict))

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidemill.board import allocate
+from tidemill.brokers.asleep import Asleep
 
 __all__ = [
     "ALL",
@@ -84,11 +85,12 @@ NOTHING = Terms(0, 0, ())
 class Sleeper:
     """One place to sleep: a slot and the FIFO that belongs to it."""
 
-    __slots__ = ("fd", "slot")
+    __slots__ = ("asleep", "fd", "slot")
 
     def __init__(self, slot: int, fd: int) -> None:
         self.slot = slot
         self.fd = fd
+        self.asleep = Asleep()
 
     def drain(self) -> None:
         """Take all hints off the FIFO."""
@@ -97,6 +99,15 @@ class Sleeper:
                 pass
         except BlockingIOError:
             pass
+
+    def wake(self) -> None:
+        """End the sleep, from any thread."""
+        try:
+            os.write(self.fd, b"x")
+        except BlockingIOError:
+            pass  # it is full of hints already
+        except OSError:
+            pass  # it was given up a moment ago
 
     def wait(self, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         """Sleep until a hint, a readable descriptor or the timeout (seconds)."""
@@ -164,6 +175,7 @@ class Bells:
             return
         self._set_mask(sleeper.slot, 0)
         self._map[sleeper.slot * _SIZE] = 0
+        self._forget_writer(sleeper.slot)
         os.close(sleeper.fd)
         sleeper.fd = -1
 
@@ -186,6 +198,11 @@ class Bells:
         struct.pack_into("=QQ", self._map, at + 16, bits, until)
         self._set_terms(at + _SLOT.size, terms)
         self._set_mask(sleeper.slot, mask)
+
+    def unmark(self, slot: int, owner: int) -> None:
+        """The owner sleeps in another slot now; a hint for it here would be lost."""
+        if _SLOT.unpack_from(self._map, slot * _SIZE)[4] == owner:
+            self._set_mask(slot, 0)
 
     def _set_mask(self, slot: int, mask: int) -> None:
         # The count is raised before a mark and lowered after: a kill in between leaves it too high,

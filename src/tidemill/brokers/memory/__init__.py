@@ -5,6 +5,7 @@ by the conformance suite and a state machine; where they differ, one of the two 
 have the names of the LMDB broker's, to be read side by side.
 """
 
-from tidemill.brokers.memory.broker import MemoryBroker, check_url, open_url
+from tidemill.brokers.memory.broker import MemoryBroker, open_url
+from tidemill.brokers.memory.settings import check_url
 
 __all__ = ["MemoryBroker", "check_url", "open_url"]

@@ -9,41 +9,40 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from tidemill.brokers.base import (
-    Departure,
-    Feature,
-    Filter,
-    Page,
-    QueueStats,
-    Reply,
-    Step,
-)
+from tidemill.brokers.base import Departure, Feature, Filter, Page, QueueStats, Reply, Step, lacks
 from tidemill.brokers.limiting import GRACE
-from tidemill.brokers.memory import acts, inspect, limits
+from tidemill.brokers.memory import acts, inspect, limits, named
 from tidemill.brokers.memory.carrying import recall, take
+from tidemill.brokers.memory.elsewhere import Elsewhere
 from tidemill.brokers.memory.flows import ended
 from tidemill.brokers.memory.jobs import Jobs
 from tidemill.brokers.memory.leases import lease
 from tidemill.brokers.memory.moving import adopt, check_here, depart, gone
 from tidemill.brokers.memory.puts import put
 from tidemill.brokers.memory.schedules import Book
+from tidemill.brokers.memory.settings import check_url
 from tidemill.brokers.memory.timers import come_due, prune
-from tidemill.brokers.memory.verdicts import note, release_owner, settle, touch
-from tidemill.brokers.retention import KEEP_OPTIONS, Retention
+from tidemill.brokers.memory.verdicts import hand_over, note, release_owner, settle, touch
+from tidemill.brokers.retention import Retention
 from tidemill.brokers.schedules import Change, Changed, Schedule
-from tidemill.clock import id_time
-from tidemill.config import Url, check_known
-from tidemill.errors import FeatureMissing, TidemillError
+from tidemill.brokers.silence import Silence
+from tidemill.brokers.steps import check_nonce, lost
+from tidemill.clock import id_time, new_id
+from tidemill.config import Url
+from tidemill.errors import TidemillError
 from tidemill.gate import Held, LimitStats, Terms
-from tidemill.job import RELAY, Command, Envelope, Outcome, Owner, Put, Record, Verdict
+from tidemill.job import (
+    RELAY,
+    Command,
+    Envelope,
+    Lease,
+    Owner,
+    Put,
+    Record,
+    State,
+)
 
 __all__ = ["MemoryBroker", "open_url"]
-
-
-def check_url(url: Url) -> Retention:
-    """Read a ``memory://`` URL."""
-    check_known("a memory:// url", url.options, KEEP_OPTIONS)
-    return Retention.from_options(url.options)
 
 
 def open_url(url: Url) -> MemoryBroker:
@@ -56,6 +55,7 @@ class MemoryBroker:
 
     boards = ""
     features = frozenset(Feature) - {
+        Feature.DRAIN,
         Feature.DURABLE,
         Feature.PROCESSES,
         Feature.TRANSACTIONS,
@@ -67,6 +67,9 @@ class MemoryBroker:
         self._lock = threading.Condition(threading.RLock())
         self._jobs = Jobs(retention or Retention(), self._wake_all, ended, limits.unstart)
         self._book = Book(self._jobs)
+        self.identity = f"memory {new_id()}"
+        self._elsewhere = Elsewhere(self._jobs)
+        self._silence: Silence[str] = Silence()
         self._owners: dict[str, Owner] = {}
         self._commands: dict[str, list[Command]] = {}
         self._pipes: dict[str, tuple[int, int]] = {}
@@ -80,15 +83,18 @@ class MemoryBroker:
         txn: Any = None,
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
+        nonce: str = "",
     ) -> list[Put]:
         if txn is not None:
-            raise FeatureMissing(
-                "txn= needs the feature transactions, which memory:// does not have"
-            )
+            raise lacks(self.url, Feature.TRANSACTIONS, "txn=")
+        check_nonce(nonce)
         with self._lock:
+            if nonce and (known := self._elsewhere.put_before(nonce)) is not None:
+                return known
             check_here(self._jobs)
             come_due(self._jobs)
             puts = put(self._jobs, jobs, hold, let_go)
+            self._elsewhere.keep(nonce, puts)
             self._wake_all()
             return puts
 
@@ -97,13 +103,20 @@ class MemoryBroker:
     def attach(self, owner: Owner) -> None:
         with self._lock:
             check_here(self._jobs)
-            self.detach(owner.id)
+            known = self._owners.get(owner.id)
+            if not (owner.lease and known and known.lease):
+                self.detach(owner.id)
+                self._begin(owner)
             self._owners[owner.id] = owner
-            self._commands[owner.id] = []
-            read, write = os.pipe()
-            os.set_blocking(read, False)
-            os.set_blocking(write, False)
-            self._pipes[owner.id] = (read, write)
+            if owner.lease:
+                self._elsewhere.attached(owner)
+
+    def _begin(self, owner: Owner) -> None:
+        self._commands[owner.id] = []
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        self._pipes[owner.id] = (read, write)
 
     def detach(self, owner_id: str) -> None:
         with self._lock:
@@ -113,47 +126,52 @@ class MemoryBroker:
 
     def exchange(self, step: Step) -> Reply:
         with self._lock:
-            self._pipe(step.owner)
-            owner, jobs = self._owners.get(step.owner), self._jobs
+            owner = self._owners.get(step.owner)
+            if owner is None and not (step.serial or step.behalf):
+                self._pipe(step.owner)
             if owner is None:  # given up for dead: all it held is lost
-                lost = [False] * len(step.verdicts), [False] * len(step.touch)
-                return Reply(*lost, commands=[Command("lost")], next_due=0.0)
-            come_due(jobs)
-            first_due = jobs.due[:1] + jobs.due_wall[:1]
-            reply = Reply()
-            for said in step.notes:
-                note(jobs, owner.id, said)
-            reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
-            reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
-            reply.taken = [self._take(owner, token, job_id) for token, job_id in step.take]
-            if jobs.departure is None and step.want:
-                jobs.hungry.pop(owner.id, None)
-                reply.leases = list(lease(jobs, owner, step.want))
-                if step.want.sleep and len(reply.leases) < step.want.count:
-                    jobs.hungry[owner.id] = step.want
-            reply.commands, self._commands[owner.id] = self._commands[owner.id], []
-            if jobs.departure is not None and step.want and step.want.count:
-                if owner.kind == "consumer":
-                    raise gone(jobs.departure)
-                reply.commands.append(Command("quiet"))
-            reply.next_due = max(0.0, min(jobs.next_due(), limits.next_opening(jobs)))
-            if jobs.heirs:
-                reply.next_due = min(reply.next_due, GRACE)
-                self._tell_heirs()
-            if step.fires and jobs.departure is None:
-                reply.schedules = self._book.hand_out(step.fires)
-                reply.next_due = min(reply.next_due, self._book.next_due())
-            if jobs.due[:1] + jobs.due_wall[:1] != first_due:
-                self._wake_all()  # this owner may not come back in time for it
-            prune(jobs)
+                return lost(step)
+            if step.behalf or not (owner.lease or step.serial):
+                return self._exchange(owner, step)
+            reply = self._elsewhere.known(owner, step)
+            if reply is None:
+                reply = self._exchange(owner, step)
+                self._elsewhere.answered(step, reply)
             return reply
 
-    def _take(self, owner: Owner, token: int, job_id: str) -> bool:
-        """Take a lease from the carrier; a relay that has published it hands it over for that."""
-        for relay in [one.id for one in self._owners.values() if one.kind == RELAY]:
-            if (relay, token) in self._jobs.leases:
-                settle(self._jobs, relay, Verdict(token, Outcome.CARRY))
-        return take(self._jobs, owner, token, job_id)
+    def _exchange(self, owner: Owner, step: Step) -> Reply:
+        jobs = self._jobs
+        come_due(jobs)
+        first_due = jobs.due[:1] + jobs.due_wall[:1]
+        reply = Reply()
+        for said in step.notes:
+            note(jobs, owner.id, said)
+        reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
+        reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
+        hand_over(jobs, self._owners.values(), [token for token, _ in step.take])
+        reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
+        if jobs.departure is None and step.want:
+            jobs.hungry.pop(owner.id, None)
+            reply.leases = list(lease(jobs, owner, step.want))
+            if step.want.sleep and len(reply.leases) < step.want.count:
+                jobs.hungry[owner.id] = step.want
+        if not step.behalf:
+            reply.commands, self._commands[owner.id] = self._commands[owner.id], []
+        if jobs.departure is not None and step.want and step.want.count:
+            if owner.kind == "consumer":
+                raise gone(jobs.departure)
+            reply.commands.append(Command("quiet"))
+        reply.next_due = max(0.0, min(jobs.next_due(), limits.next_opening(jobs)))
+        if jobs.heirs:
+            reply.next_due = min(reply.next_due, GRACE)
+            self._tell_heirs()
+        if step.fires and jobs.departure is None:
+            reply.schedules = self._book.hand_out(step.fires)
+            reply.next_due = min(reply.next_due, self._book.next_due())
+        if jobs.due[:1] + jobs.due_wall[:1] != first_due:
+            self._wake_all()  # this owner may not come back in time for it
+        prune(jobs)
+        return reply
 
     def _tell_heirs(self) -> None:
         """Wake those to whom a place was left. Nobody waits for them a second time."""
@@ -170,6 +188,8 @@ class MemoryBroker:
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         read, _ = self._pipe(owner_id)
+        if (owner := self._owners.get(owner_id)) and owner.lease:
+            timeout = min(timeout, owner.lease / 3)
         ready, _, _ = select.select([read, *fds], [], [], max(0.0, min(timeout, 3600.0)))
         if read in ready:
             ready.remove(read)
@@ -201,6 +221,7 @@ class MemoryBroker:
             self._owners.pop(owner_id, None)
             self._jobs.hungry.pop(owner_id, None)
             self._commands.pop(owner_id, None)
+            self._elsewhere.forget(owner_id)
             self._wake_all()
             return held
 
@@ -216,6 +237,15 @@ class MemoryBroker:
             limits.sweep(self._jobs)
             self._jobs.let_go_of_keys()
             return 30.0
+
+    def count_silence(self) -> float:
+        with self._lock:
+            owners = [owner for owner in self._owners.values() if owner.lease]
+            heard = {owner.id: self._elsewhere.heard(owner) for owner in owners}
+            silent, again = self._silence.look(heard)
+            for owner_id in silent:
+                self.release(owner_id, None)
+            return again
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
@@ -278,6 +308,25 @@ class MemoryBroker:
             facts = {"broker": "memory", "url": self.url, "jobs": count, "durable": False}
             departure = self._jobs.departure
             return facts | ({"moves_to": departure.where} if departure else {})
+
+    def numbers(self, count: int) -> int:
+        with self._lock:
+            self._jobs.numbered += count
+            return self._jobs.numbered - count + 1
+
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        with self._lock:
+            come_due(self._jobs)
+            return named.head(self._jobs, queue, state, count)
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        with self._lock:
+            check_here(self._jobs)
+            come_due(self._jobs)
+            owner = self._owners.get(owner_id)
+            if owner is None:
+                return [None] * len(job_ids)
+            return [named.lease_named(self._jobs, owner, job_id) for job_id in job_ids]
 
     # -- acting ---------------------------------------------------------------------------------
 
@@ -343,7 +392,7 @@ class MemoryBroker:
             return True
 
     def backup(self, target: str) -> None:
-        raise FeatureMissing("backup needs the feature backup, which memory:// does not have")
+        raise lacks(self.url, Feature.BACKUP, "backup")
 
     # -- schedules ------------------------------------------------------------------------------
 

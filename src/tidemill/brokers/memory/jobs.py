@@ -119,6 +119,7 @@ class Jobs:
         self.flowing = False  # somebody sees to them
         self.linked: list[tuple[float, str]] = []  # finished jobs of flows: when to look at them
         self.seq = 0  # jobs and tokens are numbered from one
+        self.numbered = 0  # the last number that was given away (``numbers``)
         self.departure: Departure | None = None
         self.arrivals: dict[str, tuple[str, int]] = {}  # mark -> cursor, where its numbers begin
 

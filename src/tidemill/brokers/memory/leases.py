@@ -10,7 +10,7 @@ from tidemill.brokers.memory.jobs import LOST, MESSAGES, TASKS, Item, Jobs, Read
 from tidemill.brokers.memory.limits import first_of, is_open, start, turn_of
 from tidemill.job import Envelope, Lease, Owner, State, encode_envelope
 
-__all__ = ["lease", "ttr_of"]
+__all__ = ["lease", "start_lease", "ttr_of"]
 
 
 def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
@@ -20,23 +20,28 @@ def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
         item = item or _choose(jobs, owner, want)
         if item is None:
             return
-        record, envelope = item.record, item.record.envelope
-        turn = turn_of(jobs, item)
-        if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
-            record.leased = jobs.wall
-            number = jobs.next_number()
-            start(jobs, item, number)
-            yield _lend(jobs, item, number, turn, 0.0)
-            jobs.finish(item, State.SUCCEEDED)
-            continue
-        jobs.run(item, owner)
-        start(jobs, item, item.token)
-        ttr = 0.0
-        if owner.kind == "consumer":
-            ttr = ttr_of(envelope)
-            item.deadline = jobs.now + ttr
-            jobs.look_at(item, item.deadline)
-        yield _lend(jobs, item, item.token, turn, ttr)
+        yield start_lease(jobs, item, owner)
+
+
+def start_lease(jobs: Jobs, item: Item, owner: Owner) -> Lease:
+    """Lease a job that is ready."""
+    record, envelope = item.record, item.record.envelope
+    turn = turn_of(jobs, item)
+    if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
+        record.leased = jobs.wall
+        number = jobs.next_number()
+        start(jobs, item, number)
+        lent = _lend(jobs, item, number, turn, 0.0)
+        jobs.finish(item, State.SUCCEEDED)
+        return lent
+    jobs.run(item, owner)
+    start(jobs, item, item.token)
+    ttr = 0.0
+    if owner.kind == "consumer":
+        ttr = ttr_of(envelope)
+        item.deadline = jobs.now + ttr
+        jobs.look_at(item, item.deadline)
+    return _lend(jobs, item, item.token, turn, ttr)
 
 
 def ttr_of(envelope: Envelope) -> float:

@@ -15,6 +15,7 @@ from tidemill.brokers.memory.jobs import LOST, MESSAGES, Item, Jobs, Limited, Li
 from tidemill.gate import (
     NEVER,
     Claim,
+    Gate,
     Held,
     LimitStats,
     Terms,
@@ -22,9 +23,10 @@ from tidemill.gate import (
     clear_at,
     ended,
     give_back,
+    hold,
     hold_to,
+    let_go,
     opens,
-    retake,
     room,
     take,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "is_open",
     "next_opening",
     "restart",
+    "set_aside",
     "set_limit",
     "show",
     "start",
@@ -60,7 +63,10 @@ def set_limit(jobs: Jobs, name: str, terms: Terms | None, *, queue: bool, declar
     table = jobs.queue_limits if queue else jobs.limits
     if queue:
         jobs.queue(name)
-    known = table.setdefault(name, Limited())
+    known = table.get(name)
+    if known is None:
+        known = table[name] = Limited()
+        known.gate.held = jobs.queue(name).carried if queue else 0.0
     old = hold_to(known, terms, declared=declared)
     if known.terms != old:
         lanes = [lane.gate for (whose, _), lane in jobs.lanes.items() if whose == name]
@@ -192,25 +198,38 @@ def start(jobs: Jobs, item: Item, number: int) -> None:
 
 def unstart(jobs: Jobs, item: Item) -> None:
     """A lease goes back and the job never ran: it gets its tokens back."""
-    envelope, taken = item.record.envelope, _charged(jobs, item)
-    limited = jobs.queue_limits.get(envelope.queue)
-    if limited is not None:
-        give_back(limited.terms, limited.gate, taken)
-    if envelope.limit is not None:
-        terms = jobs.limits[envelope.limit.name].terms
-        give_back(terms, jobs.lane(envelope.limit).gate, taken, envelope.limit.cost)
+    taken = _charged(jobs, item)
+    for terms, gate, cost in _gates_of(jobs, item):
+        if item.is_carried:
+            let_go(gate, cost)
+        else:
+            give_back(terms, gate, taken, cost)
+
+
+def set_aside(jobs: Jobs, item: Item) -> None:
+    """A lease goes to the carrier: its tokens are taken when the job starts."""
+    taken = _charged(jobs, item)
+    for terms, gate, cost in _gates_of(jobs, item):
+        hold(terms, gate, taken, cost)
 
 
 def restart(jobs: Jobs, item: Item) -> None:
-    """A job is taken from the carrier: it starts later than it was charged for."""
-    envelope, taken, now = item.record.envelope, _charged(jobs, item), micros(jobs)
+    """A job is taken from the carrier: now it starts."""
+    for terms, gate, cost in _gates_of(jobs, item):
+        let_go(gate, cost)
+        take(terms, gate, micros(jobs), cost)
+    item.charged = item.record.leased
+
+
+def _gates_of(jobs: Jobs, item: Item) -> Iterator[tuple[Terms, Gate, float]]:
+    """What a job is under, and what it costs there."""
+    envelope = item.record.envelope
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
-        retake(limited.terms, limited.gate, taken, now)
+        yield limited.terms, limited.gate, 1.0
     if envelope.limit is not None:
         terms = jobs.limits[envelope.limit.name].terms
-        retake(terms, jobs.lane(envelope.limit).gate, taken, now, envelope.limit.cost)
-    item.charged = item.record.leased
+        yield terms, jobs.lane(envelope.limit).gate, envelope.limit.cost
 
 
 def _charged(jobs: Jobs, item: Item) -> int:

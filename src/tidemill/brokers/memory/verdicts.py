@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tidemill.brokers.base import KEEP_ATTEMPTS
 from tidemill.brokers.memory.carrying import may_be_carried
 from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.leases import ttr_of
-from tidemill.brokers.memory.limits import attempted, unstart
+from tidemill.brokers.memory.limits import attempted, set_aside, unstart
 from tidemill.brokers.memory.puts import follow
 from tidemill.job import (
     NOT_STARTED,
+    RELAY,
     WHILE_RUNNING,
     Attempt,
     Note,
     Outcome,
+    Owner,
     State,
     Verdict,
     was_held,
 )
 
-__all__ = ["TOO_LATE", "close_attempt", "log", "note", "release_owner", "settle", "touch"]
+__all__ = [
+    "TOO_LATE",
+    "close_attempt",
+    "hand_over",
+    "log",
+    "note",
+    "release_owner",
+    "settle",
+    "touch",
+]
 
 TOO_LATE = "not started before it expired"
 _LOG_MOST = 100
@@ -42,6 +53,7 @@ def settle(jobs: Jobs, owner: str, verdict: Verdict) -> bool:
     if verdict.outcome != Outcome.CARRY:
         close_attempt(jobs, item, verdict)
     elif may_be_carried(jobs, item):
+        set_aside(jobs, item)
         jobs.carry(item)
     else:
         close_attempt(jobs, item, Verdict(item.token, Outcome.RELEASE, error=NOT_STARTED))
@@ -54,6 +66,8 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
     """Count and write down the attempt, and move the job on."""
     record, outcome = item.record, Outcome(verdict.outcome)
     ran = bool(verdict.started) or was_held(record.attempts, record.leased)
+    if verdict.rank >= 0:
+        record.rank = verdict.rank
     if outcome not in _BACK:
         record.attempt += 1
         record.attempts.append(_attempt(item, verdict))
@@ -87,6 +101,14 @@ def _attempt(item: Item, verdict: Verdict) -> Attempt:
     r, v = item.record, verdict
     times = r.leased, v.started, v.ended
     return Attempt(r.attempt, r.worker, *times, Outcome(v.outcome), v.error, v.traceback)
+
+
+def hand_over(jobs: Jobs, owners: Iterable[Owner], tokens: Iterable[int]) -> None:
+    """What relays have published and not handed over yet goes to the carrier now."""
+    relays = [owner.id for owner in owners if owner.kind == RELAY]
+    for token in tokens:
+        for relay in relays:
+            settle(jobs, relay, Verdict(token, Outcome.CARRY))
 
 
 def touch(jobs: Jobs, owner: str, token: int, seconds: float) -> bool:

@@ -7,9 +7,9 @@ server does is in ``sql/``; the owners of this process are in :mod:`.members`, t
 
 from __future__ import annotations
 
+import base64
 import os
 import time
-import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +24,7 @@ from tidemill.brokers.base import (
     Reply,
     Step,
 )
+from tidemill.brokers.forks import tell_of_forks
 from tidemill.brokers.postgres import inspect, limits, moving
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.address import Address, check_url
@@ -34,20 +35,20 @@ from tidemill.brokers.postgres.schema import migrate
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.waits import Waits
-from tidemill.brokers.postgres.wire import texts
+from tidemill.brokers.postgres.wire import leases_of, texts
 from tidemill.brokers.schedules import Change, Changed, Schedule
+from tidemill.brokers.steps import is_lost, lost
 from tidemill.clock import id_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import FeatureMissing, TidemillError
 from tidemill.gate import Held, LimitStats, Terms
-from tidemill.job import Command, Envelope, Owner, Put, Record
+from tidemill.job import Command, Envelope, Lease, Owner, Put, Record, State
 
 __all__ = ["PostgresBroker", "migrate_url", "open_url"]
 
 _PRUNE_MOST = 2000
 _PURGE_MOST = 5000
 _TICK = 30.0
-_brokers: weakref.WeakSet[PostgresBroker]
 
 
 def open_url(url: Url) -> PostgresBroker:
@@ -70,14 +71,14 @@ def migrate_url(url: Url) -> tuple[int, int]:
 class PostgresBroker:
     """A broker in a PostgreSQL database."""
 
-    features = frozenset(Feature) - {Feature.BACKUP}
+    features = frozenset(Feature) - {Feature.BACKUP, Feature.DRAIN}
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown
         self._address = address
         self._closed = False
         self._enter()
-        _brokers.add(self)
+        tell_of_forks(self)
 
     def _enter(self) -> None:
         """Begin in this process, which may be a fork of the one that opened the broker."""
@@ -110,6 +111,11 @@ class PostgresBroker:
             self._enter()
 
     @property
+    def identity(self) -> str:
+        """What tells this store from every other."""
+        return f"postgresql {self._session.installed.store}"
+
+    @property
     def boards(self) -> str:
         """Where boards may lie."""
         return self._members.boards
@@ -123,11 +129,12 @@ class PostgresBroker:
         txn: Any = None,
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
+        nonce: str = "",
     ) -> list[Put]:
         self._check_open()
         if txn is not None:
             return put_inside(self._session, jobs, txn, hold, let_go)
-        return put(self._session, jobs, hold, let_go)
+        return put(self._session, jobs, hold, let_go, nonce)
 
     # -- owning ---------------------------------------------------------------------------------
 
@@ -141,9 +148,17 @@ class PostgresBroker:
 
     def exchange(self, step: Step) -> Reply:
         self._check_open()
-        member = self._members[step.owner]
-        reply = member.conversation.exchange(step)
-        self._members.renewed(member)
+        if step.serial or step.behalf:
+            member = self._members.find(step.owner)
+        else:
+            member = self._members[step.owner]
+        if member is None:
+            return lost(step)
+        reply = member.exchange(step)
+        if step.serial and is_lost(reply) and (anew := self._members.anew(member)):
+            member, reply = anew, anew.exchange(step)
+        if not step.behalf:
+            self._members.renewed(member, step)
         return reply
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
@@ -175,6 +190,10 @@ class PostgresBroker:
         while self._session.query(text, [_PRUNE_MOST, self._session.prefs()])[0][0]:
             pass
         return _TICK
+
+    def count_silence(self) -> float:
+        self._check_open()
+        return self._members.count_silence()
 
     # -- waiting for jobs -----------------------------------------------------------------------
 
@@ -222,7 +241,23 @@ class PostgresBroker:
         self._check_open()
         return inspect.info(self._session)
 
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        self._check_open()
+        return inspect.head(self._session, queue, state, count)
+
     # -- acting ---------------------------------------------------------------------------------
+
+    def numbers(self, count: int) -> int:
+        self._check_open()
+        last = int(self._session.once("numbers", [count], "bigint", plain=True))
+        return last - count + 1
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        self._check_open()
+        ids = texts([job_id.replace("\0", "") for job_id in job_ids])
+        arguments = [self._members[owner_id].number, ids]
+        shown = self._session.once("lease_named", arguments, "int, text[]")
+        return [leases_of(base64.b64decode(one))[0] if one else None for one in shown]
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         verb = "terminate" if terminate else "cancel"
@@ -330,18 +365,6 @@ class PostgresBroker:
 
     def close(self) -> None:
         if not self._closed and self._pid == os.getpid():
-            for owner_id in self._members.ids():
-                self.detach(owner_id)
+            self._members.leave()
             self._session.close()
         self._closed = True
-
-
-_brokers = weakref.WeakSet()
-
-
-def _after_fork_child() -> None:
-    for broker in list(_brokers):
-        broker.after_fork_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_child)

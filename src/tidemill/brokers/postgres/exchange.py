@@ -15,11 +15,12 @@ from tidemill.brokers.postgres.puts import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.trouble import Unfit
 from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of, texts
+from tidemill.brokers.steps import late, lost
 from tidemill.errors import StoreMoved
 from tidemill.job import Command, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from tidemill.brokers.postgres.members import Member
+    from tidemill.brokers.postgres.member import Member
     from tidemill.brokers.postgres.session import Session
 
 __all__ = ["send"]
@@ -32,6 +33,7 @@ class _Answer(msgspec.Struct):
     """What a step says besides its leases. Places count from one."""
 
     gone: bool = False
+    last: int = 0  # the step came late, after this one
     missed: Sequence[int] = ()  # plain verdicts that found no lease
     lost: Sequence[int] = ()  # other verdicts
     late: Sequence[int] = ()  # touches
@@ -45,7 +47,10 @@ class _Answer(msgspec.Struct):
 
 
 def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
-    """Carry a step to the store; the same step under the same serial is done once."""
+    """Carry a step to the store; the same step under the same serial is done once.
+
+    The serial 0 is that of who speaks on behalf of an owner elsewhere.
+    """
     handed = member.handed
     if (reply := handed.take(step)) is not None:
         member.partial = True
@@ -73,7 +78,8 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         want.count,
         queues or None,
         None if step.want is None else str(want.mode),
-        *(want.tasks, want.messages, want.sleep, want.alone, handed.may_come(want)),
+        *(want.tasks, want.messages, want.sleep, want.alone),
+        not member.owner.lease and handed.may_come(want),  # one elsewhere may be gone: it asks
         ints(handed.told),
         ints([v.token for v in over]),
         ints([token for token, _ in step.take]),
@@ -95,7 +101,12 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
             raise
         return _leave(member, step, error)
     said = msgspec.convert(answer, _Answer)
+    if said.last:
+        raise late(step, said.last)
     reply = _reply(step, plain, said, leases + (more or b""))
+    if not serial:
+        return reply
+    member.turned(said.turn)
     if step.fires and said.firing is not None:
         hand_out(session, step, reply, said.firing)
     handed.answered(said.turn, step.want, told, reply.next_due)
@@ -138,6 +149,7 @@ def _row(v: Verdict) -> dict[str, Any]:
         "ended": v.ended,
         "result": base64.b64encode(v.result).decode(),
         "hold": v.hold,
+        "rank": v.rank,
     }
 
 
@@ -151,8 +163,7 @@ def _followers(session: Session, verdicts: Sequence[Verdict]) -> Sequence[Any]:
 
 def _reply(step: Step, plain: Sequence[Verdict], answer: _Answer, leases: bytes) -> Reply:
     if answer.gone:  # given up for dead: all it held is lost
-        lost = [False] * len(step.verdicts), [False] * len(step.touch)
-        return Reply(*lost, commands=[Command("lost")], next_due=0.0)
+        return lost(step)
     over = sum(map(_goes_over, step.verdicts))
     missed = iter(_settled(len(plain), answer.missed))
     kept = iter(_settled(over, answer.kept))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import texts
 from tidemill.job import Attempt, Outcome, Record, State, decode_envelope
 
-__all__ = ["find", "get", "info", "stats"]
+__all__ = ["find", "get", "head", "info", "stats"]
 
 _STATES = tuple(State)
 _SCAN = 2000
@@ -142,6 +142,34 @@ def _conditions(session: Session, what: Filter) -> tuple[str, list[Any]]:
         parts.append("starts_with(id, %s)")
         arguments.append(what.id_prefix)
     return " AND ".join(parts), arguments
+
+
+_ORDER = {
+    State.READY: ("ready", "{0}.rank, {0}.seq"),
+    State.SCHEDULED: ("later", "{0}.due, {0}.seq"),
+    State.FAILED: ("done", "{0}.finished, {0}.seq"),
+}
+
+
+def head(session: Session, queue: str, state: State, count: int) -> list[Record]:
+    """The first jobs of a queue that are of a state."""
+    schema = session.address.schema
+    table, order = f'"{schema}".{_ORDER[state][0]}', _ORDER[state][1]
+    where = f"""seq IN (
+        SELECT x.seq FROM {table} AS x JOIN "{schema}".job AS j USING (seq)
+        WHERE j.line / 4 = (SELECT number FROM "{schema}".queue WHERE name = %s)
+          AND {{}} ORDER BY {order.format("x")} LIMIT %s)"""
+    condition = {State.SCHEDULED: "NOT x.waiting", State.FAILED: "x.state = 5"}.get(state, "true")
+    rows = session.query(_select(session) + where.format(condition), [queue, count])
+    records = [_Row(*row).record() for row in rows]
+    return sorted((r for r in records if r.state is state), key=_PLACE[state])
+
+
+_PLACE: dict[State, Callable[[Record], tuple[float, int]]] = {
+    State.READY: lambda r: (r.rank, r.seq),
+    State.SCHEDULED: lambda r: (r.due, r.seq),
+    State.FAILED: lambda r: (r.finished, r.seq),
+}
 
 
 def stats(session: Session) -> list[QueueStats]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tidemill.brokers.postgres.lines import Connection
 from tidemill.brokers.postgres.session import Session
 from tidemill.gate import Claim, Held, LimitStats, Terms
 
@@ -40,6 +41,7 @@ def set_limit(
 
 def all_limits(session: Session) -> list[LimitStats]:
     """Every limit in numbers, by name, queues first."""
+    _empty_inbox(session)
     rows = [
         LimitStats(
             name=name,
@@ -61,9 +63,21 @@ def all_limits(session: Session) -> list[LimitStats]:
 
 def held(session: Session, job_id: str) -> Held | None:
     """What keeps a ready job waiting."""
+    _empty_inbox(session)
     for name, key, queue, until, running, terms, broken in session.rows("held", [job_id], "text"):
         return Held(name, key, queue, until, running, _terms(terms), broken)
     return None
+
+
+def _empty_inbox(session: Session) -> None:
+    """Have what happened be counted before somebody looks."""
+    schema = session.address.schema
+    text = f'CALL "{schema}".empty_inbox(%s::"{schema}".prefs)'
+
+    def work(_: object, conn: Connection) -> None:
+        conn.execute(text.encode(), [session.prefs()])
+
+    session.lines.run(work, patience=session.address.patience)
 
 
 def _terms(found: Sequence[Any]) -> Terms:

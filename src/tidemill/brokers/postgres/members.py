@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidemill.board import read_board, remove_board
-from tidemill.brokers.conversation import Conversation
+from tidemill.brokers.base import Step
 from tidemill.brokers.liveness import Liveness, neighbours
-from tidemill.brokers.postgres.exchange import send
-from tidemill.brokers.postgres.handed import Handed
+from tidemill.brokers.postgres.member import Member
 from tidemill.brokers.postgres.wire import clean, ints, texts
+from tidemill.brokers.silence import Heard, Silence
 from tidemill.crash import point
 from tidemill.errors import TidemillError
 from tidemill.job import Owner
@@ -39,7 +38,7 @@ from tidemill.job import Owner
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.session import Session
 
-__all__ = ["Member", "Members"]
+__all__ = ["Members"]
 
 _LOG = logging.getLogger("tidemill.postgres")
 _PRECEDENCE = 5.0
@@ -59,62 +58,12 @@ class Row(msgspec.Struct, frozen=True):
     locked: bool
     late: float
     facts: bytes
+    lease: float
 
     @property
     def owner(self) -> Owner:
         """All that is known of it."""
         return _OWNER.decode(self.facts)
-
-
-class Member:
-    """An owner of this process: its number, its conversation, and where it sleeps."""
-
-    def __init__(self, session: Session, owner: Owner, number: int) -> None:
-        self.owner = owner
-        self.number = number
-        self.conversation = Conversation(lambda step, serial: send(session, self, step, serial))
-        self.handed = Handed()
-        self.renewed = time.monotonic()
-        self.partial = False  # the last step took something, and less than was wanted
-        self.outgrown = False  # the store is of another version by now
-        self.watched: list[int] = []
-        self.watched_fds: list[int] = []
-        self.read, self.write = os.pipe()
-        os.set_blocking(self.read, False)
-        os.set_blocking(self.write, False)
-
-    def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
-        """Until a hint, a wake, a death, a readable descriptor or the timeout.
-
-        The descriptors that are readable, and whether one of those it watches has died.
-        """
-        poll = select.poll()
-        poll.register(self.read, select.POLLIN)
-        for fd in fds:
-            poll.register(fd, select.POLLIN)
-        for fd in self.watched_fds:
-            poll.register(fd, 0)  # it hangs up
-        ready = {fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)}
-        if self.read in ready:
-            try:
-                os.read(self.read, 4096)
-            except BlockingIOError:
-                pass
-        return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)
-
-    def wake(self) -> None:
-        """End its sleep, from any thread."""
-        try:
-            os.write(self.write, b"x")
-        except (BlockingIOError, BrokenPipeError):
-            pass  # it is full of hints already
-        except OSError:
-            pass  # it left a moment ago
-
-    def close(self) -> None:
-        """Give up where it sleeps."""
-        os.close(self.read)
-        os.close(self.write)
 
 
 class Members:
@@ -129,23 +78,24 @@ class Members:
         )
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         self._liveness = Liveness(os.path.join(self._folder, "owners"))
-        self._watching = threading.Lock()
+        self._watching, self._joining = threading.Lock(), threading.Lock()
+        self._silence: Silence[str] = Silence()
         self._roster_changed = True
 
     def __getitem__(self, owner_id: str) -> Member:
-        """A member that is attached.
+        """A member that is attached; one elsewhere may have been in another process.
 
         Raises:
             TidemillError: it is not, or not here.
         """
-        member = self._by_id.get(owner_id)
+        member = self.find(owner_id)
         if member is None:
             raise TidemillError(f"owner {owner_id!r} is not attached")
         return member
 
-    def ids(self) -> list[str]:
-        """The ids of all that are attached here."""
-        return list(self._by_id)
+    def find(self, owner_id: str) -> Member | None:
+        """A member that is attached, or None."""
+        return self._by_id.get(owner_id) or self._go_on(owner_id)
 
     @property
     def boards(self) -> str:
@@ -157,41 +107,127 @@ class Members:
     # -- coming and going -----------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Make an owner known, and alive as long as this process is."""
-        self.detach(owner.id)
+        """Make an owner known, and alive as long as this process is, or it is not silent."""
+        here = self._by_id.get(owner.id)
+        if not (owner.lease and here and here.owner.lease):
+            self.detach(owner.id)
         session = self._session
         channel = session.listen()
         number = session.call(
             "attach",
             [
                 *(owner.id, clean(owner.name), owner.kind, clean(owner.host), channel),
-                *(session.hearing is not None, _owner.encode(owner)),
+                *(session.hearing is not None and not owner.lease, _owner.encode(owner)),
+                *(owner.lease, owner.serial),
             ],
-            "text, text, text, text, text, bool, bytea",
+            "text, text, text, text, text, bool, bytea, float8, bigint",
         )
-        member = Member(session, owner, number)
-        self._liveness.hold(number)
-        if session.hearing is not None:
-            session.hearing.hold(number)
-        with self._watching:
-            self._members[number] = self._by_id[owner.id] = member
+        if not owner.lease:
+            self._liveness.hold(number)
+            if session.hearing is not None:
+                session.hearing.hold(number)
+        member = self._enter(owner, number)
+        member.hears = True
         self.reap()
         self._watch(member)
+
+    def _enter(self, owner: Owner, number: int) -> Member:
+        with self._watching:
+            member = self._by_id.get(owner.id)
+            if member is not None and member.number == number:
+                member.goes_on(owner)
+                return member
+            if member is not None:
+                self._drop(member)
+            member = Member(self._session, owner, number)
+            self._members[number] = self._by_id[owner.id] = member
+            return member
+
+    def _drop(self, member: Member) -> None:
+        """It is none of ours any more."""
+        del self._members[member.number], self._by_id[member.owner.id]
+        member.close()
+
+    # -- owners elsewhere -----------------------------------------------------------------------
+
+    def _go_on(self, owner_id: str) -> Member | None:
+        """Make the calls of an owner elsewhere from now on, if one of that id is on the list."""
+        with self._joining:
+            if owner_id in self._by_id:  # another thread was faster
+                return self._by_id[owner_id]
+            rows = self._session.rows("elsewhere", [owner_id], "text")
+            if not rows:
+                return None
+            [(number, facts)] = rows
+            member = self._enter(_OWNER.decode(facts), number)
+            member.wake()  # who waits first looks: something may have happened meanwhile
+        self._watch(member)
+        return member
+
+    def anew(self, member: Member) -> Member | None:
+        """An owner elsewhere that is lost here, if it attached anew through another server."""
+        with self._joining:
+            rows = self._session.rows("elsewhere", [member.owner.id], "text")
+            if not rows or rows[0][0] == member.number:
+                return None
+            [(number, facts)] = rows
+            anew = self._enter(_OWNER.decode(facts), number)
+            anew.wake()
+            return anew
+
+    def count_silence(self) -> float:
+        """Give up owners elsewhere that were silent for their lease; see the seam."""
+        away = [m for m in list(self._members.values()) if m.owner.lease and not m.near]
+        words: dict[str, Heard] = {}
+        listed: set[int] = set()
+        for number, owner_id, lease, turn, holds in self._session.rows("words", []):
+            listed.add(number)
+            words[owner_id] = Heard(lease, object() if holds else turn)
+        silent, again = self._silence.look(words)
+        for owner_id in silent:
+            self._session.once("give_up", [owner_id, words[owner_id].word], "text, bigint")
+        self._forget([member for member in away if member.number not in listed])
+        return again
+
+    def _forget(self, gone: Collection[Member]) -> None:
+        """Give up the places of owners elsewhere that are off the list, whoever struck them.
+
+        They may never call again. Who is asleep is woken, and forgotten another time; one that is
+        near is kept to be told that it is lost.
+        """
+        for member in gone:
+            if not member.asleep.end_if_empty():
+                member.wake()
+                continue
+            with self._watching:
+                if self._members.get(member.number) is member:
+                    self._drop(member)
+                    self._unwatch()
+
+    # -- going ----------------------------------------------------------------------------------
 
     def detach(self, owner_id: str) -> None:
         """Take an owner off the list; what it held goes back uncounted."""
         member = self._by_id.get(owner_id)
         if member is None:
+            if any(row.id == owner_id and row.lease for row in self.rows()):
+                self.release(owner_id, {})
             return
         self.release(owner_id, {})
         with self._watching:
-            self._by_id.pop(owner_id, None)
-            self._members.pop(member.number, None)
+            self._drop(member)
             self._unwatch()
         if self._session.hearing is not None:
             self._session.hearing.let_go(member.number)
         self._liveness.let_go(member.number)
-        member.close()
+
+    def leave(self) -> None:
+        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        for owner_id, member in list(self._by_id.items()):
+            if member.owner.lease:
+                member.close()
+            else:
+                self.detach(owner_id)
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         """Take an owner of any process off the list; how many leases it had."""
@@ -214,8 +250,12 @@ class Members:
         member.handed.waits()
         if member.partial:
             member.partial, timeout = False, 0.0
-        lease = session.address.owner_lease / 3 - (time.monotonic() - member.renewed)
-        ready, died = member.sleep(min(timeout, lease, session.longest_sleep()), fds)
+        lease = member.owner.lease or session.address.owner_lease
+        lease = lease / 3 - (time.monotonic() - member.renewed)
+        with member.asleep.inside() as may:
+            if not may:
+                return []  # it was given up a moment ago, or attached once more
+            ready, died = member.sleep(min(timeout, lease, session.longest_sleep()), fds)
         if died:
             self.reap()
         if died or self._roster_changed:
@@ -248,10 +288,17 @@ class Members:
         if member:
             member.wake()
 
-    def renewed(self, member: Member) -> None:
-        """An exchange renewed its lease: see that it has its lock, too."""
+    def renewed(self, member: Member, step: Step) -> None:
+        """An exchange renewed its lease: see that it has its lock, too, or hears here.
+
+        Who wants nothing does not mean to sleep here: it may be asleep in another process by now.
+        """
         member.renewed = time.monotonic()
-        if self._session.hearing is not None:
+        if member.owner.lease:
+            if step.want is not None and not member.hears:
+                self._session.call("hear", [member.number, self._session.listen()], "int, text")
+                member.hears = member.partial = True  # it looks again, now that it hears
+        elif self._session.hearing is not None:
             self._session.hearing.renew(member.number)
 
     # -- deaths ---------------------------------------------------------------------------------
@@ -264,7 +311,7 @@ class Members:
     def _watch(self, member: Member) -> None:
         """Have the member's sleep end when a neighbour on this machine dies."""
         self._roster_changed = False
-        rows = [row for row in self.rows() if row.host == member.owner.host]
+        rows = [r for r in self.rows() if r.host == member.owner.host and not r.lease]
         numbers = neighbours(member.number, [(row.number, row.kind == "worker") for row in rows])
         with self._watching:
             numbers = [n for n in numbers if self._liveness.is_here(n)]
@@ -296,6 +343,8 @@ class Members:
         return len(dead)
 
     def _is_dead(self, row: Row, rows: Sequence[Row]) -> bool:
+        if row.lease:
+            return False
         if self._liveness.is_here(row.number):
             return not self._liveness.alive(row.number)
         if row.late <= 0 or not self._session.lasted():
@@ -326,5 +375,5 @@ class Members:
         """
         self._liveness.after_fork_child()
         for member in self._members.values():
-            member.close()
+            member.after_fork_child()
         self._members, self._by_id = {}, {}

@@ -17,7 +17,8 @@ from tidemill.brokers.links import check_links
 from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.lines import Connection, Line
 from tidemill.brokers.postgres.trouble import translated
-from tidemill.brokers.postgres.wire import blobs, ints, json, prepare, texts
+from tidemill.brokers.postgres.wire import blobs, clean, ints, json, prepare, texts
+from tidemill.brokers.steps import check_nonce
 from tidemill.errors import DuplicateJob, InvalidOption
 from tidemill.job import Envelope, Links, Placed, Put, encode_envelope
 
@@ -79,9 +80,14 @@ def _limit(job: Envelope) -> tuple[Any, ...]:
 
 
 def put(
-    session: Session, jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
+    session: Session,
+    jobs: Sequence[Envelope],
+    hold: Collection[str],
+    let_go: Collection[str],
+    nonce: str = "",
 ) -> list[Put]:
     """Accept jobs, all or none, in a transaction of our own."""
+    check_nonce(nonce)
     if not jobs and not let_go:
         return []
     packed = _pack(session, jobs, hold, let_go)
@@ -92,7 +98,8 @@ def put(
         if line.id not in serials:  # else it is done again, its reply was lost
             line.serial += 1
             serials[line.id] = line.serial
-        arguments = [line.id, line.serial, *packed, session.prefs(), chores]
+        call = (f"once {clean(nonce)}", 1) if nonce else (line.id, line.serial)
+        arguments = [*call, *packed, session.prefs(), chores]
         row = conn.execute(session.statements.put, arguments, binary=True).fetchone()
         assert row is not None
         return row[0]

@@ -7,11 +7,11 @@ keeps what is not due, :mod:`.registry` which queues there are, :mod:`.names` wh
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
-import os
 import threading
-import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,10 @@ from tidemill.brokers.base import (
     Step,
     open_broker,
 )
-from tidemill.brokers.carrying import CarryingBroker
+from tidemill.brokers.carrying import CarryingBroker, lending
+from tidemill.brokers.draining import Contents
+from tidemill.brokers.forks import tell_of_forks
+from tidemill.brokers.rabbitmq.announcer import Announcer
 from tidemill.brokers.rabbitmq.arriving import arrivals, cursor_message, read_cursor
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
@@ -36,8 +39,9 @@ from tidemill.brokers.rabbitmq.desk import Desk
 from tidemill.brokers.rabbitmq.failed import Failed
 from tidemill.brokers.rabbitmq.intake import Intake
 from tidemill.brokers.rabbitmq.lacking import Lacking, check_job, refuse
+from tidemill.brokers.rabbitmq.leaving import Leaving
 from tidemill.brokers.rabbitmq.line import Line, Voice
-from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.names import Names, Place
 from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.registry import Registry
@@ -47,7 +51,7 @@ from tidemill.brokers.schedules import Schedule
 from tidemill.clock import machine_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import TidemillError
-from tidemill.job import Command, Envelope, Owner, Placed, Put, Record, State
+from tidemill.job import Command, Envelope, Owner, Placed, Put, Record, State, encode_envelope
 
 __all__ = ["RabbitBroker", "open_url"]
 
@@ -60,11 +64,11 @@ and one of those may hold the interpreter lock for minutes; nothing hangs on the
 _FAREWELL = 5.0
 """Seconds for what is under way when a broker is closed."""
 
-_ANNOUNCE_EVERY = 3600.0
-"""Seconds after which a queue's name is announced once more, lest the stream forgets it."""
-
 _FEATURES = frozenset(
-    {Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY, Feature.FAILED}
+    {
+        *(Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY, Feature.FAILED),
+        Feature.DRAIN,
+    }
 )
 
 
@@ -73,12 +77,19 @@ def open_url(url: Url) -> Broker:
     settings = check_url(url)
     if not settings.store:
         return RabbitBroker(settings)
-    carrier = RabbitBroker(settings)
+    store = lending(open_broker(settings.store))
     try:
-        return CarryingBroker(open_broker(settings.store), carrier)
+        return CarryingBroker(store, RabbitBroker(_for_store(settings, store.identity)))
     except BaseException:
-        carrier.close()
+        store.close()
         raise
+
+
+def _for_store(settings: Settings, identity: str) -> Settings:
+    """Its queues are its own: what another store carries on the same server never meets it."""
+    digest = hashlib.sha256(identity.encode()).digest()
+    own = base64.b32encode(digest)[:6].decode().lower()
+    return msgspec.structs.replace(settings, prefix=f"{settings.prefix}.{own}")
 
 
 class RabbitBroker(Lacking):
@@ -90,6 +101,8 @@ class RabbitBroker(Lacking):
         self.url = settings.shown
         self._settings = settings
         self._closed = False
+        self._inherited = False  # lines and owners are those of a parent
+        self._lock = threading.Lock()
         settings.parameters(_PUBLISHERS_BEAT)  # what is wrong with its files is said at once
         self._begin()
         try:
@@ -97,7 +110,7 @@ class RabbitBroker(Lacking):
         except BaseException:
             self.close()
             raise
-        _brokers.add(self)
+        tell_of_forks(self)
 
     def _begin(self) -> None:
         """Begin in this process, which may be a fork of the one that opened the broker."""
@@ -117,28 +130,36 @@ class RabbitBroker(Lacking):
         self._joined = False
         self._clockwork = clockwork
         self._writer = Writer(self._names, clockwork)
-        self._failed = Failed(settings, self._writer, self._publish)
+        self._failed = Failed(settings, self._writer, self._publish, self._make_known)
         self._registry = Registry(self._names_line, clockwork, self._names)
         tokens = itertools.count(1)
         shared = self._publisher, self._names, self._writer, tokens.__next__
-        self._desk = Desk(self._in, consumers, *shared, self._announce)
+        self._announcer = Announcer(self._out, self._publisher, self._registry, self._served)
+        self._out.add(self._announcer)
+        self._desk = Desk(self._in, consumers, *shared, self._announcer.entries)
         self._intakes: dict[str, Intake] = {}
-        self._announced: dict[str, float] = {}
-        self._announced_at = 0  # at which coming of the line
-        self._lock = threading.Lock()
 
     def after_fork_child(self) -> None:
-        """In a forked child: lines and owners are the parent's; close our copies."""
-        if not self._closed:
+        """In a forked child: lines and owners are the parent's; close our copies.
+
+        It has lines of its own when it first does something: many a child never does.
+        """
+        if not (self._closed or self._inherited):
             for intake in self._intakes.values():
                 intake.after_fork_child()
             for line in (self._out, self._in, self._names_line):
                 line.after_fork_child()
-            self._begin()
+            self._intakes = {}
+            self._inherited = True
+        self._lock = threading.Lock()
 
     def _check_open(self) -> None:
         if self._closed:
             raise TidemillError("this broker is closed")
+        with self._lock:
+            if self._inherited:
+                self._begin()
+                self._inherited = False
 
     def _consuming(self) -> Line:
         """The line by which messages are taken, up."""
@@ -148,6 +169,14 @@ class RabbitBroker(Lacking):
                 self._in.add(self._in_declarer)
         self._in.await_up(self._settings.patience)
         return self._in
+
+    @property
+    def identity(self) -> str:
+        """What tells what lies here from all else, by whatever address: its cluster's name."""
+        self._check_open()
+        self._out.await_up(self._settings.patience)
+        cluster = _text(self._out.server.get("cluster_name") or self._settings.where)
+        return f"rabbitmq {cluster} {self._settings.vhost} {self._settings.prefix}"
 
     @property
     def boards(self) -> str:
@@ -163,12 +192,15 @@ class RabbitBroker(Lacking):
         txn: Any = None,
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
+        nonce: str = "",
     ) -> list[Put]:
         self._check_open()
         if txn is not None:
             refuse("txn=", Feature.TRANSACTIONS)
         if hold or let_go:
             refuse("a group", Feature.FLOWS)
+        if nonce:
+            refuse("nonce=", Feature.ELSEWHERE)
         if not jobs:
             return []
         now = wall_time()
@@ -178,32 +210,36 @@ class RabbitBroker(Lacking):
             if job.expires and not job.created:
                 job = msgspec.structs.replace(job, created=now)
             delay = max(job.delay, job.at - now if job.at else 0.0)
-            items.append(self._writer.write_new(job, delay))
-        new = self._unannounced([job.queue for job in jobs])
-        names = [self._registry.entry(queue) for queue in new]
-        self._publisher.put([*names, *items], self._settings.patience)
-        self._announced.update(dict.fromkeys(new, machine_time()))
-        for queue in new:
-            self._registry.know(queue)
+            items.append(self._writer.write_new(job, delay, now))
+        self._make_known([job.queue for job in jobs])
+        self._publish(items)
         return [Put(job.id, Placed.CREATED) for job in jobs]
 
-    def _announce(self, queues: Sequence[str]) -> list[Outgoing]:
-        """Messages that make queues known."""
-        return [self._registry.entry(queue) for queue in self._unannounced(queues)]
+    def carry(self, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
+        """Publish jobs; those whose ids are in ``alone`` are brought one at a time."""
+        self._check_open()
+        known = [Carried(job, encode_envelope(job), losses=job.id in alone) for job in jobs]
+        items = [self._writer.write(job) for job in known]  # or refused, before it is made known
+        self._make_known([job.queue for job in jobs])
+        self._publish(items)
 
-    def _unannounced(self, queues: Sequence[str]) -> list[str]:
-        if self._announced_at != self._out.comings:  # it may be another server
-            self._announced_at = self._out.comings
-            self._announced.clear()
-        stale = machine_time() - _ANNOUNCE_EVERY
-        return [
-            queue for queue in dict.fromkeys(queues) if self._announced.get(queue, -1e18) < stale
-        ]
+    def _make_known(self, queues: Iterable[str]) -> None:
+        self._announcer.make_known(queues, self._settings.patience)
+
+    def _publish(self, items: Sequence[Outgoing]) -> None:
+        self._publisher.put(items, self._settings.patience)
+
+    def _served(self) -> Iterator[str]:
+        """The queues that our owners take from."""
+        for intake in list(self._intakes.values()):
+            yield from self._registry.known() if intake.serves_all else intake.owner.queues
 
     # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
         self._check_open()
+        if owner.lease:
+            refuse("a lease", Feature.ELSEWHERE)
         self.detach(owner.id)
         self._consuming()
         queues = self._all_queues() if owner.kind == "worker" and not owner.queues else None
@@ -219,9 +255,6 @@ class RabbitBroker(Lacking):
 
     def _all_queues(self) -> list[str]:
         return self._registry.read_all(lambda item: self._publish([item]), self._settings.patience)
-
-    def _publish(self, items: Sequence[Outgoing]) -> None:
-        self._publisher.put(items, self._settings.patience)
 
     def detach(self, owner_id: str) -> None:
         self._check_open()
@@ -244,6 +277,8 @@ class RabbitBroker(Lacking):
         if step.want is not None and step.want.mode is Mode.MERGED:
             refuse("taking of several queues as if they were one", Feature.MERGED)
         intake = self._intake(step.owner)
+        if step.want is not None and intake.owner.kind == "consumer":
+            self._announcer.use(step.want.queues)
         if step.want is not None and not (step.want.queues or intake.serves_all):
             self._serve_all(intake, self._all_queues())
         return intake.exchange(step)
@@ -263,11 +298,13 @@ class RabbitBroker(Lacking):
         """Have it rung no more."""
         self._intake(owner_id).bell.disarm()
 
-    def doubt(self, owner_id: str, jobs: Sequence[Envelope]) -> None:
-        """These were put: that there was nothing is no longer known."""
+    def doubt(self, owner_id: str, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
+        """These were carried: that there was nothing is no longer known."""
         intake = self._intakes.get(owner_id)
         if intake is not None:
-            intake.doubt([place.name for place in {self._names.home(job) for job in jobs}])
+            names = self._names
+            places = {names.suspect(j.queue) if j.id in alone else names.home(j) for j in jobs}
+            intake.doubt([place.name for place in places])
 
     def recall(self) -> int:
         return 0
@@ -284,6 +321,9 @@ class RabbitBroker(Lacking):
     def tick(self) -> float:
         self._check_open()
         return _TICK
+
+    def count_silence(self) -> float:
+        return float("inf")  # there are no owners elsewhere
 
     def command(self, owner_id: str, command: Command) -> bool:
         return False
@@ -341,6 +381,7 @@ class RabbitBroker(Lacking):
             "server": f"{server.get('product', 'unknown')} {server.get('version', '')}".strip(),
             "cluster": server.get("cluster_name", ""),
             "queues": "classic" if self._settings.classic else "quorum",
+            "prefix": self._settings.prefix,
             "durable": True,
             "durability": "accepted jobs survive power loss: only what is synced is confirmed",
             "delayed": delayed,
@@ -367,16 +408,22 @@ class RabbitBroker(Lacking):
             refuse("a schedule", Feature.SCHEDULES)
         for record in records:
             check_job(record.envelope)
-        queues = [record.envelope.queue for record in records]
-        items = [*self._announce(queues), *arrivals(self._writer, records)]
-        if items:
-            self._publish(items)
-        self._publish([cursor_message(self._settings.prefix, departure.mark, cursor)])
+        items = arrivals(self._writer, records)
+        self._make_known([record.envelope.queue for record in records])
+        self._publish(items)
+        if cursor:
+            self._publish([cursor_message(self._settings.prefix, departure.mark, cursor)])
         return [True] * len(records)
 
     def adopted(self, mark: str) -> str:
         self._check_open()
         return read_cursor(self._settings, mark)
+
+    def contents(self, queues: Collection[str]) -> Contents:
+        """All that is there, of queues that were announced and of these."""
+        self._check_open()
+        known = [*self._all_queues(), *queues]
+        return Leaving(self._settings, self._names, known, self._writer, self._publish)
 
     def close(self) -> None:
         if not self._closed:
@@ -384,20 +431,11 @@ class RabbitBroker(Lacking):
             until = machine_time() + _FAREWELL
             for owner_id in list(self._intakes):
                 self._let_go(owner_id, max(0.1, until - machine_time()))
-            for line in (self._names_line, self._in, self._out):
-                line.close()
+            if not self._inherited:
+                self._publisher.close()
+                for line in (self._names_line, self._in, self._out):
+                    line.close()
 
 
 def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-_brokers: weakref.WeakSet[RabbitBroker] = weakref.WeakSet()
-
-
-def _after_fork_child() -> None:
-    for broker in list(_brokers):
-        broker.after_fork_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_child)

@@ -3,10 +3,17 @@
 To declare what is there changes nothing, so nobody needs to know whether it is: what this process
 has not declared over this connection is declared before it is used. The answer also says how many
 messages lie in a queue, and that is all the server tells of one.
+
+A queue that has lost its log lets whoever asks for it wait, and all that is behind on that channel.
+So who is not answered soon keeps the channel to himself, and the others go on on another.
+
+Of a quorum queue that does not answer the server says after a quarter of a second that it is there,
+and empty. So where that took long nobody knows whether it answers (``doubts``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections import deque
@@ -15,16 +22,22 @@ from typing import Any
 
 import pika
 from pika.channel import Channel
+from pika.exceptions import AMQPError
 
 from tidemill.brokers.rabbitmq.delays import LEVELS, Clockwork
 from tidemill.brokers.rabbitmq.names import Place
+from tidemill.clock import machine_time
 
 __all__ = ["SILENT", "Declarer"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
-_SILENT = 10.0
-"""Seconds after which what is not answered is given up, and the rest goes on on another channel."""
+_SLOW, _SILENT = 1.0, 10.0
+"""Seconds without an answer after which the others go on on another channel, and after which it is
+given up."""
+
+_PROMPT = 0.2
+"""Seconds within which who asks for a queue that answers is told, as a rule."""
 
 SILENT = f"no answer in {_SILENT:g} s"
 
@@ -32,6 +45,31 @@ Answer = Callable[[str], None]
 """Told in the line's thread: empty when it is done, else why it could not be."""
 
 _Act = Callable[[Channel, Callable[..., None]], Any]
+
+
+class _Errand:
+    """Acts of which each follows on the answer to the one before; all is over with the first that
+    cannot be done.
+
+    Attributes:
+        over: told the answer to the last, or why one could not be done.
+        slow: called if one is not answered soon.
+        channel: over which it is done.
+        since: machine time of the last answer, or of the beginning.
+        prompt: no answer took long.
+    """
+
+    __slots__ = ("acts", "channel", "over", "prompt", "since", "slow")
+
+    def __init__(
+        self, acts: Sequence[_Act], over: Callable[[Any, str], None], slow: Callable[[], None]
+    ) -> None:
+        self.acts = deque(acts)
+        self.over = over
+        self.slow = slow
+        self.channel: Channel | None = None
+        self.since = 0.0
+        self.prompt = True
 
 
 class Declarer:
@@ -42,10 +80,12 @@ class Declarer:
         self._connection: pika.SelectConnection | None = None
         self._channel: Channel | None = None
         self._known: set[str] = set()
+        self._doubted: set[str] = set()
         self._ways: set[tuple[int, ...]] = set()
-        self._acts: deque[tuple[_Act, Callable[[Any, str], None]]] = deque()
-        self._busy = self._watching = False
-        self._turn = 0  # of the act that is under way
+        self._waiting: deque[_Errand] = deque()
+        self._current: _Errand | None = None
+        self._apart: list[_Errand] = []  # those that are not answered soon
+        self._opening = self._watching = False
 
     # -- of the line ----------------------------------------------------------------------------
 
@@ -60,15 +100,22 @@ class Declarer:
 
     def lost(self, why: str) -> None:
         """What was asked for fails; who asked does so again when the line is back."""
-        self._connection = self._channel = None
-        self._busy = self._watching = False
-        self._fail_all(why)
+        begun = [*self._apart, *([self._current] if self._current else []), *self._waiting]
+        self._connection = self._channel = self._current = None
+        self._opening = self._watching = False
+        self._waiting, self._apart = deque(), []
+        for errand in begun:
+            errand.over(None, why)
 
     # -- asking ---------------------------------------------------------------------------------
 
     def knows(self, place: Place) -> bool:
         """Whether it was declared already."""
         return place.name in self._known
+
+    def doubts(self, place: Place) -> bool:
+        """Whether one that was declared may not answer who consumes of it."""
+        return place.name in self._doubted
 
     def knows_waits(self, digits: tuple[int, ...]) -> bool:
         """Whether all that a delay of these digits goes through was declared already."""
@@ -113,24 +160,15 @@ class Declarer:
 
         self._run(acts, names, over)
 
-    def count(self, place: Place, then: Callable[[int, str], None]) -> None:
-        """How many messages are ready in a queue."""
+    def count(
+        self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
+    ) -> None:
+        """How many messages are ready in a queue; ``slow`` is called if that is not told soon."""
 
         def answer(frame: Any, why: str) -> None:
             then(0 if why else int(frame.method.message_count), why)
 
-        self._acts.append((_queue(place), answer))
-        self._next()
-
-    def purge(self, place: Place, then: Callable[[int, str], None]) -> None:
-        """Delete what is ready in a queue; how many that were."""
-
-        def answer(frame: Any, why: str) -> None:
-            then(0 if why else int(frame.method.message_count), why)
-
-        self._acts.append((_queue(place), lambda frame, why: None))
-        self._acts.append((lambda ch, done: ch.queue_purge(place.name, callback=done), answer))
-        self._next()
+        self._begin(_Errand([_queue(place)], answer, slow))
 
     def _exchange(self, level: int) -> list[_Act]:
         name = self._clockwork.exchange(level)
@@ -145,86 +183,108 @@ class Declarer:
     # -- one after the other --------------------------------------------------------------------
 
     def _run(self, acts: Sequence[_Act], names: Sequence[str], then: Answer) -> None:
-        failed: list[str] = []
-
-        def heard(_: Any, why: str) -> None:
-            failed.extend([why] if why else [])
-
         def over(_: Any, why: str) -> None:
-            heard(_, why)
-            if not failed:
+            if not why:
                 self._known.update(names)
-            then(failed[0] if failed else "")
+                self._doubted.difference_update(names)
+                if not errand.prompt:
+                    self._doubted.update(names)
+            then(why)
 
-        if not acts:
+        if acts:
+            errand = _Errand(acts, over, lambda: None)
+            self._begin(errand)
+        else:
             then("")
-            return
-        self._acts.extend((act, heard) for act in acts[:-1])
-        self._acts.append((acts[-1], over))
+
+    def _begin(self, errand: _Errand) -> None:
+        self._waiting.append(errand)
         self._next()
 
     def _next(self) -> None:
-        if self._busy or not self._acts or self._connection is None:
+        connection = self._connection
+        if self._current or self._opening or not self._waiting:
             return
-        if not self._connection.is_open:
-            return  # it is being closed, and ``lost`` answers all
-        if self._channel is None:
-            self._busy = True
-            self._connection.channel(on_open_callback=self._channel_opened)
+        if connection is None or not connection.is_open:
+            return  # when it has closed, ``lost`` answers all
+        if self._channel is None or not self._channel.is_open:
+            self._opening = True
+            connection.channel(on_open_callback=self._channel_opened)
             return
-        self._busy = True
-        self._turn += 1
-        act, _ = self._acts[0]
+        self._current = errand = self._waiting.popleft()
+        errand.channel, errand.since = self._channel, machine_time()
         self._watch()
-        act(self._channel, functools.partial(self._answered, self._turn))
+        self._go_on(errand)
 
     def _channel_opened(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._channel_closed)
-        self._channel = channel
-        self._busy = False
+        self._channel, self._opening = channel, False
         self._next()
 
-    def _answered(self, turn: int, frame: Any) -> None:
-        if turn != self._turn or not self._busy:
+    def _go_on(self, errand: _Errand) -> None:
+        assert errand.channel is not None
+        errand.acts[0](errand.channel, functools.partial(self._answered, errand))
+
+    def _answered(self, errand: _Errand, frame: Any) -> None:
+        if errand is not self._current and errand not in self._apart:
             return  # it was given up
-        self._busy = False
-        _, answer = self._acts.popleft()
-        answer(frame, "")
+        errand.acts.popleft()
+        now = machine_time()
+        errand.prompt = errand.prompt and now - errand.since < _PROMPT
+        errand.since = now
+        if errand.acts:
+            self._go_on(errand)
+        else:
+            self._end(errand, frame, "")
+
+    def _end(self, errand: _Errand, frame: Any, why: str) -> None:
+        if errand is self._current:
+            self._current = None
+        else:
+            self._apart.remove(errand)
+            self._leave(errand.channel)
+        errand.over(frame, why)
         self._next()
+
+    @staticmethod
+    def _leave(channel: Channel | None) -> None:
+        if channel is not None and channel.is_open:
+            with contextlib.suppress(AMQPError):
+                channel.close()
+
+    def _channel_closed(self, channel: Any, reason: Any) -> None:
+        """The server closes the channel of whoever asks for what cannot be."""
+        if channel is self._channel:
+            self._channel = None
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            return
+        for errand in [self._current, *self._apart]:
+            if errand is not None and errand.channel is channel:
+                self._end(errand, None, str(getattr(reason, "reply_text", reason)))
+
+    # -- who is not answered --------------------------------------------------------------------
 
     def _watch(self) -> None:
         if not self._watching and self._connection is not None:
             self._watching = True
-            look = functools.partial(self._look, self._turn, self._connection)
-            self._connection.ioloop.call_later(_SILENT, look)
+            look = functools.partial(self._look, self._connection)
+            self._connection.ioloop.call_later(_SLOW, look)
 
-    def _look(self, turn: int, connection: pika.SelectConnection) -> None:
-        """A queue that has lost its log lets whoever asks for it wait, and all that is behind."""
+    def _look(self, connection: pika.SelectConnection) -> None:
         if connection is not self._connection:
             return
         self._watching = False
-        if self._busy and turn == self._turn and self._channel is not None:
-            self._channel, self._busy = None, False
-            _, answer = self._acts.popleft()
-            answer(None, SILENT)
+        now, current = machine_time(), self._current
+        for errand in [one for one in self._apart if now - one.since >= _SILENT]:
+            self._end(errand, None, SILENT)
+        if current is not None and current is self._current and now - current.since >= _SLOW:
+            self._apart.append(current)
+            self._current = self._channel = None
+            current.slow()
             self._next()
-        elif self._busy:
+        if self._current or self._apart:
             self._watch()
-
-    def _channel_closed(self, channel: Any, reason: Any) -> None:
-        """The server closes the channel of whoever asks for what cannot be."""
-        if channel is not self._channel:
-            return
-        self._channel, self._busy = None, False
-        if self._acts and self._connection is not None and self._connection.is_open:
-            _, answer = self._acts.popleft()
-            answer(None, str(getattr(reason, "reply_text", reason)))
-            self._next()
-
-    def _fail_all(self, why: str) -> None:
-        acts, self._acts = self._acts, deque()
-        for _, answer in acts:
-            answer(None, why)
 
 
 def _queue(place: Place) -> _Act:

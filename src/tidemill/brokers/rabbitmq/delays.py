@@ -83,8 +83,19 @@ class Clockwork:
             for digit in range(_TOP if level == LEVELS - 1 else DIGITS - 1, 0, -1)
         ]
 
+    def left(self, place: Place, key: str) -> tuple[float, float]:
+        """Seconds that a message with this key, in this queue, has still to wait: from, to.
+
+        Raises:
+            ValueError: it has lost its way.
+        """
+        level, digit = map(int, place.name.rsplit(".", 2)[1:])
+        below = map(int, key.split(".", LEVELS)[LEVELS - level : LEVELS])
+        least = sum(d * _seconds(n) for d, n in zip(below, range(level - 1, -1, -1), strict=True))
+        return least, least + digit * _seconds(level)
+
     def _queue(self, level: int, digit: int) -> Place:
-        milliseconds = round(digit * DIGITS**level * UNIT * 1000)
+        milliseconds = round(digit * _seconds(level) * 1000)
         arguments: dict[str, Any] = {
             "x-queue-type": "quorum",
             "x-message-ttl": milliseconds,
@@ -104,3 +115,8 @@ class Clockwork:
     def arrival(home: str) -> str:
         """The pattern of the messages for a place, when they are due."""
         return ".".join([*["*"] * LEVELS, home])
+
+
+def _seconds(level: int) -> float:
+    """What a digit of 1 stands for."""
+    return float(DIGITS**level * UNIT)

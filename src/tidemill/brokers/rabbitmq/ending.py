@@ -26,7 +26,7 @@ def after(job: Carried, verdict: Verdict, writer: Writer) -> tuple[Carried, list
     outcome, error = Outcome(verdict.outcome), verdict.error
     items = [writer.write_new(follower, follower.delay) for follower in verdict.followers]
     if outcome in (Outcome.RETRY, Outcome.FAIL):  # it lived to its end
-        job = msgspec.structs.replace(job, attempt=job.attempt + 1, error=error, losses=0)
+        job = msgspec.structs.replace(job, attempt=job.attempt + 1, error=error, losses=0, handed=0)
     limit = job.envelope.retries.max_attempts
     if outcome is Outcome.FAIL or (outcome is Outcome.RETRY and 0 < limit <= job.attempt):
         items.append(writer.write_failed(job, error))

@@ -11,12 +11,12 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import pika
 
 from tidemill.brokers.rabbitmq.ending import after, goes_back
+from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.message import Writer
 from tidemill.brokers.rabbitmq.message import read as read_message
 from tidemill.brokers.rabbitmq.names import Place
@@ -38,24 +38,25 @@ one at a time, and runs that alone: there, who dies of it is known.
 """
 
 _MANY_RETURNS = 5
-"""The server counts what goes back as it counts deaths: from here on we write a new message."""
+"""The server counts what goes back as it counts deaths: from here on we write a new message.
+
+Half of what was counted until then is taken for deaths, so that what its workers die of is found
+out although it goes back now and then.
+"""
 
 _REMEMBERED = 20_000
 """Runs whose end is remembered."""
-
-_TRY_AGAIN = 2.0
-"""Seconds until what the server refused to store is sent once more."""
 
 
 class _Left:
     """A message that is acknowledged, or will be as soon as what takes its place is stored."""
 
-    __slots__ = ("era", "stored", "tag", "told")
+    __slots__ = ("era", "stored", "tag")
 
     def __init__(self, tag: int, era: int) -> None:
         self.tag = tag
         self.era = era
-        self.stored = self.told = False
+        self.stored = False
 
 
 class Ends:
@@ -83,6 +84,8 @@ class Ends:
         self._ended: OrderedDict[str, Verdict | _Left] = OrderedDict()  # by run
         self._sent_back = sent_back
         self._announce = announce
+        self.lost: dict[str, Hold] = {}
+        """By run: leases whose messages were the server's again when the line broke."""
         self.storing = 0
         """Messages whose successors are on their way to the server."""
 
@@ -108,20 +111,13 @@ class Ends:
             self._acknowledge(left)
 
     def _store(self, left: _Left, items: Sequence[Outgoing]) -> None:
-        def sent(trouble: str) -> None:
-            if trouble:
-                if not left.told:
-                    left.told = True
-                    job_id = items[0].properties.message_id
-                    log.error("what becomes of job %s cannot be stored yet: %s", job_id, trouble)
-                self._publisher.later(_TRY_AGAIN, lambda: self._store(left, items))
-            else:
-                with self._lock:
-                    self.storing -= 1
-                    self._acknowledge(left)
-                    self._sent_back([item.home for item in items if not item.digits])
+        def stored() -> None:
+            with self._lock:
+                self.storing -= 1
+                self._acknowledge(left)
+                self._sent_back([item.home for item in items if not item.digits])
 
-        self._publisher.send(items, sent)
+        self._publisher.send(items, stored)
 
     def _acknowledge(self, left: _Left) -> None:
         left.stored = True
@@ -140,9 +136,12 @@ class Ends:
         """The server hands it to somebody else; no attempt is counted."""
         if not hold.tag:
             return
-        if hold.job.deliveries >= _MANY_RETURNS or hold.shelf.place.alone:
-            losses = hold.job.losses + hold.job.deliveries if hold.shelf.place.alone else 0
-            again = msgspec.structs.replace(hold.job, losses=losses)
+        job, alone = hold.job, hold.shelf.place.alone
+        if alone:
+            again = msgspec.structs.replace(job, losses=job.losses + job.deliveries)
+        else:
+            again = msgspec.structs.replace(job, handed=job.handed + job.deliveries // 2)
+        if alone or job.deliveries >= _MANY_RETURNS:
             self.finish(hold, [self._writer.write(again)])
             return
         tag, hold.tag = hold.tag, 0
@@ -152,7 +151,7 @@ class Ends:
     # -- coming ---------------------------------------------------------------------------------
 
     def read(
-        self, shelf: Shelf, tag: int, redelivered: bool, properties: Any, body: bytes
+        self, shelf: Shelf, tag: int, redelivered: bool, properties: Properties, body: bytes
     ) -> Hold | bool:
         """A message, unless it is settled by looking at it."""
         try:
@@ -164,7 +163,8 @@ class Ends:
             hold = Hold(job, tag, self._tap.era, shelf)
             if self._is_known(hold, redelivered):
                 return False
-            if self._is_over(hold):
+            looked_at = job.deliveries or job.handed or job.rest or job.envelope.expires
+            if (looked_at or shelf.place.alone) and self._is_over(hold):
                 return False
         return hold
 
@@ -185,11 +185,12 @@ class Ends:
         return True
 
     def _goes_on(self, hold: Hold) -> bool:
-        for old in self._held.values():
-            if not old.tag and old.run == hold.run:
-                old.tag, old.era = hold.tag, hold.era
-                return True
-        return False
+        old = self.lost.get(hold.run)
+        if old is None or old.tag or self._held.get(old.token) is not old:
+            return False
+        old.tag, old.era = hold.tag, hold.era
+        old.shelf.held += 1
+        return True
 
     def _is_over(self, hold: Hold) -> bool:
         """A message that is not to be run: not yet, or not any more."""
@@ -209,26 +210,29 @@ class Ends:
         job, envelope = hold.job, hold.job.envelope
         limit = envelope.retries.max_attempts
         if hold.shelf.place.alone:
-            if job.losses + job.deliveries <= limit:
+            if not limit or job.losses + job.deliveries <= limit:
                 return False
             reason = f"its worker died {job.deliveries} times while it had nothing else to run"
             self.finish(hold, [self._writer.write_failed(job, reason)])
-        elif limit and not envelope.is_message and job.deliveries >= SUSPECT:
+        elif limit and not envelope.is_message and job.handed + job.deliveries >= SUSPECT:
             log.warning("job %s is run alone: it may be what workers die of", envelope.id)
-            self.finish(hold, [self._writer.write(msgspec.structs.replace(job, losses=1))])
+            alone = msgspec.structs.replace(job, losses=1, handed=0)
+            self.finish(hold, [self._writer.write(alone)])
         else:
             return False
         return True
 
-    def _put_aside(self, shelf: Shelf, tag: int, properties: Any, body: bytes, why: str) -> None:
+    def _put_aside(
+        self, shelf: Shelf, tag: int, properties: Properties, body: bytes, why: str
+    ) -> None:
         """What is no job of ours is kept with what failed."""
         log.error("a message in %s is put aside: %s", shelf.place.name, why)
         home, era = self._writer.failed, self._tap.era
         kept = pika.BasicProperties(
             headers={"error": why, "queue": shelf.place.queue},
             delivery_mode=2,
-            message_id=properties.message_id,
+            message_id=decoded(properties).message_id,
         )
         with self._lock:
             self.storing += 1
-        self._store(_Left(tag, era), [Outgoing("", home.name, kept, body, home)])
+        self._store(_Left(tag, era), [Outgoing("", home.name, encoded(kept), body, home)])

@@ -17,7 +17,7 @@ from tidemill.brokers.base import Filter, Page, matches
 from tidemill.brokers.rabbitmq.message import Carried, Writer, read
 from tidemill.brokers.rabbitmq.publisher import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.brokers.rabbitmq.visit import TAKE_MOST, visit
+from tidemill.brokers.rabbitmq.visit import Visit, visit
 from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable
 from tidemill.job import Envelope, Record, State, encode_envelope
@@ -27,16 +27,50 @@ __all__ = ["SHOWN_MOST", "Failed"]
 SHOWN_MOST = 10_000
 """Jobs that a look shows: those that failed first."""
 
+PIECE_COUNT, PIECE_BYTES = 1000, 16_000_000
+"""Messages, and bytes of what takes their places, that an act has in memory at most."""
+
 _Sent = Callable[[Sequence[Outgoing]], None]
 
 
-class Failed:
-    """The place of the failed. ``publish`` returns when the server has what it was given."""
+class _Piece:
+    """Messages that something takes the place of, and that."""
 
-    def __init__(self, settings: Settings, writer: Writer, publish: _Sent) -> None:
+    def __init__(self) -> None:
+        self.tags: list[int] = []
+        self.items: list[Outgoing] = []
+        self._size = 0
+
+    def add(self, tag: int, items: Sequence[Outgoing]) -> None:
+        """One more."""
+        self.tags.append(tag)
+        self.items += items
+        self._size += sum(len(item.body) for item in items)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has to be stored before more is read."""
+        return len(self.tags) >= PIECE_COUNT or self._size >= PIECE_BYTES
+
+
+class Failed:
+    """The place of the failed.
+
+    ``publish`` returns when the server has what it was given, and ``make_known`` when it has the
+    names of queues.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        writer: Writer,
+        publish: _Sent,
+        make_known: Callable[[Iterable[str]], None],
+    ) -> None:
         self._settings = settings
         self._writer = writer
         self._publish = publish
+        self._make_known = make_known
         self._shown: list[Record] = []
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
@@ -57,8 +91,9 @@ class Failed:
 
     def _look(self) -> list[Record]:
         with visit(self._settings) as server:
-            taken = server.take(self._writer.failed, SHOWN_MOST)
-        return [_record(properties, body) for _, properties, body in reversed(taken)]
+            seen = server.walk(self._writer.failed, SHOWN_MOST)
+            records = [_record(properties, body) for _, properties, body, _ in seen]
+        return records[::-1]
 
     def kick(self, ids: Iterable[str]) -> list[bool]:
         """Make them ready, with fresh attempts and no end. Killed meanwhile, some run twice."""
@@ -75,6 +110,8 @@ class Failed:
     ) -> list[bool]:
         """Put something in the place of some, and acknowledge them when the server has it."""
         wanted, begun = list(ids), list[bool]()
+        if not wanted:
+            return []
         try:
             return self._each_once(wanted, instead, begun)
         except BrokerUnavailable:  # as above; but what was begun is not done twice
@@ -88,25 +125,35 @@ class Failed:
         instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
         begun: list[bool],
     ) -> list[bool]:
-        left, done, tags, items = set(wanted), set[str](), list[int](), list[Outgoing]()
+        left, piece = set(wanted), _Piece()
+        self._shown = []
         with visit(self._settings) as server:
-            taken = server.take(self._writer.failed, TAKE_MOST)
-            begun.append(True)
-            for tag, properties, body in taken:
+            for tag, properties, body, _ in server.walk(self._writer.failed):
                 job_id = _record(properties, body).envelope.id
                 made = instead(properties, body) if job_id in left else None
-                if made is not None:
-                    left.discard(job_id)
-                    done.add(job_id)
-                    tags.append(tag)
-                    items += made
-            if items:
-                self._publish(items)
-            point("failed.published")
-            for tag in tags:
-                server.channel.basic_ack(tag)
-        self._shown = []
-        return [job_id in done for job_id in wanted]
+                if made is None:
+                    continue
+                left.discard(job_id)
+                piece.add(tag, made)
+                if piece.is_full or not left:
+                    begun.append(True)
+                    self._swap(server, piece)
+                    piece = _Piece()
+                if not left:
+                    break
+            if piece.tags:
+                begun.append(True)
+                self._swap(server, piece)
+        return [job_id not in left for job_id in wanted]
+
+    def _swap(self, server: Visit, piece: _Piece) -> None:
+        """What takes the place of some is stored, and then they are acknowledged."""
+        if piece.items:
+            self._make_known({item.home.queue for item in piece.items})
+            self._publish(piece.items)
+        point("failed.published")
+        for tag in piece.tags:
+            server.channel.basic_ack(tag)
 
     def _again(self, properties: pika.BasicProperties, body: bytes) -> list[Outgoing] | None:
         try:

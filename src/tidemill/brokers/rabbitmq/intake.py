@@ -1,8 +1,7 @@
 """One owner: the messages it has, those it leased, and what becomes of them.
 
 The server pushes as many messages as it is given credit for, onto shelves (:mod:`.shelf`);
-``exchange`` takes leases from there. Credit follows what the owner holds and misses, and so its
-measured work. What nobody wanted for a second goes back, so that others get it.
+``exchange`` takes leases from there. How much credit that is, :mod:`.appetite` says.
 
 A line that breaks makes everything in hand the server's again, and it hands it out anew: to us,
 very likely, and then a job that still runs is recognized, and goes on as if nothing had been; one
@@ -16,15 +15,17 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tidemill.brokers.base import Mode, Reply, Step, Want
+from tidemill.brokers.rabbitmq.appetite import Appetite
 from tidemill.brokers.rabbitmq.bell import Bell
 from tidemill.brokers.rabbitmq.desk import Desk
+from tidemill.brokers.rabbitmq.ending import goes_back
 from tidemill.brokers.rabbitmq.ends import Ends
+from tidemill.brokers.rabbitmq.fetching import ANSWER_WITHIN, Fetching
 from tidemill.brokers.rabbitmq.names import Place
-from tidemill.brokers.rabbitmq.shelf import Hold, Shelf, rounded
-from tidemill.brokers.rabbitmq.tap import Tap
+from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
+from tidemill.brokers.rabbitmq.tap import Arrival, Tap
 from tidemill.clock import machine_time, wall_time
 from tidemill.errors import BrokerUnavailable
 from tidemill.job import Lease, Outcome, Owner, Verdict
@@ -33,19 +34,15 @@ __all__ = ["Intake"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
-RAN_OUT = "ttr passed without an ack"
+_SUCCESS = int(Outcome.SUCCESS)
 
-UNWANTED = 1.0
-"""Seconds after which what nobody wants goes back."""
+RAN_OUT = "ttr passed without an ack"
 
 _ASK_AGAIN = 0.05
 """Seconds until the server is asked again whether a place is empty."""
 
 _ARRIVES = 0.1
 """Seconds in which the server may not count yet what it was sent."""
-
-_ANSWER_WITHIN = 10.0
-"""Seconds the server has to say whether there is a message."""
 
 
 class Intake:
@@ -56,10 +53,9 @@ class Intake:
         self._desk = desk
         self._lock = threading.RLock()
         self.bell = Bell()
-        self._asked = 0.0  # machine time of the last want that meant to wait
         self._watched = float("inf")  # machine time at which a ttr is looked at again
         self.serves_all = False
-        self._hungry = self._looking = self._telling = False
+        self._telling = False
         self._kinds: tuple[str, ...] = ("messages",) if owner.kind == "consumer" else ("tasks",)
         self._shelves: dict[str, list[Shelf]] = {}  # by queue, most urgent first
         self._turn = 0
@@ -68,13 +64,16 @@ class Intake:
         self._tap = Tap(desk.line, desk.declarer, owner.name, self._came, self._lost, self._all)
         shared = desk.publisher, desk.writer, self._held, self._lock, desk.announce
         self._ends = Ends(self._tap, *shared, self._sent_back)
+        self._appetite = Appetite(desk.line, self._tap, self._ends, self._lock, self._all)
+        self._fetching = Fetching(desk, self._tap, self._ends, self._lock)
+        self._closing = False
 
     # -- the conversation -----------------------------------------------------------------------
 
     def exchange(self, step: Step) -> Reply:
         """Settle, renew and lease."""
         want = step.want
-        with self._lock:
+        with self._lock, self._tap.together():
             now = machine_time()
             self._run_out(now)
             settled = [self._settle(verdict) for verdict in step.verdicts]
@@ -83,20 +82,20 @@ class Intake:
             if want is not None:
                 self.bell.looked()
                 self._know_queues(want)
-                leases = [self._lease(hold, now) for hold in self._choose(want)]
+                leased = wall_time()
+                leases = [self._lease(hold, now, leased) for hold in self._choose(want)]
                 missing = want.count - len(leases)
-                self._hungry = want.sleep and missing > 0
-                if self._hungry:
-                    self._set_credit(want, missing, now)
-                rows = self._rows(want)
+                rows = self._in_turn(want)
+                self._appetite.follow(want, missing, rows, now)
                 here = self._ends.storing or any(not s.empty for row in rows for s in row)
                 more = missing > 0 and bool(here)
-            self._see_to_it()
+            self._appetite.settle()
         if want is not None:
             if not want.sleep and missing:
-                leases, more = leases + self._fetch(want, missing), False
+                more = False
+                leases += self._fetch(want, missing, alone=not (leases or settled or touched))
             leases = self._sure_of(leases)
-            if not (want.sleep or leases or step.verdicts or step.touch):
+            if not (want.sleep or leases or settled or touched):
                 self._desk.line.check()  # that there is nothing, only the server can say
         return Reply(settled, touched, leases, next_due=self._next_look(now), more=more)
 
@@ -123,12 +122,14 @@ class Intake:
 
     def close(self, patience: float) -> None:
         """Give everything back and leave, when what is under way has arrived."""
-        for shelf in self._all():
-            shelf.credit = 0
+        with self._lock:
+            self._closing = True
+            for shelf in self._all():
+                shelf.credit = 0
         self._tap.adjust()
         self._tap.sync(patience)  # else what is written anew comes back to us
         with self._lock:
-            holds = [*self._held.values(), *(hold for s in self._all() for hold in s.clear())]
+            holds = [*self._held.values(), *(hold for s in self._all() for hold in s.cut(0))]
             for hold in sorted(holds, key=lambda one: one.tag):  # they stand as they stood
                 self._ends.give_back(hold)
             self._held.clear()
@@ -169,19 +170,25 @@ class Intake:
             rows = [list(itertools.chain.from_iterable(rows))]
         return [row for row in rows if row]
 
+    def _in_turn(self, want: Want) -> list[list[Shelf]]:
+        """The row that was taken from longest ago comes first."""
+        return sorted(
+            self._rows(want), key=lambda row: self._served.get(row[0].place.queue, 0)
+        )
+
     def _choose(self, want: Want) -> Iterator[Hold]:
-        left, rows, alone = want.count, self._rows(want), want.alone
-        rows.sort(key=lambda row: self._served.get(row[0].place.queue, 0))
+        left, rows, alone = want.count, self._in_turn(want), want.alone
         while left and rows:
             row = rows.pop(0)
             shelf = self._first(row, alone=alone)
             if shelf is not None:
-                left -= 1
                 alone = alone and not shelf.place.alone
+                holds = shelf.take(left if not (rows or shelf.place.alone) else 1)
+                left -= len(holds)
                 rows.append(row)  # last in line from now on
                 self._turn += 1
                 self._served[row[0].place.queue] = self._turn
-                yield shelf.take()
+                yield from holds
 
     def _first(self, row: Sequence[Shelf], *, alone: bool) -> Shelf | None:
         """The shelf to take from; none as long as a more urgent place may have something.
@@ -217,6 +224,7 @@ class Intake:
             with self._lock:
                 if not shelf.asking or shelf.arrivals != arrivals:
                     return  # the line was lost, or something came
+                shelf.late = False
                 if empty and machine_time() - shelf.back > _ARRIVES:
                     shelf.asking, shelf.empty = False, True
                     self.bell.tell()
@@ -224,43 +232,27 @@ class Intake:
                     again = functools.partial(self._ask_again, shelf, arrivals)
                     self._desk.line.later(_ASK_AGAIN, again)
 
-        self._desk.declarer.count(shelf.place, answer)
+        def slow() -> None:  # what does not answer soon holds up no other queue
+            with self._lock:
+                if shelf.asking and shelf.arrivals == arrivals:
+                    shelf.late = True
+                    self.bell.tell()
+
+        self._desk.declarer.count(shelf.place, answer, slow)
 
     def _ask_again(self, shelf: Shelf, arrivals: int) -> None:
         with self._lock:
             if not shelf.asking or shelf.arrivals != arrivals:
                 return
-            shelf.asking = self._hungry and shelf.wanted == self._asked
+            shelf.asking = self._appetite.is_for(shelf)
         if shelf.asking:
             self._ask(shelf)
 
-    def _set_credit(self, want: Want, missing: int, now: float) -> None:
-        """How much the server may push, of which places.
-
-        Of each place as much as we hold of it and miss, so that there is little that others could
-        have and we do not use; of less urgent places nothing before the more urgent are empty.
-        """
-        changed = False
-        self._asked = now
-        for row in self._rows(want):
-            for shelf in row:
-                shelf.wanted = now
-                alone = shelf.place.alone
-                credit = 1 if alone else rounded(shelf.held + missing)
-                if credit > shelf.credit or credit * 4 < shelf.credit:
-                    shelf.credit = credit
-                    changed = True
-                if not alone and (len(shelf) or not shelf.empty):
-                    break
-        if changed:
-            self._tap.adjust()
-
     # -- leasing --------------------------------------------------------------------------------
 
-    def _lease(self, hold: Hold, now: float) -> Lease:
+    def _lease(self, hold: Hold, now: float, leased: float) -> Lease:
         job, envelope = hold.job, hold.job.envelope
         hold.token = token = self._desk.next_token()
-        hold.leased = wall_time()
         ttr = 0.0
         if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
             self._ends.finish(hold)
@@ -269,52 +261,35 @@ class Intake:
                 ttr = hold.ttr
                 self._set_deadline(hold, now, ttr)
             self._held[token] = hold
-            hold.shelf.held += 1
+            if hold.tag:
+                hold.shelf.held += 1
         counts = job.attempt + 1, job.losses, envelope.rank, token
-        return Lease(token, *counts, envelope.timeout, hold.leased, ttr, job.encoded)
+        return Lease(token, *counts, envelope.timeout, leased, ttr, job.encoded)
 
     def _sure_of(self, leases: list[Lease]) -> list[Lease]:
         """Those that may be handed out: at most once means that the server has forgotten them."""
+        if self._kinds == ("tasks",):
+            return leases
         with self._lock:
             once = [lease for lease in leases if lease.token not in self._held]
-        if not once or self._tap.sync(_ANSWER_WITHIN):
+        if not once or self._tap.sync(ANSWER_WITHIN):
             return leases
         log.warning("%d messages with ttr=0 were lost with the line to rabbitmq", len(once))
         return [lease for lease in leases if lease not in once]
 
-    def _fetch(self, want: Want, count: int) -> list[Lease]:
-        """For who does not mean to wait: what is there, one by one, and nothing in advance."""
+    def _fetch(self, want: Want, count: int, *, alone: bool) -> list[Lease]:
+        """What is there, for who does not mean to wait; ``alone`` if the step does nothing else."""
         fetched: list[Lease] = []
         with self._lock:
             rows = self._rows(want)
-        while rows and len(fetched) < count:
-            row = rows.pop(0)
-            hold = next(filter(None, map(self._get, row)), None)
-            if hold is not None:
-                rows.append(row)
+        try:
+            for hold in itertools.islice(self._fetching.fetch(rows), count):
                 with self._lock:
-                    fetched.append(self._lease(hold, machine_time()))
+                    fetched.append(self._lease(hold, machine_time(), wall_time()))
+        except BrokerUnavailable:
+            if alone and not fetched:
+                raise  # else what was done counts, and who comes again is told
         return fetched
-
-    def _get(self, shelf: Shelf) -> Hold | None:
-        """One message, if the server has one that can be used."""
-        while True:
-            with self._lock:
-                if len(shelf):
-                    return shelf.take()  # it was on its way when the server was asked
-            answered, found = threading.Event(), list[Any]()
-
-            def heard(got: Any, found: list[Any] = found, bell: Any = answered) -> None:
-                found.append(got and self._ends.read(shelf, *got))
-                bell.set()
-
-            self._tap.get(shelf, heard)
-            if not answered.wait(_ANSWER_WITHIN):
-                raise BrokerUnavailable(self._desk.line.silence())
-            if isinstance(found[0], Hold):
-                return found[0]
-            if found[0] is None and not len(shelf):
-                return None
 
     def _touch(self, token: int, seconds: float, now: float) -> bool:
         hold = self._held.get(token)
@@ -351,6 +326,8 @@ class Intake:
                         self._ends.close(hold, Verdict(token, Outcome.RETRY, error=RAN_OUT))
 
     def _next_look(self, now: float) -> float:
+        if self.owner.kind != "consumer":
+            return float("inf")
         deadlines = [hold.deadline for hold in self._held.values() if hold.deadline]
         return max(0.0, min(deadlines) - now) if deadlines else float("inf")
 
@@ -361,6 +338,10 @@ class Intake:
         hold = self._held.get(verdict.token)
         if hold is None:
             return False
+        if verdict.outcome == _SUCCESS and hold.tag and not verdict.followers:
+            self._let_go(verdict.token)
+            self._ends.finish(hold)
+            return True
         job = hold.job
         limit = job.envelope.retries.max_attempts
         may_retry = verdict.outcome == Outcome.RETRY and not 0 < limit <= job.attempt + 1
@@ -372,27 +353,38 @@ class Intake:
             if self.owner.kind != "consumer":
                 self._ends.remember(hold, verdict)
             return False
-        self._ends.close(hold, verdict)
+        if goes_back(verdict, changed=hold.changed):
+            self._appetite.returned.append(hold)
+        else:
+            self._ends.close(hold, verdict)
         return True
 
     def _let_go(self, token: int) -> None:
-        self._held.pop(token).shelf.held -= 1
+        hold = self._held.pop(token)
+        if hold.tag:
+            hold.shelf.held -= 1
+            if hold.shelf.resting:  # and so nothing comes in its place
+                self._appetite.rest(hold.shelf)
 
     # -- in the line's thread -------------------------------------------------------------------
 
-    def _came(
-        self, shelf: Shelf, tag: int, properties: Any, body: bytes, *, redelivered: bool
-    ) -> None:
-        hold = self._ends.read(shelf, tag, redelivered, properties, body)
-        if isinstance(hold, Hold):
-            with self._lock:
-                if shelf.credit:
+    def _came(self, arrivals: Sequence[Arrival]) -> None:
+        with self._lock:
+            added = False
+            for shelf, tag, redelivered, properties, body, wanted in arrivals:
+                hold = self._ends.read(shelf, tag, redelivered, properties, body)
+                if not isinstance(hold, Hold):
+                    continue
+                if wanted or self._closing:
                     shelf.add(hold)
-                    if self._hungry and not self._telling:
-                        self._telling = True  # once for all that came in one piece
-                        self._desk.line.do(self._tell_of_all)
+                    added = True
+                    if shelf.resting:
+                        self._appetite.see_to_it()
                 else:  # it was under way when we stopped wanting it
                     self._ends.give_back(hold)
+            if added and self._appetite.hungry and not self._telling:
+                self._telling = True  # once for all that came in one piece
+                self._desk.line.do(self._tell_of_all)
 
     def _sent_back(self, places: Sequence[Place]) -> None:
         """Messages went, by us, to where we may take them from; with the lock."""
@@ -400,7 +392,7 @@ class Intake:
             for shelf in self._shelves.get(place.queue, ()):
                 if shelf.place.name == place.name:
                     shelf.empty, shelf.back = False, machine_time()
-        if self._hungry:
+        if self._appetite.hungry:
             self.bell.tell()
 
     def _lost(self) -> None:
@@ -410,7 +402,11 @@ class Intake:
                 shelf.drop()
             for hold in self._held.values():
                 hold.tag = 0
+            self._ends.lost = {hold.run: hold for hold in self._held.values()}
             running = len(self._held)
+            self._appetite.see_to_it()
+            if self._appetite.hungry:  # which places are empty is to be asked anew
+                self.bell.tell()
         if running:
             said = "%d jobs go on without a line to rabbitmq; what it hands to others runs twice"
             log.warning(said, running)
@@ -419,32 +415,3 @@ class Intake:
         with self._lock:
             self._telling = False
             self.bell.tell()
-
-    def _unwanted(self) -> list[Shelf]:
-        """What messages come from though nobody waits for them."""
-        return [
-            shelf
-            for shelf in self._all()
-            if shelf.credit and not (self._hungry and shelf.wanted == self._asked)
-        ]
-
-    def _see_to_it(self) -> None:
-        if not self._looking and self._unwanted():
-            self._looking = True
-            self._desk.line.do(lambda: self._desk.line.later(UNWANTED, self._look))
-
-    def _look(self) -> None:
-        """What nobody wanted for a while goes back, and no more of it comes."""
-        now = machine_time()
-        with self._lock:
-            self._looking = False
-            for shelf in self._unwanted():
-                if now - shelf.wanted >= UNWANTED:
-                    self._stop(shelf)
-            self._see_to_it()
-
-    def _stop(self, shelf: Shelf) -> None:
-        shelf.credit, shelf.empty = 0, False
-        for hold in shelf.clear():
-            self._ends.give_back(hold)
-        self._tap.adjust()

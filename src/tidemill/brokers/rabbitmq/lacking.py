@@ -9,7 +9,7 @@ from tidemill.brokers.base import Departure, Feature, lacks
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.job import Envelope, Record
 
-__all__ = ["Lacking", "check_job"]
+__all__ = ["Lacking", "check_job", "refuse", "unfit"]
 
 
 def refuse(what: str, feature: Feature) -> NoReturn:
@@ -27,6 +27,19 @@ def check_job(job: Envelope) -> None:
         refuse("limit=", Feature.LIMITS)
     if job.links is not None:
         refuse("a chain, a group, a flow or a hook", Feature.FLOWS)
+
+
+def unfit(job: Envelope) -> str:
+    """The same of a job that was accepted elsewhere; empty when the server can carry it."""
+    if job.links is not None:
+        return "that wait for others, or others for them"
+    if job.key:
+        return "with a key"
+    if job.limit is not None:
+        return "with a limit"
+    if "*" in job.queue or "#" in job.queue:
+        return "of a queue with * or # in its name"
+    return ""
 
 
 class Lacking:

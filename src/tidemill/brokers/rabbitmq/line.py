@@ -14,12 +14,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pika
 from pika.adapters.select_connection import IOLoop
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, AMQPHeartbeatTimeout
 
+from tidemill.brokers.rabbitmq.connection import Connection
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.trouble import is_final, sentence
 from tidemill.clock import machine_time
@@ -104,6 +105,8 @@ class Line:
         self._pause = _PAUSE
         self._closing = False
         self._connecting: Any = None
+        self._beside: list[pika.SelectConnection] = []
+        self._reaching: list[Any] = []  # those beside that are being connected
         self._thread: threading.Thread | None = None
         self.comings = 0
 
@@ -150,7 +153,7 @@ class Line:
         with self._state:
             up = self._state.wait_for(lambda: self._connection or self._final, patience)
             if not up or self._connection is None:
-                raise BrokerUnavailable(self._trouble or self.silence())
+                raise BrokerUnavailable(self.trouble)
 
     def check(self) -> None:
         """Nothing, when it is up.
@@ -163,6 +166,11 @@ class Line:
     def silence(self) -> str:
         """The sentence for a server that does not answer."""
         return f"rabbitmq at {self.settings.where} does not answer"
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not up, or does not do what it should."""
+        return self._trouble or self.silence()
 
     @property
     def is_up(self) -> bool:
@@ -192,11 +200,12 @@ class Line:
         self._close_socket()
 
     def _close_socket(self) -> None:
-        transport = getattr(self._connection, "_transport", None)
-        sock = getattr(transport, "_sock", None)
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                os.close(sock.detach())
+        for connection in (self._connection, *self._beside):
+            transport = getattr(connection, "_transport", None)
+            sock = getattr(transport, "_sock", None)
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    os.close(sock.detach())
 
     # -- in the line's thread -------------------------------------------------------------------
 
@@ -225,7 +234,7 @@ class Line:
 
     def _connect(self) -> None:
         if not (self._closing or self._connecting or self._connection):
-            self._connecting = pika.SelectConnection.create_connection(
+            self._connecting = Connection.create_connection(
                 self.settings.parameters(self._heartbeat), self._connected, self._loop
             )
 
@@ -271,7 +280,7 @@ class Line:
 
     def _again(self) -> None:
         if self._closing:
-            self._loop.stop()
+            self._end()
         else:
             if self._since and machine_time() - self._since > _PAUSE_MOST:  # it did not end at once
                 self._pause, self._since = _PAUSE, 0.0
@@ -288,13 +297,69 @@ class Line:
         for user in list(self._users):
             user.unblocked()
 
+    def cut(self, why: str) -> None:
+        """Hang up without a goodbye, which nobody would hear, and connect anew. In its thread."""
+        if self._connection is not None:
+            _cut(self._connection, why)
+
+    def beside(self, heard: Callable[[Any], None]) -> None:
+        """Connect once more, for what may cost a connection. In its thread.
+
+        ``heard`` gets the connection, which :meth:`leave` ends, or why there is none.
+        """
+
+        def connected(result: Any) -> None:
+            self._reaching.remove(reaching)
+            if not isinstance(result, BaseException):
+                self._beside.append(result)
+                result.add_on_close_callback(left)
+            heard(result)
+            if self._closing and not isinstance(result, BaseException):
+                self.leave(result, at_once=True)
+            self._end()
+
+        def left(connection: Any, _: BaseException) -> None:
+            self._beside.remove(connection)
+            self._end()
+
+        reaching = Connection.create_connection(
+            self.settings.parameters(self._heartbeat), connected, self._loop
+        )
+        self._reaching.append(reaching)
+
+    @staticmethod
+    def leave(connection: pika.SelectConnection, *, at_once: bool) -> None:
+        """End a connection beside; ``at_once`` if the server may not say goodbye."""
+        if connection.is_open:
+            if at_once:
+                _cut(connection, "nothing more is expected of it")
+            else:
+                connection.close()
+
     def _hang_up(self) -> None:
+        self._loop.call_later(_GOODBYE, self._loop.stop)  # it may not answer any more
+        for beside in list(self._beside):
+            self.leave(beside, at_once=False)
         connection = self._connection
         if connection is not None and connection.is_open:
             connection.close()
-            self._loop.call_later(_GOODBYE, self._loop.stop)  # it may not answer any more
         elif self._connecting is not None:
-            self._connecting.abort()
-            self._loop.call_later(_GOODBYE, self._loop.stop)
-        else:
+            _call_off(self._connecting)
+        self._end()
+
+    def _end(self) -> None:
+        """Stop, if we hang up and nothing is open any more."""
+        is_open = self._connection or self._connecting or self._beside or self._reaching
+        if self._closing and not is_open:
             self._loop.stop()
+
+
+
+def _cut(connection: pika.SelectConnection, why: str) -> None:
+    # As pika itself does when heartbeats are missing; no other way closes at once.
+    cast("Any", connection)._terminate_stream(AMQPHeartbeatTimeout(why))
+
+
+def _call_off(connecting: Any) -> None:
+    with contextlib.suppress(AssertionError):  # it is over just now, or was never heard of
+        connecting.abort()

@@ -2,13 +2,16 @@
 
 The body is the envelope, as every broker has it. What changes from run to run stands in headers,
 which a new job does not have: ``attempt`` (runs so far), ``error`` (how the last one ended),
-``rest`` (milliseconds it is to wait beyond what the clock holds at once), ``losses`` (one more than
-how often its worker died since it is held to be why, and runs alone).
+``due`` (milliseconds of wall time until when it waits, for who takes it out of the clock), ``rest``
+(milliseconds it is to wait beyond what the clock holds at once), ``losses`` (one more than how
+often its worker died since it is held to be why, and runs alone), ``handed`` (how often it may have
+brought its worker down before this message was written).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import uuid
 from typing import Any, cast
 
@@ -16,22 +19,27 @@ import msgspec
 import pika
 
 from tidemill.brokers.rabbitmq.delays import Clockwork, longest, split
+from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.names import Names, Place, server_priority
+from tidemill.brokers.rabbitmq.plain import CONTENT_TYPE, plain_properties, plain_run
 from tidemill.brokers.rabbitmq.publisher import Outgoing
 from tidemill.clock import wall_time
 from tidemill.job import Envelope, decode_envelope, encode_envelope
 
 __all__ = ["Carried", "Writer", "read"]
 
-CONTENT_TYPE = "application/vnd.tidemill.job+msgpack"
 _ERROR_MOST = 2000
+
+_TASK_MOST = 60
+"""Characters of a task's name that a message shows to people: the server has room for 255 bytes."""
 
 
 class Carried(msgspec.Struct):
     """A job that came, or goes, with what has happened to it.
 
     ``deliveries`` is how often the server handed it out before, whatever came of it. ``run`` tells
-    its message from every other: the server's copies of one message are one run of the job.
+    its message from every other: the server's copies of one message are one run of the job. ``due``
+    is what its message says; 0 where that says nothing.
     """
 
     envelope: Envelope
@@ -40,8 +48,10 @@ class Carried(msgspec.Struct):
     error: str = ""
     rest: float = 0.0
     losses: int = 0
+    handed: int = 0
     deliveries: int = 0
     run: str = ""
+    due: float = 0.0
 
 
 class Writer:
@@ -58,8 +68,8 @@ class Writer:
         """Where what failed is kept."""
         return self._names.failed
 
-    def write(self, job: Carried, delay: float = 0.0) -> Outgoing:
-        """A job that is to be ready after ``delay`` seconds."""
+    def write(self, job: Carried, delay: float = 0.0, now: float = 0.0) -> Outgoing:
+        """A job that is to be ready ``delay`` seconds after ``now``, in wall time."""
         home = self._names.home(job.envelope)
         if job.losses:
             home = self._names.suspect(job.envelope.queue)
@@ -70,8 +80,11 @@ class Writer:
             headers["error"] = job.error[:_ERROR_MOST]
         if job.losses:
             headers["losses"] = job.losses
+        if job.handed:
+            headers["handed"] = job.handed
         if delay <= 0:
             return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
+        headers["due"] = math.ceil(((now or wall_time()) + delay) * 1000)
         rest = delay - longest()
         if rest > 0:
             headers["rest"] = round(rest * 1000)
@@ -79,42 +92,52 @@ class Writer:
         exchange, key = self._clockwork.route(digits, home.name)
         return Outgoing(exchange, key, self._properties(job, headers), job.encoded, home, digits)
 
-    def write_new(self, job: Envelope, delay: float) -> Outgoing:
+    def write_new(self, job: Envelope, delay: float, now: float = 0.0) -> Outgoing:
         """A job that was just put."""
-        return self.write(Carried(job, encode_envelope(job)), delay)
+        return self.write(Carried(job, encode_envelope(job)), delay, now)
 
-    def write_failed(self, job: Carried, reason: str) -> Outgoing:
-        """A job that is kept for a human, with why."""
+    def write_failed(self, job: Carried, reason: str, when: float = 0.0) -> Outgoing:
+        """A job that is kept for a human, with why; it failed just now, or ``when`` that is known.
+        """
         home: Place = self._names.failed
         headers = {
             "attempt": job.attempt,
             "error": reason[:_ERROR_MOST],
             "queue": job.envelope.queue,
         }
-        properties = self._properties(job, headers)
-        properties.timestamp = round(wall_time())
+        properties = self._properties(job, headers, round(when or wall_time()))
         return Outgoing("", home.name, properties, job.encoded, home)
 
-    def _properties(self, job: Carried, headers: dict[str, Any]) -> pika.BasicProperties:
-        envelope = job.envelope
-        return pika.BasicProperties(
+    def _properties(self, job: Carried, headers: dict[str, Any], when: int = 0) -> bytes:
+        envelope, classic = job.envelope, self._names.classic
+        task, run = envelope.task[:_TASK_MOST], f"{self._mark}{next(self._numbers):x}"
+        if not (headers or when or classic) and task:
+            return plain_properties(run, envelope.id, task)
+        properties = pika.BasicProperties(
             content_type=CONTENT_TYPE,
             headers=headers or None,
             delivery_mode=2,
-            priority=server_priority(envelope.rank) if self._names.classic else None,
+            priority=server_priority(envelope.rank) if classic else None,
             message_id=envelope.id,
-            correlation_id=f"{self._mark}{next(self._numbers):x}",
-            type=envelope.task[:200] or None,
+            correlation_id=run,
+            timestamp=when or None,
+            type=task or None,
         )
+        return encoded(properties)
 
 
-def read(properties: pika.BasicProperties, body: bytes, *, redelivered: bool) -> Carried:
+def read(properties: Properties, body: bytes, *, redelivered: bool) -> Carried:
     """What a message says.
 
     Raises:
         msgspec.DecodeError: it is none of ours.
     """
     envelope = decode_envelope(body)
+    if isinstance(properties, bytes):
+        run = plain_run(properties)
+        if run:
+            return Carried(envelope, body, deliveries=int(redelivered), run=run)
+        properties = decoded(properties)
     headers = cast("dict[str, Any]", properties.headers or {})
     return Carried(
         envelope,
@@ -123,6 +146,8 @@ def read(properties: pika.BasicProperties, body: bytes, *, redelivered: bool) ->
         str(headers.get("error") or ""),
         float(headers.get("rest") or 0) / 1000,
         int(headers.get("losses") or 0),
+        int(headers.get("handed") or 0),
         int(headers.get("x-delivery-count") or redelivered),
         properties.correlation_id or f"{envelope.id} {headers.get('attempt')}",
+        float(headers.get("due") or 0) / 1000,
     )

@@ -10,6 +10,8 @@
     PREFIX.delay.LEVEL.DIGIT       what is not due yet (:mod:`.delays`)
     PREFIX.delay.LEVEL, PREFIX.due exchanges between those
 
+Of what a store has carried the prefix goes on with what stands for that store.
+
 A queue of the server is called a *place* here, since a queue of ours has several.
 """
 
@@ -22,7 +24,7 @@ import msgspec
 from tidemill.errors import InvalidOption
 from tidemill.job import Envelope, priority_of
 
-__all__ = ["Names", "Place", "server_priority"]
+__all__ = ["NEVER", "Names", "Place", "is_pattern", "server_priority"]
 
 CLASSIC_PRIORITIES = 20
 """The highest of a classic queue; 10 is our 0, and ten of ours make one of these."""
@@ -30,7 +32,7 @@ CLASSIC_PRIORITIES = 20
 FAILED_KEPT, FAILED_MOST = 30 * 86400.0, 100_000
 """Seconds and messages the place of the failed keeps; the oldest go first."""
 
-_NEVER = 1_000_000_000
+NEVER = 1_000_000_000
 """Deliveries after which the server drops a message. Only where there is such a limit what is given
 back goes to the front, in the order in which it is; else it goes to the end."""
 
@@ -59,6 +61,11 @@ class Place(msgspec.Struct, frozen=True):
         return hash(self.name)
 
 
+def is_pattern(queue: str) -> bool:
+    """Whether the server would read the name of a queue as a pattern of names."""
+    return "*" in queue or "#" in queue
+
+
 class Names(msgspec.Struct, frozen=True):
     """The names under a prefix."""
 
@@ -67,9 +74,8 @@ class Names(msgspec.Struct, frozen=True):
 
     def of(self, queue: str, kind: str) -> list[Place]:
         """All places of a queue, most urgent first."""
-        if self.classic:
-            return [self._place(queue, kind, "classic")]
-        bands = [self._place(queue, kind, band) for band in ("high", "normal", "low")]
+        names = ("classic",) if self.classic else ("high", "normal", "low")
+        bands = [self._place(queue, kind, band) for band in names]
         return [self.suspect(queue), *bands] if kind == "tasks" else bands
 
     def suspect(self, queue: str) -> Place:
@@ -86,9 +92,9 @@ class Names(msgspec.Struct, frozen=True):
         return self._place(job.queue, kind, band)
 
     def _place(self, queue: str, kind: str, band: str) -> Place:
-        if "*" in queue or "#" in queue:
+        if is_pattern(queue):
             raise InvalidOption(f"queue {queue!r} has a * or #, which RabbitMQ reads as a pattern")
-        arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": _NEVER}
+        arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
         if self.classic:
             arguments = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
         name = f"{self.prefix}.{kind}.{band}.{queue}"
@@ -102,7 +108,7 @@ class Names(msgspec.Struct, frozen=True):
             "x-message-ttl": int(FAILED_KEPT * 1000),
             "x-max-length": FAILED_MOST,
             # A look counts as a delivery, and there may be many before anybody acts.
-            "x-delivery-limit": _NEVER,
+            "x-delivery-limit": NEVER,
         }
         return Place(f"{self.prefix}.failed", arguments)
 

@@ -1,76 +1,56 @@
-"""Publishing with confirms: batches from any thread, one channel, one window.
+"""Publishing with confirms: batches from any thread, over one line, lanes for the places.
 
 A batch is done when the server has confirmed all of it. What was sent and not confirmed when a line
-breaks is sent again over the next: it may then be there twice, and never not at all. What no queue
-took (it was deleted under us) comes back, the queue is made again, and it is sent again.
+breaks is sent again over the next, and nothing else: that may then be there twice, and never not at
+all. What no queue took (it was deleted under us) comes back, the queue is made again, and it is
+sent again. A place that cannot be made, or does not answer, holds up what goes there and no more.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import msgspec
 import pika
-from pika.channel import Channel
-from pika.spec import Basic
 
-from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.declaring import SILENT, Declarer
+from tidemill.brokers.rabbitmq.lanes import MOST, Batch, Lane, Lanes, Outgoing
 from tidemill.brokers.rabbitmq.line import Line
-from tidemill.brokers.rabbitmq.names import Place
-from tidemill.errors import BrokerUnavailable, StoreFull
+from tidemill.brokers.rabbitmq.pulse import DEAD, Pulse
+from tidemill.brokers.rabbitmq.trials import Trials
+from tidemill.brokers.rabbitmq.wire import Answer, Came, Sent, Wire
+from tidemill.brokers.relay import NoPlace, Refused
+from tidemill.clock import machine_time
+from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
 
 __all__ = ["Outgoing", "Publisher"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
-_WINDOW = 1000
-"""Messages under way at most: enough to hide the server's disk, and little to send again."""
+_TURN = 64
+"""Messages that one lane sends before the others have their turn."""
 
+_STARTING = "is down or inaccessible"
+"""What a server says of a queue whose node is away, and of all when it has just started."""
 
-_STARTING, _AGAIN = "is down or inaccessible", 0.2
-"""What a server says of its queues when it has just started, and seconds until we ask again."""
+_AGAIN, _REFUSED, _LATER, _LATER_MOST = 0.2, 2.0, 5.0, 60.0
+"""Seconds until we try again: a queue that is not there yet; one that refused what has to be
+stored; one that holds up whoever asks for it, at first and at most."""
+
+_STUCK = 3.0
+"""Seconds without an answer after which what a lane has under way leaves room for others."""
+
+_UNFIT = 406
+"""The code of what the server says of a message that it never takes: one that is too large."""
 
 _TRIES = 3
 """So often a batch is sent when the server closes the channel: it may be another's fault."""
 
-
-class Outgoing(msgspec.Struct):
-    """A message to be sent: where to, and what has to be there for it."""
-
-    exchange: str
-    key: str
-    properties: pika.BasicProperties
-    body: bytes
-    home: Place
-    digits: tuple[int, ...] = ()
-
-
-class _Batch:
-    """Messages that are waited for together."""
-
-    def __init__(self, items: Sequence[Outgoing], then: Callable[[str], None] | None) -> None:
-        self.items = deque(items)
-        self.left = len(items)
-        self.begun = False
-        self.tries = 0
-        self.dropped = False
-        self.trouble = ""
-        self.done = threading.Event()
-        self.then = then
-
-    def end(self, trouble: str = "") -> None:
-        """Tell who waits; once."""
-        if not self.done.is_set():
-            self.trouble = trouble
-            self.done.set()
-            if self.then is not None:
-                self.then(trouble)
+_REOPEN = 0.5
+"""Seconds until a channel is opened again that the server closed as soon as it was open."""
 
 
 class Publisher:
@@ -79,15 +59,16 @@ class Publisher:
     def __init__(self, line: Line, declarer: Declarer) -> None:
         self._line = line
         self._declarer = declarer
-        self._channel: Channel | None = None
-        self._todo: deque[_Batch] = deque()
-        self._sent: dict[int, tuple[_Batch, Outgoing]] = {}  # by delivery tag, as sent
-        self._returned: set[int] = set()  # tags that no queue took
-        self._tags = itertools.count(1)
-        self._declaring = False
-        self._confirmed = 0  # messages, ever
+        self._pulse = Pulse(line, self._owes)
+        self._connection: pika.SelectConnection | None = None
+        self._main: Wire | None = None
+        self._trials = Trials()
+        self._lanes = Lanes()
+        self._stuck = 0  # messages under way that leave room for others
+        self._closed = self._pumping = False
         self._listeners: list[threading.Event] = []  # who wants to know that nothing is under way
         self._lock = threading.Lock()
+        self._new: deque[Batch] = deque()
         self._called = False  # the thread was told that there is something to do
 
     # -- from any thread ------------------------------------------------------------------------
@@ -97,27 +78,24 @@ class Publisher:
 
         Raises:
             StoreFull: the server lets nobody publish, and none of it was sent.
-            BrokerUnavailable: it confirmed nothing for so many seconds; some of it may be there.
+            Refused: it never takes this.
+            NoPlace: a queue refused something, cannot be made, or does not answer for so long.
+            BrokerUnavailable: the server does not answer. Each says how much is stored.
         """
         if not self._line.is_up:
             self._line.await_up(patience)
-        batch = _Batch(items, None)
+        batch = Batch(items, None)
         self._submit(batch)
-        seen = self._confirmed
-        while not batch.done.wait(patience):
-            if self._confirmed == seen:
-                self._give_up(batch)
-            seen = self._confirmed  # it works, on this or on what is before it
-        if batch.trouble:
-            raise BrokerUnavailable(f"rabbitmq at {self._line.settings.where}: {batch.trouble}")
+        wait = patience
+        while not batch.done.wait(wait):
+            self._line.do(functools.partial(self._review, batch, patience))
+            wait = patience / 4
+        if batch.trouble is not None:
+            raise batch.trouble
 
-    def send(self, items: Sequence[Outgoing], then: Callable[[str], None]) -> None:
+    def send(self, items: Sequence[Outgoing], then: Callable[[], None]) -> None:
         """Send; ``then`` is called in the line's thread when the server has them, however late."""
-        self._submit(_Batch(items, then))
-
-    def later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have something done in the line's thread, which this is called in, after a while."""
-        self._line.later(seconds, act)
+        self._submit(Batch(items, then))
 
     def flush(self, patience: float) -> bool:
         """Sleep until all that was sent before is confirmed; False when it takes longer."""
@@ -132,33 +110,37 @@ class Publisher:
         self._line.do(look)
         return quiet.wait(patience)
 
-    def _submit(self, batch: _Batch) -> None:
+    def close(self) -> None:
+        """Nobody waits any longer."""
+
+        def leave() -> None:
+            self._closed = True
+            batches = list(self._new)
+            batches += [batch for lane in self._lanes for batch in lane.batches()]
+            batches += [batch for wire in self._wires() for _, batch, _ in wire.sent.values()]
+            for batch in batches:
+                self._give_up(batch)
+
+        self._line.do(leave)
+
+    def _submit(self, batch: Batch) -> None:
+        if not batch.items:
+            batch.end()
+            return
         with self._lock:
-            self._todo.append(batch)
+            self._new.append(batch)
             if self._called:
                 return
             self._called = True
         self._line.do(self._pump)
 
-    def _give_up(self, batch: _Batch) -> None:
-        with self._lock:
-            batch.dropped = True
-            begun = batch.begun
-        blocked = self._line.blocked
-        if blocked:
-            reason = f"rabbitmq at {self._line.settings.where} lets nobody publish: {blocked}"
-            if begun:
-                raise BrokerUnavailable(f"{reason}; some of it may be stored later")
-            raise StoreFull(f"{reason}; nothing was stored")
-        raise BrokerUnavailable(
-            f"{self._line.silence()}; what was put "
-            + ("may be stored" if begun else "was not stored")
-        )
-
     # -- of the line ----------------------------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
-        connection.channel(on_open_callback=self._channel_opened)
+        self._connection = connection
+        self._pulse.begin(connection)
+        self._open_main()
+        self._pump()  # what is to be made, or tried
 
     def unblocked(self) -> None:
         """What waited for that goes out."""
@@ -166,157 +148,289 @@ class Publisher:
 
     def lost(self, why: str) -> None:
         """What was under way is to be sent again, before anything else and in its order."""
-        self._channel = None
-        self._declaring = False
-        self._take_back()
+        wires = self._wires()
+        self._connection = self._main = None
+        self._trials.forget()
+        for wire in wires:
+            self._take_back(wire)
+        for lane in self._lanes:
+            lane.lose()
+            self._lanes.settle(lane)
 
-    def _take_back(self) -> None:
-        again: dict[int, tuple[_Batch, list[Outgoing]]] = {}
-        for batch, item in self._sent.values():
-            again.setdefault(id(batch), (batch, []))[1].append(item)
-        self._sent, self._returned = {}, set()
-        with self._lock:
-            for batch, items in reversed(again.values()):
-                batch.items.extendleft(reversed(items))
-                if not any(batch is other for other in self._todo):
-                    self._todo.appendleft(batch)
+    def _open_main(self) -> None:
+        connection = self._connection
+        if self._main is None and connection is not None and connection.is_open:
+            self._main = Wire(connection, self)
+            self._pulse.watch()
 
-    def _channel_opened(self, channel: Channel) -> None:
-        channel.add_on_close_callback(self._channel_closed)
-        channel.add_on_return_callback(self._on_return)
-        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._ready(channel))
+    def wire_opened(self, wire: Wire) -> None:
+        self._send_first(wire) if wire.trial else self._pump()
 
-    def _ready(self, channel: Channel) -> None:
-        self._tags = itertools.count(1)
-        self._channel = channel
+    def wire_closed(self, wire: Wire, code: int, why: str) -> None:
+        """The server refused something we published; the line itself may be well."""
+        log.error("rabbitmq closed the channel of what we publish: %s", why)
+        self._declarer.forget_all()  # somebody may have deleted what we publish to
+        soon = not wire.sent
+        for batch in {id(batch): batch for _, batch, _ in wire.sent.values()}.values():
+            batch.tries += 1
+            if batch.tries >= _TRIES and batch.then is None:
+                kind = Refused if code == _UNFIT else BrokerUnavailable
+                self._give_up(batch, f"rabbitmq at {self._where}: {why}", kind)
+        self._drop_wire(wire, _REOPEN if soon or wire.trial else 0.0)
+
+    def _drop_wire(self, wire: Wire, pause: float) -> None:
+        """Have a channel no more; what was under way over it is sent again."""
+        lanes = self._take_back(wire)
+        if wire is self._main:
+            self._main = None
+            self._trials.proven.clear()
+            self._line.later(pause, self._open_main)
+        else:
+            for lane in lanes:
+                self._halt(lane, pause)
+            self._end_trial(wire)
+        for lane in lanes:
+            lane.under_way = 0
+            self._lanes.settle(lane)
         self._pump()
 
-    def _channel_closed(self, channel: Channel, reason: Any) -> None:
-        """The server refused something we published; the line itself may be well."""
-        if channel is not self._channel:
-            return
-        text = str(getattr(reason, "reply_text", reason))
-        connection = channel.connection
-        if not connection.is_open:
-            return  # the line says so
-        log.error("rabbitmq closed the channel of what we publish: %s", text)
-        self._declarer.forget_all()  # somebody may have deleted what we publish to
-        for batch in {id(batch): batch for batch, _ in self._sent.values()}.values():
-            batch.tries += 1
-            if batch.tries >= _TRIES:
-                batch.dropped = True
-                batch.end(text)
-        self.lost(text)
-        connection.channel(on_open_callback=self._channel_opened)
+    def _take_back(self, wire: Wire) -> list[Lane]:
+        lanes: dict[str, Lane] = {}
+        refused: list[Batch] = []
+        for lane, batch, item in wire.take_back():
+            lanes[lane.key] = lane
+            if not batch.is_over:
+                lane.back.append((batch, item, True))
+            elif batch.refusal:
+                refused.append(batch)
+        for batch in refused:
+            self._give_up(batch)
+        return list(lanes.values())
 
     # -- sending --------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send as much as the window allows."""
+        """Send as much as may be under way."""
         with self._lock:
             self._called = False
-        while self._may_send() and not self._declaring and not self._line.blocked:
-            batch = self._first()
-            if batch is None or len(self._sent) >= _WINDOW:
-                break
-            item = batch.items[0]
-            if not self._is_ready(item):
-                self._prepare(batch, item)
-            else:
-                self._send_one(batch, batch.items.popleft())
-        if self._listeners and not self._sent and self._first() is None:
+        if self._pumping:
+            return  # called from within, which goes on anyway
+        self._pumping = True
+        try:
+            self._take_in()
+            while self._may_send() and self._room() > 0 and (lane := self._lanes.next()):
+                self._send_of(lane)
+        finally:
+            self._pumping = False
+        if self._listeners and not self._lanes:
             listeners, self._listeners = self._listeners, []
             for quiet in listeners:
                 quiet.set()
 
+    def _send_of(self, lane: Lane) -> None:
+        if not self._is_ready(lane):
+            self._prepare(lane)
+        elif lane.target in self._trials.proven:
+            self._send_some(lane)
+            self._lanes.settle(lane)
+        elif self._connection is not None:
+            self._trials.enter(lane, self._connection, self)
+
+    def _take_in(self) -> None:
+        """What is new goes to the end of its lanes."""
+        now = machine_time()
+        while self._new:
+            batch = self._new.popleft()
+            self._pulse.watch()
+            if self._closed:
+                self._give_up(batch)
+            else:
+                self._lanes.add(batch, now)
+
     def _may_send(self) -> bool:
-        channel = self._channel
-        return channel is not None and channel.is_open and self._line.is_up
+        main = self._main
+        return main is not None and main.is_open and not self._line.blocked and self._line.is_up
 
-    def _first(self) -> _Batch | None:
-        """The batch that is next, with something to send."""
-        with self._lock:
-            while self._todo:
-                batch = self._todo[0]
-                if batch.items and not batch.dropped:
-                    batch.begun = True
-                    return batch
-                self._todo.popleft()
-        return None
+    def _room(self) -> int:
+        return MOST + self._stuck - (len(self._main.sent) if self._main else 0)
 
-    def _send_one(self, batch: _Batch, item: Outgoing) -> None:
-        assert self._channel is not None
-        self._sent[next(self._tags)] = (batch, item)
-        self._channel.basic_publish(
-            item.exchange, item.key, item.body, item.properties, mandatory=True
-        )
+    def _send_some(self, lane: Lane) -> None:
+        assert self._main is not None
+        count = min(len(lane.todo), lane.window - lane.under_way, self._room(), _TURN)
+        self._send(lane, count, self._main)
 
-    def _is_ready(self, item: Outgoing) -> bool:
+    def _send(self, lane: Lane, count: int, wire: Wire) -> None:
+        some: list[Sent] = []
+        for batch, item, again in [lane.todo.popleft() for _ in range(count)]:
+            if not again:
+                batch.unsure += 1
+            some.append((lane, batch, item))
+        lane.under_way += count
+        wire.send(some)
+
+    # -- making and trying ----------------------------------------------------------------------
+
+    def _is_ready(self, lane: Lane) -> bool:
         declarer = self._declarer
-        return declarer.knows(item.home) and (not item.digits or declarer.knows_waits(item.digits))
+        return declarer.knows(lane.home) and (not lane.digits or declarer.knows_waits(lane.digits))
 
-    def _prepare(self, batch: _Batch, item: Outgoing) -> None:
-        """Make what an item needs, and go on."""
-        self._declaring = True
+    def _prepare(self, lane: Lane) -> None:
+        """Make what a lane needs; the others go on."""
+        lane.halted = True
 
         def waits(why: str) -> None:
-            if why or not item.digits:
-                done(why)
+            if why or not lane.digits:
+                self._prepared(lane, why)
             else:
-                self._declarer.declare_waits(item.digits, done)
+                self._declarer.declare_waits(lane.digits, functools.partial(self._prepared, lane))
 
-        def done(why: str) -> None:
-            if _STARTING in why and self._may_send():
-                self._line.later(_AGAIN, functools.partial(done, ""))
-                return
-            self._declaring = False
-            if why and self._may_send():  # not for want of a line
-                batch.dropped = True
-                batch.end(f"{item.home.name} cannot be made: {why}")
-            self._pump()
+        self._declarer.declare([lane.home], waits)
 
-        self._declarer.declare([item.home], waits)
+    def _prepared(self, lane: Lane, why: str) -> None:
+        if not why or not self._line.is_up:  # for want of a line it is not its fault
+            self._resume(lane)
+            return
+        if not lane.why:
+            log.error("the queue %s cannot be used now: %s", lane.home.name, why)
+        lane.why = why
+        pause = _AGAIN if _STARTING in why else _REFUSED
+        if why == SILENT:
+            pause = lane.pause = min(2 * lane.pause or _LATER, _LATER_MOST)
+        if pause == _REFUSED:
+            said = f"rabbitmq at {self._where}: {lane.home.name} cannot be made: {why}"
+            for batch in lane.batches():
+                if batch.then is None:
+                    self._give_up(batch, said, NoPlace)
+        self._halt(lane, pause)
+
+    def _halt(self, lane: Lane, pause: float) -> None:
+        """Send nothing to a place for a while."""
+        lane.halted = True
+        self._line.later(pause, functools.partial(self._resume, lane))
+
+    def _resume(self, lane: Lane) -> None:
+        lane.halted = False
+        self._lanes.settle(lane)
+        self._pump()
+
+    def _send_first(self, wire: Wire) -> None:
+        lane = self._trials.first(wire)
+        if lane is not None:
+            self._send(lane, 1, wire)
+        else:
+            self._end_trial(wire)
+
+    def _end_trial(self, wire: Wire) -> None:
+        for lane in self._trials.end(wire):
+            self._lanes.settle(lane)
 
     # -- hearing --------------------------------------------------------------------------------
 
-    def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        """No queue took it: it is confirmed all the same, right after this."""
-        returned = (method.exchange, method.routing_key, properties.correlation_id, body)
-        for tag, (_, item) in self._sent.items():
-            sent = (item.exchange, item.key, item.properties.correlation_id, item.body)
-            if sent == returned and tag not in self._returned:
-                self._returned.add(tag)
-                break
-
-    def _on_confirm(self, frame: Any) -> None:
-        method = frame.method
-        tags = [method.delivery_tag]
-        if method.multiple:
-            tags = list(itertools.takewhile(lambda tag: tag <= method.delivery_tag, self._sent))
-        accepted = isinstance(method, Basic.Ack)
-        self._confirmed += len(tags)
-        for tag in tags:
-            batch, item = self._sent.pop(tag, (None, None))
-            if batch is None or item is None:
-                continue
-            if tag in self._returned:
-                self._returned.discard(tag)
-                self._send_again(batch, item)
-            elif accepted:
-                batch.left -= 1
-                if not batch.left:
+    def wire_answered(self, wire: Wire, answers: list[Answer]) -> None:
+        now, lanes = machine_time(), dict[str, Lane]()
+        for lane, batch, item, came in answers:
+            lane.under_way -= 1
+            lane.moved = now
+            lanes[lane.key] = lane
+            batch.unsure -= 1
+            if came is Came.STORED:
+                lane.window += lane.window < MOST
+                lane.why = ""
+                batch.stored += 1
+                if batch.stored == len(batch.items):
                     batch.end()
+            elif came is Came.RETURNED:
+                self._came_back(lane, batch, item)
             else:
-                batch.dropped = True
-                batch.end("it refused a message (a queue is full, or has no majority)")
+                self._refused(lane, batch, item)
+            if batch.refusal and not batch.unsure:
+                self._give_up(batch)
+        if wire.trial:
+            if any(came is Came.STORED for *_, came in answers):
+                self._trials.proven.add(wire.trial)
+            self._end_trial(wire)
+        for lane in lanes.values():
+            self._lanes.settle(lane)
+        self._pulse.heard()
         self._pump()
 
-    def _send_again(self, batch: _Batch, item: Outgoing) -> None:
-        log.warning("the queue %s was gone; it is made again", item.home.name)
-        self._declarer.forget_all()
-        batch.items.append(item)
-        if batch.dropped:
+    def _came_back(self, lane: Lane, batch: Batch, item: Outgoing) -> None:
+        if not lane.back:
+            log.warning("the queue %s was gone; it is made again", item.home.name)
+            self._declarer.forget_all()
+        if not batch.is_over:
+            lane.back.append((batch, item, False))
+
+    def _refused(self, lane: Lane, batch: Batch, item: Outgoing) -> None:
+        """A queue is full, or has no majority: what has to be stored is sent until it is."""
+        said = f"{item.home.name} refused a message (it is full, or has no majority)"
+        if batch.then is None:
+            if not batch.is_over:
+                batch.refusal = f"rabbitmq at {self._where}: the queue {said}"
+                self._lanes.drop(batch)
             return
-        with self._lock:
-            if not any(batch is other for other in self._todo):
-                self._todo.appendleft(batch)
+        if not lane.why:
+            log.error("the queue %s; it is sent again until it is stored", said)
+        lane.why = "it refuses what is sent there"
+        lane.back.append((batch, item, False))
+        if not lane.halted:
+            self._halt(lane, _REFUSED)
+
+    def _owes(self) -> bool:
+        """Whether there is something to be answered; what does not move makes room."""
+        since = machine_time() - _STUCK
+        stuck = sum(lane.under_way for lane in self._lanes if lane.moved <= since)
+        main = self._main
+        if main is not None and main.sent:
+            main.quiet += 1
+            if main.quiet > DEAD and len({id(lane) for lane, _, _ in main.sent.values()}) > 1:
+                main.close()  # it waits for one of them with the others
+                self._drop_wire(main, 0.0)
+        if stuck != self._stuck:
+            self._stuck = stuck
+            self._pump()
+        return bool(self._lanes)
+
+    # -- giving up ------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        return self._line.settings.where
+
+    def _wires(self) -> list[Wire]:
+        return [wire for wire in (self._main, *self._trials.wires.values()) if wire is not None]
+
+    def _review(self, batch: Batch, patience: float) -> None:
+        """Give up a batch of which a part has not moved for so long."""
+        self._take_in()
+        since = machine_time() - patience
+        sent = [one for wire in self._wires() for one in wire.sent.values()]
+        waiting = {lane.key for lane, one, _ in sent if one is batch}
+        for lane in self._lanes:
+            if lane.moved <= since and (lane.key in waiting or batch in lane.batches()):
+                self._give_up(batch, *self._reason(lane))
+                break
+
+    def _reason(self, lane: Lane) -> tuple[str, type[TidemillError]]:
+        if self._line.blocked:
+            why = f"rabbitmq at {self._where} lets nobody publish: {self._line.blocked}"
+            return why, StoreFull
+        if not self._may_send():
+            return self._line.trouble, BrokerUnavailable
+        return f"rabbitmq at {self._where}: {lane.trouble}", NoPlace
+
+    def _give_up(
+        self,
+        batch: Batch,
+        why: str = "the broker was closed",
+        kind: type[TidemillError] = BrokerUnavailable,
+    ) -> None:
+        """Tell who waits how much is stored; what is under way may be."""
+        if batch.done.is_set():
+            return
+        if batch.refusal:
+            why, kind = batch.refusal, NoPlace
+        elif kind is StoreFull and (batch.stored or batch.unsure):
+            kind = BrokerUnavailable
+        batch.end(kind(f"{why}; {batch.account()}"))
+        self._lanes.drop(batch)

@@ -20,8 +20,9 @@ from pika.channel import Channel
 
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
+from tidemill.brokers.rabbitmq.frames import encoded
 from tidemill.brokers.rabbitmq.line import Line
-from tidemill.brokers.rabbitmq.names import Names
+from tidemill.brokers.rabbitmq.names import Names, is_pattern
 from tidemill.brokers.rabbitmq.publisher import Outgoing
 from tidemill.errors import BrokerUnavailable
 
@@ -51,8 +52,8 @@ class Registry:
     def entry(self, queue: str, mark: str = "") -> Outgoing:
         """The message that makes a name known."""
         home = self._names.registry
-        properties = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
-        return Outgoing("", home.name, properties, queue.encode(), home)
+        said = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
+        return Outgoing("", home.name, encoded(said), queue.encode(), home)
 
     def listen(self, heard: Callable[[str], None]) -> None:
         """Tell of every name, those known and those to come."""
@@ -70,6 +71,11 @@ class Registry:
         """Tell it nothing more."""
         with self._lock:
             self._listeners = [one for one in self._listeners if one != heard]
+
+    def known(self) -> list[str]:
+        """All that were heard of by now."""
+        with self._lock:
+            return sorted(self._heard)
 
     def know(self, queue: str) -> None:
         """A name was announced by ourselves."""
@@ -139,7 +145,9 @@ class Registry:
 
     def _on_name(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:
         channel.basic_ack(method.delivery_tag, multiple=True)
-        self.know(body.decode(errors="replace"))
+        queue = body.decode(errors="replace")
+        if not is_pattern(queue):  # there is no such queue, whoever announced it
+            self.know(queue)
         mark = self._marks.get(properties.message_id or "")
         if mark is not None:
             mark.set()

@@ -14,7 +14,7 @@ from tidemill.brokers.schemes import check_url as check_store
 from tidemill.config import Url, check_known
 from tidemill.errors import InvalidOption
 
-__all__ = ["Settings", "check_url"]
+__all__ = ["TLS_PORT", "Settings", "check_url"]
 
 PORT, TLS_PORT = 5672, 5671
 CONNECT_TIMEOUT = 5.0

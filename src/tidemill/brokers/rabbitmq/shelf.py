@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Iterator
+import operator
+from collections import deque
 
 from tidemill.brokers.base import DEFAULT_TTR
+from tidemill.brokers.rabbitmq.consuming import Consumer, Stage, in_hand
 from tidemill.brokers.rabbitmq.message import Carried
 from tidemill.brokers.rabbitmq.names import Place
 
 __all__ = ["Hold", "Shelf", "rounded"]
 
-CREDIT_MOST, _EXACT = 4096, 16
+CREDIT_MOST, _EXACT = 4096, 4
+"""The most credit a place is given; and how many of its binary digits are looked at."""
 
 
 class Hold:
@@ -26,7 +27,10 @@ class Hold:
         deadline: machine time at which a message's ttr is over.
     """
 
-    __slots__ = ("changed", "deadline", "era", "job", "leased", "run", "shelf", "tag", "token")
+    __slots__ = (
+        *("changed", "deadline", "era", "job", "rank", "run"),
+        *("shelf", "tag", "token"),
+    )
 
     def __init__(self, job: Carried, tag: int, era: int, shelf: Shelf) -> None:
         self.job = job
@@ -34,8 +38,9 @@ class Hold:
         self.era = era
         self.shelf = shelf
         self.run = job.run
+        self.rank = job.envelope.rank
         self.token = 0
-        self.leased = self.deadline = 0.0
+        self.deadline = 0.0
         self.changed = False
 
     @property
@@ -45,59 +50,127 @@ class Hold:
         return ttr if ttr > 0 else DEFAULT_TTR
 
 
+_rank = operator.attrgetter("rank")
+
+
 class Shelf:
     """A place, as one owner sees it.
 
     Attributes:
         credit: how many messages the server may have handed out to us; 0: it is not consumed.
-        consumer: its tag, and the credit it was given.
-        held: how many messages of it are leased.
+        trim: the server may hand out more than that, and is not to.
+        needs: what credit the latest want took, and ``peak`` the most since it was last looked at.
+        resting: nobody wants more of it than what is leased.
+        consumers: what brings its messages, as the line's thread knows them; ``got`` stands for
+            those that were asked for one by one.
+        held: how many messages of it are leased, and not the server's again.
         empty: the server had none when it was asked, and none has come since.
+        asking, late: the server is just being asked, and does not answer soon.
         wanted: machine time at which something was last wanted of it.
         back: machine time at which a message was last sent there by ourselves.
+        begun: machine time at which a consumer of it last began.
     """
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.credit = 0
-        self.consumer: tuple[str, int] = ("", 0)
-        self.held = 0
-        self.empty = self.asking = False
-        self.wanted = self.back = 0.0
+        self.credit = self.needs = self.peak = 0
+        self.trim = self.resting = False
+        self._begin_anew()
+        self.empty = self.asking = self.late = False
+        self.wanted = self.back = self.begun = 0.0
         self.arrivals = 0
-        self._heap: list[tuple[int, int, Hold]] = []
-        self._numbers = itertools.count()
+        self._holds: deque[Hold] = deque()
+        self._in_order = True
+
+    def _begin_anew(self) -> None:
+        self.held = 0
+        self.got = Consumer("", 0, Stage.ENDED)
+        self.consumers = [self.got]
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._holds)
 
     def add(self, hold: Hold) -> None:
         """A message came."""
         self.doubt()
-        heapq.heappush(self._heap, (hold.job.envelope.rank, next(self._numbers), hold))
+        holds = self._holds
+        if holds and hold.rank < holds[-1].rank:
+            self._in_order = False
+        holds.append(hold)
+
+    def _sort(self) -> deque[Hold]:
+        """Those more urgent first, and of equals those that came first."""
+        if not self._in_order:
+            self._holds, self._in_order = deque(sorted(self._holds, key=_rank)), True
+        return self._holds
 
     def doubt(self) -> None:
         """The server may have something: an answer that is under way does not count."""
         self.arrivals += 1
-        self.empty = self.asking = False
+        self.empty = self.asking = self.late = False
 
-    def take(self) -> Hold:
-        """The next one."""
-        return heapq.heappop(self._heap)[2]
+    @property
+    def may_bring(self) -> bool:
+        """Whether something is here, or the server may have something that it tells us of soon."""
+        return bool(self._holds) or not (self.empty or self.late)
 
-    def clear(self) -> Iterator[Hold]:
-        """All of them, first first: given back in that order, they stand as they stood."""
-        heap, self._heap = sorted(self._heap), []
-        for _, _, hold in heap:
-            yield hold
+    def take(self, most: int = 1) -> list[Hold]:
+        """The next ones, at most so many."""
+        holds = self._sort()
+        return [holds.popleft() for _ in range(min(most, len(holds)))]
+
+    def cut(self, most: int) -> list[Hold]:
+        """Those beyond so many, first first: given back in that order, they stand as they stood."""
+        holds = list(self._sort())
+        self._holds = deque(holds[:most])
+        return holds[most:]
 
     def drop(self) -> None:
         """The line is gone: they are the server's again."""
-        self._heap.clear()
-        self.consumer = ("", 0)
-        self.empty = self.asking = False
+        self._holds.clear()
+        self._begin_anew()
+        self.empty = self.asking = self.late = self.resting = False
+
+    @property
+    def consumes(self) -> bool:
+        """In the line's thread: whether what there is credit for is here or can come."""
+        known = [one for one in self.consumers if one.known]
+        return not self.credit or bool(known) or in_hand(self.consumers) >= self.credit
+
+    def forget(self) -> None:
+        """In the line's thread: consumers that have ended, and nothing of them is in hand."""
+        self.consumers = [
+            one
+            for one in self.consumers
+            if one.in_hand or one.stage is not Stage.ENDED or one is self.got
+        ]
+
+    # -- credit ---------------------------------------------------------------------------------
+
+    def need(self, missing: int, now: float) -> bool:
+        """So many are wanted beside what is leased; True when that takes more credit."""
+        self.needs = 1 if self.place.alone else rounded(self.held + missing)
+        self.peak = max(self.peak, self.needs)
+        self.wanted, self.resting = now, False
+        if self.needs <= self.credit:
+            return False
+        self.credit = self.needs
+        return True
+
+    def set_back(self, credit: int) -> list[Hold]:
+        """Have so much credit and no more; those to be given back for it."""
+        self.credit = self.peak = credit
+        self.trim = True
+        return self.cut(max(0, credit - self.held))
+
+    def rest(self) -> list[Hold]:
+        """Nobody wants more of it: what is leased stays; those to be given back."""
+        self.resting, self.empty = True, False
+        self.needs = self.held
+        return self.set_back(self.held)
 
 
 def rounded(credit: int) -> int:
     """A credit that need not change with each message: exact while it is small."""
-    return min(CREDIT_MOST, credit if credit <= _EXACT else 1 << (credit - 1).bit_length())
+    step = 1 << max(0, (credit - 1).bit_length() - _EXACT)
+    return min(CREDIT_MOST, -(-credit // step) * step)

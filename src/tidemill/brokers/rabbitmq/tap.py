@@ -7,50 +7,44 @@ server's again already.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import pika
 from pika.channel import Channel
 from pika.spec import Basic
 
+from tidemill.brokers.rabbitmq import probing
+from tidemill.brokers.rabbitmq.answering import Answers
+from tidemill.brokers.rabbitmq.connection import Connection
+from tidemill.brokers.rabbitmq.consuming import Consumer, Stage, in_hand, plan
 from tidemill.brokers.rabbitmq.declaring import SILENT, Declarer
+from tidemill.brokers.rabbitmq.frames import Delivery, Properties
 from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.probing import Probes
 from tidemill.brokers.rabbitmq.shelf import Shelf
 from tidemill.clock import machine_time
 
-__all__ = ["Message", "Tap"]
+__all__ = ["Arrival", "Tap"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
 _TRY_AGAIN = 5.0
 """Seconds until what the server refused to make is tried again."""
 
-_BEGINS, _TRY_LATER = 10.0, 300.0
-"""Seconds a consumer has to begin; and until a queue that did not answer is asked again."""
-
-_FEW, _STRAGGLE = 64, 0.02
-"""With more messages than so many in hand one is not acknowledged by itself before that many
-seconds, within which those before it are likely to be done: then one frame does for all."""
-
-_ENDING = -1
-"""The credit of a consumer that is to end."""
-
 _MADE_AGAIN = 0.5
 """Seconds until a queue that went away is made again."""
 
 
-class Message(Protocol):
-    """Told of what comes, in the line's thread."""
-
-    def __call__(
-        self, shelf: Shelf, tag: int, properties: Any, body: bytes, *, redelivered: bool
-    ) -> None: ...
+Arrival = tuple[Shelf, int, bool, Properties, bytes, bool]
+"""A message that came: to where, its tag, whether it was handed out before, its properties and its
+body; and whether there is credit for it."""
 
 
 class Tap:
@@ -61,30 +55,31 @@ class Tap:
         line: Line,
         declarer: Declarer,
         name: str,
-        came: Message,
+        came: Callable[[Sequence[Arrival]], None],
         lost: Callable[[], None],
         shelves: Callable[[], Sequence[Shelf]],
     ) -> None:
         self._line = line
         self._declarer = declarer
         self._name = name
-        self._came = came
+        self._came = came  # told in the line's thread
         self._lost = lost
         self._shelves = shelves
         self._channel: Channel | None = None
-        self._open: OrderedDict[int, None] = OrderedDict()  # tags in hand, as they came
-        self._done: set[int] = set()  # to be acknowledged with those before them
-        self._stragglers: set[int] = set()  # of these: those that have waited for a while
+        self._answers = Answers(line)
         self._asked: deque[tuple[Shelf, Callable[[Any], None]]] = deque()  # the first is under way
         self._unmade: set[str] = set()  # places that are being made, or cannot be
-        self._silent: set[str] = set()  # places that let whoever asks for them wait
+        self._probes = Probes(line, self._adjust)
+        self._whose: dict[bytes, tuple[Shelf, Consumer]] = {}  # by the tags of consumers
         self._syncing: list[Callable[[bool], None]] = []
         self._opened_at = 0.0
-        self._adjusting = self._closed = False
+        self._closed = False
         self._lock = threading.Lock()
         self._acks: list[int] = []
         self._nacks: list[int] = []
-        self._flushing = False
+        self._adjusting = False  # the credit has changed
+        self._called = False  # the thread was told that there is something to do
+        self._together = False  # more is to come that belongs to it
         self.era = 0
         line.add(self)
 
@@ -100,21 +95,37 @@ class Tap:
 
     def _answer(self, answers: list[int], tag: int, era: int) -> None:
         with self._lock:
-            if era != self.era:
-                return
-            answers.append(tag)
-            if self._flushing:
-                return
-            self._flushing = True
-        self._line.do(self._flush)
+            if era == self.era:
+                answers.append(tag)
+                self._call()
 
     def adjust(self) -> None:
         """Have the consumers that the shelves' credit says, soon."""
         with self._lock:
-            if self._adjusting:
-                return
             self._adjusting = True
-        self._line.do(self._adjust)
+            self._call()
+
+    def _call(self) -> None:
+        if not (self._called or self._together):
+            self._called = True
+            self._line.do(self._flush)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is answered and adjusted here goes out in one piece: first what ends consumers.
+
+        Else the server would hand out more for what is acknowledged, and once more what is given
+        back.
+        """
+        with self._lock:
+            self._together = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._together = False
+                if self._acks or self._nacks or self._adjusting:
+                    self._call()
 
     def get(self, shelf: Shelf, then: Callable[[Any], None]) -> None:
         """Ask for one message of a place; ``then`` gets (tag, redelivered, properties, body)."""
@@ -138,8 +149,8 @@ class Tap:
         def leave() -> None:
             self._closed = True
             self._flush()
-            if self._channel is not None and self._channel.is_open:
-                self._ack_singly(self._done)
+            self._answers.acknowledge_all()
+            self._probes.close()
             channel = self._channel
             if channel is not None and channel.is_open:
                 channel.add_on_close_callback(lambda *_: left.set())
@@ -155,6 +166,7 @@ class Tap:
 
     def opened(self, connection: pika.SelectConnection) -> None:
         if not self._closed:
+            self._probes.opened(connection)
             connection.channel(on_open_callback=self._channel_opened)
 
     def unblocked(self) -> None:
@@ -166,11 +178,10 @@ class Tap:
             self.era += 1
             self._acks.clear()
             self._nacks.clear()
-            self._flushing = self._adjusting = False
+            self._called = self._adjusting = False
         self._channel = None
-        self._open.clear()
-        self._done.clear()
-        self._stragglers.clear()
+        self._answers.begin_anew(None)
+        self._whose.clear()
         self._unmade.clear()
         asked, self._asked = self._asked, deque()
         for _, then in asked:
@@ -182,12 +193,25 @@ class Tap:
 
     def _channel_opened(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._channel_closed)
-        channel.add_on_cancel_callback(self._cancelled)
-        channel.add_callback(self._on_empty, [Basic.GetEmpty], one_shot=False)
+        heard = functools.partial(self._while_on, channel)
+        channel.add_on_cancel_callback(heard(self._cancelled))
+        channel.add_callback(heard(self._on_empty), [Basic.GetEmpty], one_shot=False)
+        # Those that pika calls for one consumer it calls for whichever comes first.
+        channel.add_callback(heard(self._begun), [Basic.ConsumeOk], one_shot=False)
+        channel.add_callback(heard(self._ended), [Basic.CancelOk], one_shot=False)
+        cast(Connection, channel.connection).hear_deliveries(channel, self._delivered)
         self._channel, self._opened_at = channel, machine_time()
+        self._answers.begin_anew(channel)
         self._adjust()
         if self._asked:
             self._get(self._asked[0][0])
+
+    def _while_on(self, channel: Channel, heard: Callable[..., None]) -> Callable[..., None]:
+        """Nothing, when we have left the channel: who waits then waits for another's answer.
+
+        One that waited for a silent queue answers all it was asked when that speaks again.
+        """
+        return lambda *said: heard(*said) if channel is self._channel else None
 
     def _channel_closed(self, channel: Channel, reason: Any) -> None:
         """The server is angry with us; or we left."""
@@ -206,25 +230,27 @@ class Tap:
 
     def _cancelled(self, frame: Any) -> None:
         """The server ended a consumer: its queue was deleted, or has no leader."""
-        for shelf in self._shelves():
-            if shelf.consumer[0] == frame.method.consumer_tag:
-                log.warning("the queue %s went away; it is made again", shelf.place.name)
-                shelf.consumer = ("", 0)
+        for shelf, _ in self._consumers_of(frame):
+            log.warning("the queue %s went away; it is made again", shelf.place.name)
+            shelf.consumers = [shelf.got]  # the others, too
         self._declarer.forget_all()
         self._line.later(_MADE_AGAIN, self._adjust)
 
     # -- consuming ------------------------------------------------------------------------------
 
     def _adjust(self) -> None:
-        with self._lock:
-            self._adjusting = False
         if self._channel is None or not self._channel.is_open or self._closed:
             return
         for shelf in self._shelves():
-            if shelf.place.name in self._silent:
+            if shelf.place.name in self._probes:
                 continue
-            if not shelf.credit or self._declarer.knows(shelf.place):
-                self._consume(self._channel, shelf)
+            if not shelf.credit:
+                self._fit(self._channel, shelf)
+            elif self._declarer.knows(shelf.place):
+                doubted = self._declarer.doubts(shelf.place)
+                if self._probes.try_first(shelf.place.name, doubted=doubted):
+                    continue  # who waits there does not do so on our channel
+                self._fit(self._channel, shelf)
             elif shelf.place.name not in self._unmade:
                 self._unmade.add(shelf.place.name)
                 declared = functools.partial(self._declared, shelf.place.name)
@@ -234,67 +260,92 @@ class Tap:
         if why and self._line.is_up:  # one that cannot be made holds up no other
             log.error("the queue %s cannot be made: %s", name, why)
             if why == SILENT:
-                self._leave_alone(name)
+                self._probes.leave_alone(name)
             self._line.later(_TRY_AGAIN, functools.partial(self._declared, name, ""))
         else:
             self._unmade.discard(name)
             self._adjust()
 
-    def _leave_alone(self, name: str) -> None:
-        """A queue that has lost its log answers nobody, and holds up whoever asks: not so soon."""
+    def _fit(self, channel: Channel, shelf: Shelf) -> None:
+        """Have consumers that bring as much as there is credit for."""
+        shelf.forget()
+        trim, shelf.trim = shelf.trim, False
+        ends, begins = plan(shelf.consumers, shelf.credit, trim=trim)
+        for consumer in ends:
+            self._end(channel, consumer)
+        if begins:
+            self._begin(channel, shelf, begins)
 
-        def try_again() -> None:
-            self._silent.discard(name)
-            self._adjust()
+    def _begin(self, channel: Channel, shelf: Shelf, prefetch: int) -> None:
+        consumer = Consumer(f"{self._name[:200]}/{uuid.uuid4().hex[:12]}", prefetch)
+        shelf.consumers.append(consumer)
+        self._whose[consumer.tag.encode()] = shelf, consumer
+        channel.basic_qos(prefetch_count=prefetch)
+        channel.basic_consume(
+            shelf.place.name, self._on_message, consumer_tag=consumer.tag, callback=_ignore
+        )
+        self._line.later(
+            probing.ANSWERS_WITHIN,
+            lambda: None if consumer.known else self._give_up(channel, shelf, consumer),
+        )
 
-        if name not in self._silent:
-            self._silent.add(name)
-            self._line.later(_TRY_LATER, try_again)
+    def _end(self, channel: Channel, consumer: Consumer) -> None:
+        """Before the answers that follow: else what they make room for comes all the same.
 
-    def _consume(self, channel: Channel, shelf: Shelf) -> None:
-        """A consumer's credit cannot be changed: another takes its place.
-
-        That begins when the first has ended. What was on its way to it goes back to the front of
-        the queue, and would otherwise stand behind what the second had got meanwhile.
+        pika would have it wait for what the server was asked before, and lets answers overtake it.
         """
-        tag, credit = shelf.consumer
-        if credit == shelf.credit or credit == _ENDING:
-            return
-        if tag:
-            shelf.consumer = (tag, _ENDING)
-            channel.basic_cancel(tag, lambda _: self._ended(channel, shelf, tag))
-            cast("Any", channel)._cancelled.discard(
-                tag
-            )  # else pika itself rejects what still comes
-            return
-        new = f"{self._name[:200]}/{uuid.uuid4().hex[:12]}"
-        channel.basic_qos(prefetch_count=shelf.credit)
-        came = functools.partial(self._on_message, shelf)
-        begun = list[Any]()
-        channel.basic_consume(shelf.place.name, came, consumer_tag=new, callback=begun.append)
-        shelf.consumer = (new, shelf.credit)
-        self._line.later(_BEGINS, lambda: None if begun else self._give_up(channel, shelf))
+        consumer.stage = Stage.ENDING
+        private = cast("Any", channel)
+        if consumer.known:
+            private._send_method(Basic.Cancel(consumer_tag=consumer.tag))
+        else:  # not before it begins
+            channel.basic_cancel(consumer.tag, _ignore)
+            private._cancelled.discard(consumer.tag)  # else pika rejects what still comes
 
-    def _give_up(self, channel: Channel, shelf: Shelf) -> None:
+    def _begun(self, frame: Any) -> None:
+        for shelf, consumer in self._consumers_of(frame):
+            consumer.known, shelf.begun = True, machine_time()
+            self._probes.is_well(shelf.place.name)
+
+    def _ended(self, frame: Any) -> None:
+        for shelf, consumer in self._consumers_of(frame):
+            consumer.stage, shelf.back = Stage.ENDED, machine_time()
+            cast("Any", self._channel)._cleanup_consumer_ref(consumer.tag)
+            self._whose.pop(consumer.tag.encode(), None)
+        self._adjust()
+
+    def _consumers_of(self, frame: Any) -> list[tuple[Shelf, Consumer]]:
+        """Whom the server speaks of."""
+        tag = frame.method.consumer_tag
+        return [(s, one) for s in self._shelves() for one in s.consumers if one.tag == tag]
+
+    def _give_up(self, channel: Channel, shelf: Shelf, consumer: Consumer) -> None:
         """A consumer has not begun: the channel waits for it, with all that is behind."""
-        name = shelf.place.name
-        if channel is not self._channel or self._closed or not channel.is_open:
+        if self._closed or not channel.is_open or consumer not in shelf.consumers:
             return
-        log.error("the queue %s does not answer; it is tried again in %g s", name, _TRY_LATER)
-        self._leave_alone(name)
+        self._probes.leave_alone(shelf.place.name)
         self.lost("")
         channel.close()
         self._reopen(channel)
 
-    def _ended(self, channel: Channel, shelf: Shelf, tag: str) -> None:
-        if channel is self._channel and shelf.consumer == (tag, _ENDING):
-            shelf.consumer, shelf.back = ("", 0), machine_time()
-            self._adjust()
+    def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        """A message that came in pieces."""
+        consumer = method.consumer_tag.encode()
+        self._delivered([(consumer, method.delivery_tag, method.redelivered, properties, body)])
 
-    def _on_message(self, shelf: Shelf, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        tag = method.delivery_tag
-        self._open[tag] = None
-        self._came(shelf, tag, properties, body, redelivered=method.redelivered)
+    def _delivered(self, deliveries: Sequence[Delivery]) -> None:
+        arrivals: list[Arrival] = []
+        for name, tag, redelivered, properties, body in deliveries:
+            whose = self._whose.get(name)
+            if whose is None:  # of a channel that we left: it is the server's again
+                continue
+            shelf, consumer = whose
+            self._answers.came(tag, consumer)
+            wanted = bool(shelf.credit)
+            if consumer.stage is not Stage.BEGUN:
+                wanted = wanted and in_hand(shelf.consumers) <= shelf.credit
+            arrivals.append((shelf, tag, redelivered, properties, body, wanted))
+        self._came(arrivals)
 
     # -- asking for one -------------------------------------------------------------------------
 
@@ -312,7 +363,7 @@ class Tap:
             self._got(None)
         elif self._declarer.knows(shelf.place):
             self._flush()  # what went back before this may be what is asked for
-            channel.basic_get(shelf.place.name, self._on_got)
+            channel.basic_get(shelf.place.name, self._while_on(channel, self._on_got))
         else:
 
             def declared(why: str) -> None:
@@ -328,7 +379,7 @@ class Tap:
             self._get(self._asked[0][0])
 
     def _on_got(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        self._open[method.delivery_tag] = None
+        self._answers.came(method.delivery_tag, self._asked[0][0].got)
         self._got((method.delivery_tag, method.redelivered, properties, body))
 
     def _on_empty(self, _: Any) -> None:
@@ -336,8 +387,7 @@ class Tap:
 
     def _sync(self, heard: Callable[[bool], None]) -> None:
         self._flush()
-        if self._channel is not None and self._channel.is_open:
-            self._ack_singly(self._done)
+        self._answers.acknowledge_all()
         self.round_trip(heard)
 
     def round_trip(self, heard: Callable[[bool], None]) -> None:
@@ -348,46 +398,32 @@ class Tap:
             heard(False)
             return
         self._syncing.append(heard)
-        channel.basic_qos(prefetch_count=1, callback=lambda _: self._syncing.pop(0)(True))
+        answered = self._while_on(channel, lambda _: self._syncing.pop(0)(True))
+        channel.basic_qos(prefetch_count=1, callback=answered)
 
     # -- answering ------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Acknowledge: all up to the first that is still open at once."""
+        """Answer what was said, after what is to come in its place was settled."""
         with self._lock:
-            self._flushing = False
-            acks, nacks = self._acks[:], self._nacks[:]
+            self._called = False
+            if self._together:
+                return
+            acks, nacks, adjust = self._acks[:], self._nacks[:], self._adjusting
             self._acks.clear()
             self._nacks.clear()
+            self._adjusting = False
         channel = self._channel
         if channel is None or not channel.is_open:
             return
+        nacks, fewer = self._answers.count(nacks)
+        acks, fallen = self._answers.count(acks)
+        if adjust or fewer or fallen:
+            self._adjust()
         for tag in nacks:
-            if self._open.pop(tag, 0) is None:
-                channel.basic_nack(tag, requeue=True)
-        self._done.update(tag for tag in acks if self._open.pop(tag, 0) is None)
-        if not self._done:
-            return
-        first_open = next(iter(self._open), max(self._done) + 1)
-        together = [tag for tag in self._done if tag < first_open]
-        if together:
-            channel.basic_ack(max(together), multiple=True)
-            self._done.difference_update(together)
-        if len(self._open) <= _FEW:
-            self._ack_singly(self._done)
-        elif self._done and not self._stragglers:
-            self._stragglers = set(self._done)
-            self._line.later(_STRAGGLE, self._ack_stragglers)
+            channel.basic_nack(tag, requeue=True)
+        self._answers.acknowledge(acks)
 
-    def _ack_stragglers(self) -> None:
-        """What waited for those before it has waited long enough."""
-        stragglers, self._stragglers = self._stragglers & self._done, set()
-        if self._channel is not None and self._channel.is_open:
-            self._ack_singly(stragglers)
-            self._flush()
 
-    def _ack_singly(self, tags: set[int]) -> None:
-        assert self._channel is not None
-        for tag in sorted(tags):
-            self._channel.basic_ack(tag)
-        self._done -= tags
+def _ignore(_: Any) -> None:
+    pass

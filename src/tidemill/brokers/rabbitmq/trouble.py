@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from pika.exceptions import (
     AMQPConnectionError,
     ConnectionClosedByBroker,
@@ -10,7 +12,7 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.brokers.rabbitmq.settings import TLS_PORT, Settings
 
 __all__ = ["is_final", "sentence"]
 
@@ -29,8 +31,22 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def is_final(error: BaseException) -> bool:
-    """True when trying again will not help: the user, the password or the vhost is wrong."""
-    return any(isinstance(cause, _REFUSED) for cause in _causes(error))
+    """True when trying again will not help: user, password, vhost or a certificate is wrong."""
+    return any(isinstance(cause, _REFUSED) or _of_tls(cause) for cause in _causes(error))
+
+
+def _of_tls(cause: BaseException) -> str:
+    """What is wrong with the certificates, or with TLS at all."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = cause.verify_message.rstrip(".")
+        hint = "" if "mismatch" in why else " (tls_ca= in the url says who may sign it)"
+        return f"has a certificate that is not trusted: {why}{hint}"
+    text = str(cause)
+    if "ALERT_CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
+        return "wants a certificate of ours (tls_cert= and tls_key= in the url)"
+    if "WRONG_VERSION_NUMBER" in text:
+        return f"does not speak TLS there; amqps:// is for a port that does, such as {TLS_PORT}"
+    return ""
 
 
 def sentence(error: BaseException, settings: Settings) -> str:
@@ -38,6 +54,8 @@ def sentence(error: BaseException, settings: Settings) -> str:
     causes = _causes(error)
     where = settings.where
     for cause in causes:
+        if of_tls := _of_tls(cause):
+            return f"rabbitmq at {where} {of_tls}"
         if isinstance(cause, ProbableAuthenticationError):
             return f"rabbitmq at {where} refuses the user {settings.user!r} or its password"
         if isinstance(cause, ProbableAccessDeniedError):

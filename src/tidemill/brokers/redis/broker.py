@@ -13,20 +13,12 @@ import logging
 import os
 import struct
 import time
-import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from tidemill.brokers.base import (
-    Departure,
-    Feature,
-    Filter,
-    Page,
-    QueueStats,
-    Reply,
-    Step,
-)
-from tidemill.brokers.links import check_links, not_waiting
+from tidemill.brokers.base import Departure, Feature, Filter, Page, QueueStats, Reply, Step
+from tidemill.brokers.forks import tell_of_forks
+from tidemill.brokers.links import check_links
 from tidemill.brokers.redis.deaths import folder_here
 from tidemill.brokers.redis.durability import read_info
 from tidemill.brokers.redis.inspect import Inspection
@@ -37,19 +29,15 @@ from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
 from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, read_changed
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.settings import Settings, check_url
+from tidemill.brokers.redis.trouble import refusal
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.schedules import Change, Changed, Schedule
+from tidemill.brokers.steps import check_nonce, is_lost, lost
 from tidemill.clock import id_time, new_id, wall_time
 from tidemill.config import Url
-from tidemill.errors import (
-    BrokerUnavailable,
-    DuplicateJob,
-    FeatureMissing,
-    QueueFull,
-    TidemillError,
-)
+from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
 from tidemill.gate import Held, LimitStats, Terms
-from tidemill.job import Command, Envelope, Owner, Placed, Put, Record
+from tidemill.job import Command, Envelope, Lease, Owner, Placed, Put, Record, State
 
 __all__ = ["RedisBroker", "open_url"]
 
@@ -75,7 +63,7 @@ def open_url(url: Url) -> RedisBroker:
 class RedisBroker:
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP}
+    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.DRAIN}
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown
@@ -86,7 +74,7 @@ class RedisBroker:
         self._begin()
         opened = self._open(self._lines)
         self._born, self._ahead = opened[1] / MICRO, opened[2] / MICRO - wall_time()
-        _brokers.add(self)
+        tell_of_forks(self)
 
     def _begin(self) -> None:
         """Begin in this process, which may be a fork of the one that opened the broker."""
@@ -138,6 +126,11 @@ class RedisBroker:
         return answer
 
     @property
+    def identity(self) -> str:
+        """What tells this store from every other: when it was made, to the microsecond."""
+        return f"redis {self._settings.prefix} {self._born!r}"
+
+    @property
     def boards(self) -> str:
         """Where boards may lie: on this machine, for whoever outlives their owner here."""
         folder = os.path.join(folder_here(), "boards")
@@ -153,11 +146,13 @@ class RedisBroker:
         txn: Any = None,
         hold: Collection[str] = (),
         let_go: Collection[str] = (),
+        nonce: str = "",
     ) -> list[Put]:
         if txn is not None:
             raise FeatureMissing(
                 "txn= needs the feature transactions, which redis:// does not have"
             )
+        check_nonce(nonce)
         if not jobs and not let_go:
             return []
         self._check_open()
@@ -169,14 +164,14 @@ class RedisBroker:
             for names in (hold, let_go):
                 held += (b"%d" % len(names), *(name.encode() for name in names))
         plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
-        answer = self._lines.put(packed, plain, held)
+        answer = self._lines.put(packed, plain, held, nonce)
         check_moved(answer)
         if answer == 1:
             created = Placed.CREATED
             return [Put(job.id, created) for job in jobs]
         what = answer[0]
         if isinstance(what, bytes):
-            raise _refusal(what, *[part.decode() for part in answer[1:] if part is not None])
+            raise refusal(what, *[part.decode() for part in answer[1:] if part is not None])
         pairs = zip(answer[0::2], answer[1::2], strict=True)
         return [Put(job_id.decode(), _PLACED[placed]) for placed, job_id in pairs]
 
@@ -192,8 +187,11 @@ class RedisBroker:
 
     def exchange(self, step: Step) -> Reply:
         self._check_open()
-        reply = self._members[step.owner].exchange(step)
-        self._doubtful |= any(command.verb == "lost" for command in reply.commands)
+        if step.behalf:
+            return self._members.hear_behalf(step)
+        member = self._members.find(step.owner) if step.serial else self._members[step.owner]
+        reply = member.exchange(step) if member else lost(step)
+        self._doubtful |= is_lost(reply)
         if self._doubtful:
             with contextlib.suppress(BrokerUnavailable):  # then after the next step
                 self._look_for_loss()
@@ -247,6 +245,10 @@ class RedisBroker:
         self._check_open()
         self._tick(self._lines)
         return _TICK
+
+    def count_silence(self) -> float:
+        self._check_open()
+        return self._members.count_silence()
 
     def _tick(self, lines: Lines) -> None:
         self._next_tick = time.monotonic() + _TICK
@@ -310,7 +312,19 @@ class RedisBroker:
         where = self._lines.ask(b"HGET", self._lines.key + b":departure", b"where")
         return facts | ({"moves_to": where.decode()} if where else {})
 
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        self._check_open()
+        return self._inspection.head(queue, state, count)
+
     # -- acting ---------------------------------------------------------------------------------
+
+    def numbers(self, count: int) -> int:
+        return int(self._call("named", b"", b"%d" % count)) - count + 1
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        ids = [job_id.encode() for job_id in job_ids]
+        member = self._members[owner_id]
+        return member.lent(self._call("named", *member.head(), *ids))
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         return self._act(b"cancel", job_ids, b"terminate" if terminate else b"cancel")
@@ -411,32 +425,8 @@ class RedisBroker:
 
     def close(self) -> None:
         if not self._closed:
-            for owner_id in self._members.ids():
-                with contextlib.suppress(BrokerUnavailable):  # it will be given up in time
-                    self._members.detach(owner_id, brisk=True)
+            self._members.leave()
             self._waits.close()
             self._lines.close()
             self._brisk.close()
         self._closed = True
-
-
-def _refusal(what: bytes, *facts: str) -> TidemillError:
-    """Why a put was refused, as the script tells it."""
-    if what == b"id":
-        return DuplicateJob(f"a job with the id {facts[0]!r} is kept already", facts[0])
-    if what == b"waits":
-        return not_waiting(facts[0])
-    if what == b"key":
-        return DuplicateJob.of_key(facts[1], facts[0])
-    return QueueFull(f"queue {facts[0]!r} holds max_size={facts[1]} jobs already")
-
-
-_brokers: weakref.WeakSet[RedisBroker] = weakref.WeakSet()
-
-
-def _after_fork_child() -> None:
-    for broker in list(_brokers):
-        broker.after_fork_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_child)

@@ -107,7 +107,8 @@ class Deaths:
             watch.seen = seen
             return
         rows = [row for row in self.rows(self._brisk) if row.owner.host == hostname()]
-        ring = neighbours(watch.number, [(r.number, r.owner.kind == "worker") for r in rows])
+        near = [(row.number, row.owner.kind == "worker") for row in rows if row.number]
+        ring = neighbours(watch.number, near)
         with self._watching:
             here = [number for number in ring if self._liveness.is_here(number)]
             watch.fds, gone = self._liveness.watch(here)
@@ -150,7 +151,8 @@ class Deaths:
         dead = [
             row
             for row in rows
-            if row.owner.id not in ours
+            if row.number
+            and row.owner.id not in ours
             and row.owner.host == hostname()
             and live.is_here(row.number)
             and not live.alive(row.number)

@@ -11,7 +11,7 @@ from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.record import STATES, read_record
 from tidemill.errors import TidemillError
-from tidemill.job import Record, decode_envelope
+from tidemill.job import Record, State, decode_envelope
 
 __all__ = ["Inspection"]
 
@@ -53,6 +53,14 @@ class Inspection:
             if not on:
                 return Page(found)
             below = on.decode()
+
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        """The first jobs of a queue that are of a state."""
+        place = b"%d" % STATES.index(state)
+        return [
+            read_record(one)
+            for one in self._lines.call("look", b"head", queue.encode(), place, b"%d" % count)
+        ]
 
     def stats(self) -> list[QueueStats]:
         """Every queue, by name."""

@@ -26,13 +26,19 @@ _VERBS = {
     "exchange": "'allow-oom'",
     "owner": "'allow-oom'",
     "act": "'allow-oom'",
+    "named": "'allow-oom'",
     "limit": "'allow-oom'",
     "move": "'allow-oom'",
     "tick": "'allow-oom'",
     "watch": "'allow-oom'",
 }
 """Flags. Settling must go on when the server is out of memory; accepting must not."""
-_FILES = {"exchange": ("exchange", "taking", "answer"), "unschedule": ("schedule",)}
+_FILES = {
+    "exchange": ("exchange", "taking", "answer"),
+    "unschedule": ("schedule",),
+    "act": ("kick", "act"),
+    "named": ("kick", "named"),
+}
 """What a verb is made of, if not of the file of its name."""
 
 _FUNCTION = """

@@ -302,14 +302,16 @@ class Lines:
         jobs: Sequence[bytes],
         line_and_rank: tuple[bytes, bytes] | None,
         held: Sequence[bytes] = (),
+        nonce: str = "",
     ) -> Any:
         """Put jobs, once; one that asks for nothing by the shortest way there is.
 
-        ``held`` is what is said of jobs that wait for others.
+        ``held`` is what is said of jobs that wait for others. With a ``nonce`` it is once whoever
+        calls.
         """
         line = self._take()
         try:
-            session = line.number()
+            session = (f"once {nonce}".encode(), _SERIAL.pack(1)) if nonce else line.number()
             if line_and_rank is not None:
                 args = (*session, *jobs[:3], *line_and_rank)
                 answer = self._patiently(line, "put_one", args)

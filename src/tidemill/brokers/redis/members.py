@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from tidemill.brokers.asleep import Asleep
 from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.conversation import Conversation
 from tidemill.brokers.redis.deaths import Deaths, Watch, release_args
@@ -19,18 +21,22 @@ from tidemill.brokers.redis.record import pack_verdict, read_leases
 from tidemill.brokers.redis.schedules import read_schedules
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.sleeper import Sleeper
+from tidemill.brokers.silence import Heard, Silence
+from tidemill.brokers.steps import late, lost
 from tidemill.clock import new_id
 from tidemill.errors import BrokerUnavailable, StoreMoved, TidemillError
-from tidemill.job import Command, Owner
+from tidemill.job import Command, Lease, Owner
 
 __all__ = ["Members", "check_moved"]
 
 _LONGEST = 3600.0
 _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
 _HEAD = struct.Struct(">QQH").pack
+_NAMED = struct.Struct(">QH").pack
 _TOUCH = struct.Struct(">Qd").pack
 _NOTE = struct.Struct(">Qddd").pack
 _encode = msgspec.msgpack.Encoder().encode
+_OWNER = msgspec.msgpack.Decoder(Owner)
 
 
 class Member:
@@ -40,13 +46,16 @@ class Member:
         self.owner = owner
         self.watch = watch
         self.roster = b""  # how the list of owners stood at the last step
-        self.epoch = new_id().encode()
+        self.epoch = b"" if owner.lease else new_id().encode()
         self.told = 0  # the highest token it ever had
         self._lines = lines
-        self._lease = lease
+        self._lease = owner.lease or lease
         self._line = lines.new_line(STEP_TIMEOUT)
         self._talk = Conversation(self._send)
+        self._alone = threading.Lock()
         self.sleeper = Sleeper(lines.server, lines.key + b":w:" + owner.id.encode())
+        self.asleep = Asleep()
+        self.near = False  # its steps bear no serials: whoever makes them attached it here
         self.renew_at = 0.0
         self.death_at = float("inf")  # when the next of the others is to be given up
         self._wake_read, self._wake_write = os.pipe()
@@ -54,35 +63,31 @@ class Member:
             os.set_blocking(fd, False)
 
     def exchange(self, step: Step) -> Reply:
-        """One step; whatever became of it, the next one makes good for it."""
+        """One step; whatever became of it, the next one makes good for it.
+
+        Who gives a serial repeats the step, perhaps while the first is still under way.
+        """
         try:
-            return self._talk.exchange(step)
+            if not step.serial:
+                self.near = True
+                return self._talk.exchange(step)
+            with self._alone:
+                return self._send(step, step.serial)
         except BrokerUnavailable:
             self.sleeper.close()  # its line leads to the same server
             raise
 
     def _send(self, step: Step, serial: int) -> Reply:
         self.sleeper.ready()  # before the store may think that it hears
-        args = [
-            self.owner.id.encode(),
-            _HEAD(serial, self.told, len(self.epoch)) + self.epoch,
-            b"%d" % int(self._lease * MICRO),
-            *_pack_want(step.want, step.fires),
-            b"%d" % len(step.verdicts),
-        ]
-        for verdict in step.verdicts:
-            args += pack_verdict(verdict)
-        args.append(b"%d" % len(step.touch))
-        args += [_TOUCH(token, seconds) for token, seconds in step.touch]
-        args.append(b"%d" % len(step.notes))
-        args += [_NOTE(n.token, n.done, n.total, n.time) + n.line.encode() for n in step.notes]
-        args.append(b"%d" % len(step.take))
-        args += [token.to_bytes(8, "big") + job_id.encode() for token, job_id in step.take]
+        name = self.owner.id.encode(), _HEAD(serial, self.told, len(self.epoch)) + self.epoch
+        args = *name, b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO), *_pack(step)
         head = self._lines.head((b"", b""))
         answer = self._line.run("exchange", self._lines.key, (*head, *args))
         if answer == 0:
-            return _given_up(step)
+            return lost(step)
         check_moved(answer)
+        if answer[0] == b"late":
+            raise late(step, int(answer[1]))
         now = time.monotonic()
         self.renew_at = now + self._lease / 3
         return self._read(answer, step, now)
@@ -106,6 +111,16 @@ class Member:
             taken=taken,
         )
 
+    def head(self) -> tuple[bytes, bytes]:
+        """What an act in its name begins with: its id, how far its tokens go, and its epoch."""
+        return self.owner.id.encode(), _NAMED(self.told, len(self.epoch)) + self.epoch
+
+    def lent(self, shown: Sequence[Any]) -> list[Lease | None]:
+        """What it was leased by an act."""
+        leases = [read_leases(one, ())[0] if one else None for one in shown]
+        self.told = max(self.told, *[lease.token for lease in leases if lease], 0)
+        return leases
+
     def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
         """Until a hint, a wake, a death, a readable descriptor, a time to look, or the timeout.
 
@@ -126,7 +141,12 @@ class Member:
             os.write(self._wake_write, b"x")
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, once nobody sleeps."""
+        self.asleep.end(self.wake)
+        self.after_fork_child()
+
+    def after_fork_child(self) -> None:
+        """Close what a child has of it; who slept there is not in the child."""
         self._line.close()
         self.sleeper.close()
         os.close(self._wake_read)
@@ -143,17 +163,23 @@ class Members:
         self._lease = lease
         self._members: dict[str, Member] = {}
         self._deaths = Deaths(lines, brisk, self.ids)
+        self._joining = threading.Lock()
+        self._silence: Silence[str] = Silence()
 
     def __getitem__(self, owner_id: str) -> Member:
-        """A member that is attached.
+        """A member that is attached; one elsewhere may have been in another process.
 
         Raises:
             TidemillError: it is not, or not here.
         """
-        member = self._members.get(owner_id)
+        member = self.find(owner_id)
         if member is None:
             raise TidemillError(f"owner {owner_id!r} is not attached")
         return member
+
+    def find(self, owner_id: str) -> Member | None:
+        """A member that is attached, or None."""
+        return self._members.get(owner_id) or self._go_on(owner_id)
 
     def ids(self) -> list[str]:
         """The ids of all that are attached here."""
@@ -163,6 +189,9 @@ class Members:
 
     def attach(self, owner: Owner) -> None:
         """Make an owner known, and alive as long as it is heard of."""
+        if owner.lease:
+            self._join(owner)
+            return
         before = self._drop(owner.id)
         if before is not None:
             self._deaths.end(before.watch)
@@ -184,10 +213,99 @@ class Members:
         self._members[owner.id] = member
         self.reap()
 
+    # -- owners elsewhere -----------------------------------------------------------------------
+
+    def _join(self, owner: Owner) -> None:
+        """Make one known, or go on with it."""
+        facts = owner.name, owner.kind, _encode(owner), repr(owner.lease), str(owner.serial)
+        with self._joining:
+            here = self._members.get(owner.id)
+            if here is not None and not here.owner.lease:
+                self.detach(owner.id)
+            while not (answer := self._call("join", owner.id, *facts)):
+                self.release(owner.id, {})  # one that was not elsewhere had its id
+            check_moved(answer)
+            self._make_calls_of(owner)
+
+    def _go_on(self, owner_id: str) -> Member | None:
+        """Make the calls of an owner elsewhere from now on, if one of that id is on the list."""
+        with self._joining:
+            if owner_id in self._members:  # another thread was faster
+                return self._members[owner_id]
+            record = self._lines.call("owner", b"resume", owner_id.encode())
+            if not record:
+                return None
+            member = self._make_calls_of(_OWNER.decode(record))
+            member.wake()  # who waits first looks: something may have happened meanwhile
+            return member
+
+    def _make_calls_of(self, owner: Owner) -> Member:
+        member = self._members.get(owner.id)
+        if member is None:
+            member = Member(self._lines, owner, self._lease, Watch(0))
+            member.renew_at = time.monotonic() + owner.lease / 3
+            self._members[owner.id] = member
+        member.owner = owner
+        return member
+
+    def count_silence(self) -> float:
+        """Give up owners elsewhere that were silent for their lease; see the seam."""
+        away = [m for m in list(self._members.values()) if m.owner.lease and not m.near]
+        told = self._brisk.call("owner", b"words", b"")
+        heard: dict[str, Heard] = {}
+        for i in range(0, len(told), 4):
+            owner_id, lease, words, holds = told[i : i + 4]
+            word = object() if holds == b"1" else b"silent" + words
+            heard[owner_id.decode()] = Heard(float(lease), word)
+        silent, again = self._silence.look(heard)
+        for name in silent:
+            unless_heard = heard[name].word
+            assert isinstance(unless_heard, bytes)  # else it was another at each look
+            self._brisk.call("owner", *release_args(name, None, unless_heard), once=True)
+        self._forget([member for member in away if member.owner.id not in heard])
+        return again
+
+    def _forget(self, gone: Collection[Member]) -> None:
+        """Hang up for owners elsewhere that are off the list, whoever struck them.
+
+        They may never call again. Who is asleep is woken, and forgotten another time; one that is
+        near is kept to be told that it is lost.
+        """
+        for member in gone:
+            if not member.asleep.end_if_empty():
+                member.wake()
+                continue
+            with self._joining:
+                if self._members.get(member.owner.id) is member:
+                    self._drop(member.owner.id)
+
+    def hear_behalf(self, step: Step) -> Reply:
+        """What somebody says on behalf of an owner elsewhere, whose own words go on."""
+        name = step.owner.encode(), _HEAD(0, 0, 0)
+        answer = self._lines.call("exchange", *name, b"", *_pack(step))
+        if answer == 0:
+            return lost(step)
+        check_moved(answer)
+        settled, touched = ([flag == 49 for flag in flags] for flags in answer)
+        return Reply(settled, touched)
+
+    # -- going ----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        for owner_id in self.ids():
+            if self._members[owner_id].owner.lease:
+                self._drop(owner_id)
+            else:
+                with contextlib.suppress(BrokerUnavailable):  # it will be given up in time
+                    self.detach(owner_id, brisk=True)
+
     def detach(self, owner_id: str, *, brisk: bool = False) -> None:
         """Take an owner off the list; what it held goes back uncounted."""
         member = self._drop(owner_id)
         if member is None:
+            if any(owner.id == owner_id and owner.lease for owner in self.listed()):
+                self.release(owner_id, {})
             return
         lines = self._brisk if brisk else self._lines
         lines.call("owner", *release_args(owner_id, {}), once=True)
@@ -232,7 +350,10 @@ class Members:
         """Sleep as a member, and give back what neighbours held that died meanwhile."""
         if member.roster != member.watch.seen:
             self._deaths.watch(member.watch, member.roster)
-        ready, died = member.sleep(timeout, fds)
+        with member.asleep.inside() as may:
+            if not may:
+                return []  # it was given up a moment ago, or attached once more
+            ready, died = member.sleep(timeout, fds)
         if died:
             self._deaths.forget(member.watch)
             self._deaths.reap()
@@ -248,7 +369,9 @@ class Members:
     def after_fork_child(self) -> None:
         """In a forked child: all are the parent's; close our copies."""
         self._deaths.after_fork_child()
-        self.close()
+        for member in self._members.values():
+            member.after_fork_child()
+        self._members.clear()
 
 
 def check_moved(answer: Any) -> None:
@@ -257,10 +380,17 @@ def check_moved(answer: Any) -> None:
         raise StoreMoved(f"this store moves to {answer[1].decode()}; use that url")
 
 
-def _given_up(step: Step) -> Reply:
-    """The owner was given up for dead: all it held is lost, and it is told so."""
-    lost = [False] * len(step.verdicts), [False] * len(step.touch)
-    return Reply(*lost, commands=[Command("lost")], next_due=0.0)
+def _pack(step: Step) -> list[bytes]:
+    args = [*_pack_want(step.want, step.fires), b"%d" % len(step.verdicts)]
+    for verdict in step.verdicts:
+        args += pack_verdict(verdict)
+    args.append(b"%d" % len(step.touch))
+    args += [_TOUCH(token, seconds) for token, seconds in step.touch]
+    args.append(b"%d" % len(step.notes))
+    args += [_NOTE(n.token, n.done, n.total, n.time) + n.line.encode() for n in step.notes]
+    args.append(b"%d" % len(step.take))
+    args += [token.to_bytes(8, "big") + job_id.encode() for token, job_id in step.take]
+    return args
 
 
 def _pack_want(want: Want | None, fires: int) -> list[bytes]:

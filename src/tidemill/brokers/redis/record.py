@@ -55,7 +55,7 @@ _LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
 _FINISHED = struct.Struct(">QQ")  # finished, prune
 _SIZE = struct.Struct(">I")
 _ATTEMPT = struct.Struct(">IdddBH")  # number, leased, started, ended, outcome, size of worker
-_VERDICT = struct.Struct(">QBdddBIII")
+_VERDICT = struct.Struct(">QBdddBIIIq")
 _LEASE = struct.Struct(">QIIIQdQd")
 _SHORT = struct.Struct(">H")
 _PAIR = struct.Struct(">dd")
@@ -185,7 +185,7 @@ def pack_verdict(v: Verdict) -> list[bytes]:
     error, traceback = v.error.encode(), v.traceback.encode()
     fixed = _VERDICT.pack(
         v.token, v.outcome, v.delay, v.started, v.ended, v.hold,
-        len(error), len(traceback), len(v.followers),
+        len(error), len(traceback), len(v.followers), v.rank,
     )  # fmt: skip
     return [fixed + error + traceback + v.result, *pack_put(v.followers)]
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from redis import exceptions as redis_errors
 
-from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
+from tidemill.brokers.links import not_waiting
+from tidemill.errors import (
+    BrokerUnavailable,
+    DuplicateJob,
+    QueueFull,
+    StoreFull,
+    TidemillError,
+)
 
-__all__ = ["Away", "is_broken", "translate"]
+__all__ = ["Away", "is_broken", "refusal", "translate"]
 
 
 class Away(BrokerUnavailable):
@@ -72,3 +79,14 @@ def translate(error: Exception, where: str) -> TidemillError:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return (text.splitlines()[0] if text else type(error).__name__).rstrip(".")
+
+
+def refusal(what: bytes, *facts: str) -> TidemillError:
+    """Why a put was refused, as the script tells it."""
+    if what == b"id":
+        return DuplicateJob(f"a job with the id {facts[0]!r} is kept already", facts[0])
+    if what == b"waits":
+        return not_waiting(facts[0])
+    if what == b"key":
+        return DuplicateJob.of_key(facts[1], facts[0])
+    return QueueFull(f"queue {facts[0]!r} holds max_size={facts[1]} jobs already")

@@ -306,7 +306,8 @@ BEGIN
     UPDATE tidemill.call AS c SET serial = this, seen = tidemill.clock(p), answer = NULL
     WHERE c.line = client AND c.serial < this;
     IF NOT FOUND THEN
-        INSERT INTO tidemill.call (line, serial, seen) VALUES (client, this, tidemill.clock(p))
+        INSERT INTO tidemill.call (line, serial, seen, once)
+        VALUES (client, this, tidemill.clock(p), CASE WHEN client LIKE 'once %' THEN tidemill.clock(p) END)
         ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN  -- it was done before
             SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;

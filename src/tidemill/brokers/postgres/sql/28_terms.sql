@@ -82,6 +82,18 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.seconds_until(at float8, now float8) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN at > 0 THEN (at - now) / 1e6 ELSE 0 END $$;
 
+-- For who is about to look at limits: what lies in the inbox is taken over, and who sleeps is told of what that
+-- opens, since who wrote it may have looked for sleepers before, and finds the inbox empty.
+CREATE OR REPLACE PROCEDURE tidemill.empty_inbox(p tidemill.prefs)
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+        CALL tidemill.open_gates(p);
+        PERFORM set_config('synchronous_commit', 'off', true);
+        PERFORM tidemill.ring(0, false, '{}', p);
+    END IF;
+END $$;
+
 -- Every limit in numbers.
 CREATE OR REPLACE FUNCTION tidemill.limits_shown(p tidemill.prefs)
 RETURNS TABLE (name text, of_queue boolean, terms float8[], declared float8[], by_hand boolean,
@@ -91,10 +103,9 @@ DECLARE
     t   float8 := clock(p);
     now float8 := floor(t * 1e6);
 BEGIN
-    PERFORM sync_gates(true, t);
     RETURN QUERY
     SELECT q.name, true, x.terms, x.declared, x.by_hand, running_in(q.number), g.failures,
-           seconds_until(gate_opens(x.terms, g, running_in(q.number), now, 1), now), 0::bigint
+           seconds_until(gate_opens(x.terms, with_held(x.terms, g), running_in(q.number), now, 1), now), 0::bigint
     FROM terms AS x JOIN gate AS g ON g.id = x.id JOIN queue AS q ON q.number = queue_of(x.id)
     WHERE starts_with(x.id, 'q')
     UNION ALL
@@ -114,7 +125,6 @@ DECLARE
     now float8 := floor(t * 1e6);
     j   record;
 BEGIN
-    PERFORM sync_gates(true, t);
     SELECT lane, cost, line INTO j FROM job WHERE id = job_id AND CASE
         WHEN lane IS NULL THEN EXISTS (
             SELECT FROM ready AS r WHERE r.line = job.line AND r.rank = job.rank AND r.seq = job.seq)
@@ -136,7 +146,7 @@ BEGIN
                coalesce(g.failures >= x.terms[7], false)
         FROM queue AS q JOIN gate AS g ON g.id = 'q' || q.number JOIN terms AS x ON x.id = g.id
         CROSS JOIN LATERAL (
-            SELECT gate_opens(x.terms, g, running_in(q.number), now, 1) AS at,
+            SELECT gate_opens(x.terms, with_held(x.terms, g), running_in(q.number), now, 1) AS at,
                    running_in(q.number) AS running) AS o
         WHERE q.number = j.line / 4 AND o.at > 0;
     END IF;

@@ -23,9 +23,15 @@ BEGIN
         ORDER BY v.token, v.ord
     ), gone AS (
         UPDATE lease SET owner = 0, serial = 0, deadline = NULL
-        WHERE ctid = ANY (ARRAY (SELECT row FROM v)) RETURNING line
+        WHERE ctid = ANY (ARRAY (SELECT row FROM v)) RETURNING line, seq, lane, leased
     ), counted AS (
         INSERT INTO tally (queue, carried) SELECT line / 4, count(*) FROM gone GROUP BY 1
+    ), aside AS (  -- its tokens come back, and nobody else gets them before it starts
+        INSERT INTO inbox (gate, back, cost, held)
+        SELECT x.gate, floor(leased * 1e6), x.cost, x.held FROM gone CROSS JOIN LATERAL (
+            SELECT gone.lane, job.cost, job.cost FROM job WHERE job.seq = gone.seq AND gone.lane IS NOT NULL
+            UNION ALL SELECT 'q' || number, 1, 0 FROM queue WHERE number = gone.line / 4 AND gated
+        ) AS x (gate, cost, held) WHERE is_limited()
     )
     SELECT array_agg(ord) INTO carried FROM v;
     RETURN coalesce(carried, '{}');
@@ -63,11 +69,11 @@ BEGIN
         WHERE ctid = ANY (ARRAY (SELECT row FROM v WHERE NOT stays)) RETURNING line
     ), counted AS (
         INSERT INTO tally (queue, carried) SELECT line / 4, -count(*) FROM mine GROUP BY 1
-    ), started AS (  -- later than it was charged to its limits
-        INSERT INTO inbox (gate, back, again, cost)
-        SELECT gate, floor(leased * 1e6), floor(t * 1e6), x.cost FROM v CROSS JOIN LATERAL (
-            SELECT lane, v.cost WHERE lane IS NOT NULL
-            UNION ALL SELECT 'q' || line / 4, 1 WHERE gated) AS x (gate, cost)
+    ), started AS (
+        INSERT INTO inbox (gate, again, cost, held)
+        SELECT gate, floor(t * 1e6), x.cost, x.held FROM v CROSS JOIN LATERAL (
+            SELECT lane, v.cost, -v.cost WHERE lane IS NOT NULL
+            UNION ALL SELECT 'q' || line / 4, 1, 0 WHERE gated) AS x (gate, cost, held)
         WHERE NOT stays
     )
     SELECT array_agg(ord) FILTER (WHERE NOT stays), array_agg(seq) FILTER (WHERE stays)
@@ -91,7 +97,11 @@ BEGIN
     END IF;
     UPDATE job SET returns = returns + 1 WHERE seq = job_seq;
     INSERT INTO tally (queue, running, carried) VALUES (l.line / 4, -1, -1);
-    PERFORM leave_gates(l, true, 3, 0);
+    IF is_limited() THEN
+        INSERT INTO inbox (gate, ran, cost, held)
+        SELECT l.lane, -1, cost, -cost FROM job WHERE seq = job_seq AND l.lane IS NOT NULL
+        UNION ALL SELECT 'q' || number, 0, 1, 0 FROM queue WHERE number = l.line / 4 AND gated;
+    END IF;
     RETURN true;
 END $$;
 

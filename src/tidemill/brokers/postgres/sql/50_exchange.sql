@@ -43,7 +43,8 @@ BEGIN
 END $$;
 
 -- The first transaction of a step: note, settle, touch, take, lease, in that order. A step that is repeated
--- is answered from what was kept of it.
+-- is answered from what was kept of it. One with the serial 0 is said on behalf of an owner elsewhere: what it
+-- hands in counts, and the owner's own steps go on as if there had been none.
 CREATE OR REPLACE FUNCTION tidemill.step(
     me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
     verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
@@ -73,6 +74,7 @@ DECLARE
     flows    bigint[];
     seen     bigint[];
     d        float8;
+    again    boolean;
 BEGIN
     ended := '{}';
     moved := false;
@@ -82,6 +84,11 @@ BEGIN
     SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
     IF NOT FOUND THEN
         answer := '{"gone": true}';
+        RETURN;
+    END IF;
+    again := mine.serial = this AND this > 0;
+    IF this < mine.serial AND this > 0 THEN  -- it was stuck on its way, and nobody waits for it any more
+        answer := jsonb_build_object('last', mine.serial);
         RETURN;
     END IF;
     t := clock(p);
@@ -97,7 +104,7 @@ BEGIN
     END IF;
     -- Handed to us while we slept, and never heard of.
     unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (heard));
-    IF mine.serial <> this THEN
+    IF NOT again THEN
         seen := end_by_time(t);
         flows := lock_step(tokens, verdicts, f_shapes, touch_tokens || unheard, seen,
                            over, take_tokens);
@@ -115,7 +122,7 @@ BEGIN
     ELSE  -- they wait for a step that wants any
         mine.handed := unheard;
     END IF;
-    IF mine.serial = this THEN
+    IF again THEN
         moved := true;
         answer := mine.missed || jsonb_build_object('commands', (
             SELECT coalesce(jsonb_agg(jsonb_build_array(verb, token) ORDER BY number), '[]')
@@ -149,9 +156,12 @@ BEGIN
                 SELECT x.*, n FROM jsonb_array_elements(verdicts) WITH ORDINALITY AS e (item, n),
                     jsonb_to_record(item) AS x (
                         token bigint, outcome int, delay float8, error text, traceback text,
-                        started float8, ended float8, result text, hold boolean)
+                        started float8, ended float8, result text, hold boolean, rank bigint)
                 ORDER BY n
             LOOP
+                IF v.rank >= 0 THEN
+                    PERFORM set_rank(me, v.token, v.rank);
+                END IF;
                 IF settle(me, who.name, v.token, v.outcome, v.delay, v.error, v.traceback,
                           v.started, v.ended, nullif(decode(v.result, 'base64'), ''), v.hold, t, p)
                 THEN
@@ -199,7 +209,7 @@ BEGIN
         -- Commands stay until the step after, should this reply be lost.
         DELETE FROM command WHERE owner = me AND serial < this;
         WITH told AS (
-            UPDATE command SET serial = this WHERE owner = me AND serial IS NULL
+            UPDATE command SET serial = this WHERE owner = me AND serial IS NULL AND this > 0
             RETURNING number, verb, token
         )
         SELECT coalesce(jsonb_agg(jsonb_build_array(verb, token) ORDER BY number), '[]')
@@ -217,11 +227,13 @@ BEGIN
     IF NOT coalesce(w.sleep, false) THEN
         hungry := 0;
     END IF;
-    UPDATE pulse SET
-        serial = this, turn = step.turn, until = greatest(until, t + p.lease),
-        due = coalesce(d, 'infinity'), missed = mine.missed, last_queue = mine.last_queue,
-        handed = mine.handed
-    WHERE owner = me;
+    IF this > 0 THEN
+        UPDATE pulse SET
+            serial = this, turn = step.turn, until = greatest(until, t + p.lease),
+            due = coalesce(d, 'infinity'), missed = mine.missed, last_queue = mine.last_queue,
+            handed = mine.handed
+        WHERE owner = me;
+    END IF;
     IF w.mode IS NOT NULL THEN  -- who says nothing of what it wants sleeps on for the same
         UPDATE pulse SET asleep = hungry > 0,
                          room = CASE WHEN w.hand THEN hungry ELSE 0 END, tasks = w.tasks, messages = w.messages,
@@ -280,8 +292,9 @@ CREATE OR REPLACE PROCEDURE tidemill.exchange(
     p tidemill.prefs, chores int, INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
-    s record;
-    a record;
+    s    record;
+    a    record;
+    mine int := me;  -- who is not told, since it has looked
 BEGIN
     s := tidemill.step(me, this, tokens, starts, ends, results, verdicts, f_ids, f_envelopes,
                        f_shape, f_shapes, touch_tokens, touch_seconds, notes, w, heard,
@@ -313,10 +326,13 @@ BEGIN
     END IF;
     IF s.hungry > 0 AND s.limited THEN
         COMMIT;  -- who came to a gate while we were there did not get it, and is to be seen now
-        CALL tidemill.open_gates(p);
+        IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+            CALL tidemill.open_gates(p);
+            mine := 0;  -- what that opens may be for us, who have looked before
+        END IF;
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    PERFORM tidemill.ring(me, s.moved, s.ended, p);
+    PERFORM tidemill.ring(mine, s.moved, s.ended, p);
     IF chores > 0 THEN
         COMMIT;
         PERFORM set_config('synchronous_commit', 'off', true);

@@ -2,19 +2,77 @@
 
 CREATE OR REPLACE FUNCTION tidemill.attach(
     new_id text, new_name text, new_kind text, new_host text, new_channel text, has_lock boolean,
-    new_facts bytea, p tidemill.prefs) RETURNS int
+    new_facts bytea, new_lease float8, over bigint, p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     new_number int;
 BEGIN
     PERFORM check_here();
+    IF new_lease > 0 THEN
+        SELECT e.number INTO new_number FROM elsewhere(new_id, p) AS e;
+        IF hear(new_number, new_channel, p) THEN
+            UPDATE owner SET name = new_name, kind = new_kind, host = new_host, facts = new_facts,
+                             lease = new_lease
+            WHERE number = new_number;
+            UPDATE pulse SET turn = turn + 1, missed = CASE WHEN over > serial THEN '{}' ELSE missed END,
+                             serial = greatest(serial, over)
+            WHERE owner = new_number;
+            RETURN new_number;
+        END IF;
+    END IF;
     PERFORM let_go(new_id, true, '{}', '{}', p);
-    INSERT INTO owner (id, name, kind, host, channel, locked, facts)
-    VALUES (new_id, new_name, new_kind, new_host, new_channel, has_lock, new_facts)
+    INSERT INTO owner (id, name, kind, host, channel, locked, facts, lease)
+    VALUES (new_id, new_name, new_kind, new_host, new_channel, has_lock, new_facts, new_lease)
     RETURNING number INTO new_number;
-    INSERT INTO pulse (owner, until) VALUES (new_number, clock(p) + p.lease);
+    INSERT INTO pulse (owner, serial, until) VALUES (new_number, over, clock(p) + p.lease);
     PERFORM tell_all('roster');
     RETURN new_number;
+END $$;
+
+-- An owner elsewhere, if there is one of that id.
+CREATE OR REPLACE FUNCTION tidemill.elsewhere(who text, p tidemill.prefs)
+RETURNS TABLE (number int, facts bytea)
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    RETURN QUERY SELECT owner.number, owner.facts FROM owner WHERE owner.id = who AND owner.lease > 0;
+END $$;
+
+-- An owner elsewhere hears in another process from now on, if it is on the list.
+CREATE OR REPLACE FUNCTION tidemill.hear(who int, new_channel text, p tidemill.prefs) RETURNS boolean
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    PERFORM FROM pulse WHERE owner = who FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE owner SET channel = new_channel WHERE number = who;
+    -- What was said to it may have been lost with the process it heard in before.
+    PERFORM tell_all('all');
+    RETURN true;
+END $$;
+
+-- What the silence of owners elsewhere is counted by: each of their words has a turn of its own. "holds"
+-- says that it is not counted now, since the ttr of a message runs that a consumer has.
+CREATE OR REPLACE FUNCTION tidemill.words(p tidemill.prefs)
+RETURNS TABLE (number int, id text, lease float8, turn bigint, holds boolean)
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    RETURN QUERY
+    SELECT o.number, o.id, o.lease, pulse.turn, o.kind = 'consumer' AND EXISTS (
+        SELECT FROM lease AS l WHERE l.owner = o.number AND l.deadline > clock(p))
+    FROM owner AS o JOIN pulse ON pulse.owner = o.number WHERE o.lease > 0;
+END $$;
+
+-- Give up an owner elsewhere that was silent, unless it has said something since.
+CREATE OR REPLACE FUNCTION tidemill.give_up(who text, last_turn bigint, p tidemill.prefs) RETURNS boolean
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    PERFORM FROM owner JOIN pulse ON pulse.owner = owner.number
+    WHERE owner.id = who AND owner.lease > 0 AND pulse.turn = last_turn FOR UPDATE OF pulse;
+    IF FOUND THEN
+        PERFORM let_go(who, false, '{}', '{}', p);
+    END IF;
+    RETURN FOUND;
 END $$;
 
 -- Everybody who listens to this store hears a word.
@@ -67,12 +125,13 @@ END $$;
 -- whether the lock that says that they live is held. A message's ttr is its own promise: a consumer
 -- is not late while one that it holds runs.
 CREATE OR REPLACE FUNCTION tidemill.roster(p tidemill.prefs)
-RETURNS TABLE (number int, id text, kind text, host text, locked boolean, late float8, facts bytea)
+RETURNS TABLE (number int, id text, kind text, host text, locked boolean, late float8, facts bytea,
+               lease float8)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     RETURN QUERY
     SELECT o.number, o.id, o.kind, o.host, o.locked, clock(p) - greatest(pulse.until, (
-               SELECT max(deadline) FROM lease WHERE lease.owner = o.number)), o.facts
+               SELECT max(deadline) FROM lease AS l WHERE l.owner = o.number)), o.facts, o.lease
     FROM owner AS o JOIN pulse ON pulse.owner = o.number ORDER BY o.number;
 END $$;
 
@@ -115,7 +174,8 @@ DECLARE
 BEGIN
     more := move_due(t, p);
     DELETE FROM await WHERE until < t;
-    DELETE FROM call WHERE seen > 0 AND seen < t - 600;
+    DELETE FROM call WHERE once < t - 600;
+    DELETE FROM call WHERE once IS NULL AND seen < t - 600;
     PERFORM fold();
     PERFORM sync_gates(false, t);
     RETURN greatest(prune(most, t, p), sweep_keys(most, t), sweep_gates(most, t)) >= most OR more;

@@ -40,6 +40,11 @@ if #verdicts > 0 then prune(2 * #verdicts + 2, next(flows.links), next(limits.la
 
 -- -- the answer ------------------------------------------------------------------------------------
 
+if behalf then
+  Limits.sync()
+  finish_step()
+  return {table.concat(settled), table.concat(touched)}
+end
 local commands = call('LPOP', B .. ':c:' .. owner, 100) or {}
 if moved and wanted > 0 then table.insert(commands, 1, pack('>I8', 0) .. 'quiet') end
 settled, touched = table.concat(settled), table.concat(touched)

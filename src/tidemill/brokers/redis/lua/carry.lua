@@ -29,15 +29,13 @@ end
 
 -- -- handing over ----------------------------------------------------------------------------------
 
--- The hot path: of a task with neither times nor past, whose record only loses its lease. False: it takes more.
+-- The hot path: of a task with neither times nor past nor limits, whose record only loses its lease. False: it
+-- takes more.
 function Carrier.carry_plainly(id, data, owner, token)
   local bits = byte(data, 10)
-  if byte(data, 9) ~= RUNNING or bits ~= 0 and bits ~= LINKED and bits ~= LIMITED then return false end
+  if byte(data, 9) ~= RUNNING or bits ~= 0 and bits ~= LINKED then return false end
   local _, _, _, _, losses, _, _, rank, queue, _, at = unpk('>I8BBI4I4I4I4I4Bc0Bc0', data)
-  if bits == LIMITED then
-    local _, _, behind = unpk('>I2c0d', data, at)
-    at = behind
-  end
+  if row_of(queue).gate then return false end
   local mine, leased, deadline, whose = unpk('>I8I8I8I2c0', data, at)
   if mine ~= token or whose ~= owner or deadline > 0 then return false end
   jobs[id] = sub(data, 1, 8) .. IS_READY .. sub(data, 10, at - 1)
@@ -53,6 +51,9 @@ function Carrier.carry(j)
   drop_token(j.owner, j.token)
   if j.deadline > 0 then call('ZREM', K_DUE, 'l' .. j.id) end
   add(j.id, line_of(j), j.rank, pack('>I8', j.seq), j.token, j.leased)
+  local row = row_of(j.queue)
+  if row.gate then Gates.hold(row, j.leased) end
+  if j.lane then Lanes.hold(j, j.leased) end
   j.state, j.token, j.deadline = READY, 0, 0
   save(j)
   return true
@@ -63,17 +64,8 @@ function Carrier.decline(v) v.outcome, v.started, v.error = 3, 0, NOT_STARTED en
 
 -- -- taking ----------------------------------------------------------------------------------------
 
--- A job starts later than it was charged for: so long a window counts it. Its other tokens stay taken.
-local function retake(terms, gate, charged, cost)
-  if not terms.window then return end
-  local full = gate.full
-  Gate.give_back(terms, gate, charged, cost)
-  Gate.take(terms, gate, cost)
-  gate.full = full
-end
-
 -- Make a carried job run; false when it is not to.
-local function start(j, row, token, charged, owner, consumer, moved)
+local function start(j, row, token, owner, consumer, moved)
   if j.expires > 0 and j.expires <= now then
     unplace(j)
     finish(j, EXPIRED, TOO_LATE)
@@ -84,14 +76,8 @@ local function start(j, row, token, charged, owner, consumer, moved)
     place(j, 0)
     return false
   end
-  if row.gate then
-    retake(row.terms, row.gate, charged, 1)
-    row.gate_changed = true
-  end
-  if j.lane then
-    retake(Terms.of('n', (Lanes.split(j.lane))), Lanes.of(j.lane).gate, charged, j.cost)
-    limits.changed[j.lane], limits.stale[j.lane] = true, true
-  end
+  if row.gate then Gates.let_go(row, true) end
+  if j.lane then Lanes.let_go(j, true) end
   j.state, j.token, j.leased, j.owner, j.deadline = RUNNING, token, now, owner, 0
   if consumer then
     j.deadline = now + math.floor((j.ttr > 0 and j.ttr or 60) * 1000000)
@@ -140,7 +126,7 @@ function Carrier.take(takes, owner, consumer, moved)
       else
         local j = load_job(id)
         line, seq8 = line_of(j), pack('>I8', j.seq)
-        runs = start(j, row, token, unpk('>I8', value, 9), owner, consumer, moved)
+        runs = start(j, row, token, owner, consumer, moved)
       end
       if runs then
         taken[i] = '1'
@@ -170,13 +156,9 @@ function Carrier.leave(j)
   call('ZREM', B .. ':x:' .. line_of(j), pack('>I8', j.seq) .. j.id)
   count(j.queue, 'carried', -1)
   count(j.queue, 'running', -1)
-  j.leased = unpk('>I8', value, 9)
   local row = row_of(j.queue)
-  if row.gate then Gates.ended(row, nil, j.leased) end
-  if j.lane then
-    Lanes.give_back(j)
-    Lanes.ended(j.lane)
-  end
+  if row.gate then Gates.let_go(row, false) end
+  if j.lane then Lanes.let_go(j, false) end
   return true
 end
 

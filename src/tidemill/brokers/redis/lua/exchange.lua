@@ -1,15 +1,17 @@
 -- Note, settle, touch, take and lease, in that order, as one step. Here is what the owner hands in; `taking` and
 -- `answer` go on in the same function.
 --
--- ARGV  5 owner, 6 serial, the highest token it ever had, and epoch, packed, 7 microseconds of its owner lease
+-- ARGV  5 owner, 6 serial, the highest token it ever had, and epoch, packed, 7 microseconds of its owner lease, inf if it is elsewhere;
+--         the serial 0 is that of who speaks on behalf of one elsewhere, and gets what it hands in answered, and no more
 --       8 the want, or empty: count, mode (0 fair, 1 strict, 2 merged), kinds (1 tasks, 2 messages, 4 lost ones), sleep
 --       9 how many schedules it would see to, 10 queues of the want, then these
 --       n verdicts: (token, outcome, delay, started, ended, hold, sizes of error and traceback, followers)
---         with error, traceback and result behind; then its followers, four arguments each
+--         rank or -1, with error, traceback and result behind; then its followers, four arguments each
 --       n touches: (token, seconds)
 --       n notes: (token, done, total, time) with the line behind
 --       n leases to take from the carrier: token with the id behind
--- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; else settled and touched ('0' and '1'), leases (fixed
+-- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; {'late', serial} when that was done
+--       since; else settled and touched ('0' and '1'), leases (fixed
 --       part, envelope, …), commands, microseconds until something is due (-1 never), and until the
 --       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
 --       error, …); schedules (name, record, …); how the list of owners stands; taken ('0' and '1').
@@ -18,15 +20,16 @@ local owner, serial, told, epoch = ARGV[5], unpk('>I8I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
 local me = call('HMGET', K_OWNER, 'name', 'kind', 'serial', 'answer', 'last', 'epoch', 'roster')
 if not me[1] or me[6] ~= epoch then return 0 end
-local worker, consumer, last_queue = me[1], me[2] == 'consumer', me[5] or ''
-call('ZADD', B .. ':beat', now + ARGV[7], owner)
+local worker, consumer, last_queue, behalf = me[1], me[2] == 'consumer', me[5] or '', serial == 0
+if not behalf then call('ZADD', B .. ':beat', now + ARGV[7], owner) end
+if ARGV[7] == 'inf' then call('HINCRBY', K_OWNER, 'words', 1) end
 
 local leases, inputs, IS_RUNNING = {}, {}, string.char(RUNNING)
 local first_token, last_token = 0, -1
 
-local function show_lease(j, token, ttr, envelope)
+local function show_lease(j, token, ttr, envelope, leased)
   leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, j.attempt + 1, j.losses, j.rank, j.turn or j.seq,
-    j.timeout, now, ttr)
+    j.timeout, leased or now, ttr)
   leases[#leases + 1] = envelope
 end
 
@@ -53,7 +56,7 @@ end
 local function next_death()
   local beats = call('ZRANGE', B .. ':beat', 0, 1, 'WITHSCORES')
   local at = beats[1] == owner and beats[4] or beats[2]
-  return at and math.max(0, at - now) or -1
+  return at and at ~= 'inf' and math.max(0, at - now) or -1
 end
 
 local function replay(answer)
@@ -61,14 +64,15 @@ local function replay(answer)
     local j = load_job(lease[2])
     if lease[1] >= answer[3] and lease[1] <= answer[4] and j.token == lease[1] then
       local ttr = j.deadline > 0 and math.max(0, j.deadline - now) / 1000000 or 0
-      show_lease(j, j.token, ttr, call('HGET', K_ENV, j.id))
+      show_lease(j, j.token, ttr, call('HGET', K_ENV, j.id), j.leased)
       if flagged(j.flags, LINKED) then show_inputs(j.id) end
     end
   end
   return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}, '', answer[6]}
 end
 
-if tonumber(me[3]) >= serial then return replay(cmsgpack.unpack(me[4])) end
+if not behalf and tonumber(me[3]) > serial then return {'late', me[3]} end -- it was stuck on its way, and nobody waits for it
+if not behalf and tonumber(me[3]) == serial then return replay(cmsgpack.unpack(me[4])) end
 
 local wanted, mode, kind_bits, sleeps = 0, 0, 0, 0
 if ARGV[8] ~= '' then wanted, mode, kind_bits, sleeps = unpk('>I4BBB', ARGV[8]) end
@@ -95,11 +99,11 @@ do
   at = at + 1
   for _ = 1, many do
     local data = ARGV[at]
-    local token, outcome, delay, started, ended, hold, e, t, followers, from = unpk('>I8BdddBI4I4I4', data)
+    local token, outcome, delay, started, ended, hold, e, t, followers, rank, from = unpk('>I8BdddBI4I4I4i8', data)
     verdicts[#verdicts + 1] = {
       token = token, outcome = outcome, delay = delay, started = started, ended = ended, hold = hold == 1,
       error = sub(data, from, from + e - 1), traceback = sub(data, from + e, from + e + t - 1),
-      result = sub(data, from + e + t), followers = followers, first = at + 1,
+      result = sub(data, from + e + t), followers = followers, rank = rank, first = at + 1,
     }
     at = at + 1 + 4 * followers
     tokens[#tokens + 1] = token

@@ -2,7 +2,7 @@
 --
 -- Terms come packed from the client: which there are (1 a rate, 2 a window, 4 concurrency, 8 a breaker),
 -- then all eight numbers. A gate is what is remembered: full, failures, wait (until the breaker lets one
--- try), slots {end, count, …}.
+-- try), slots {end, count, …}, held (what jobs cost that lie with the carrier).
 
 local Gate = {NEVER = 1 / 0, TERMS = 65}
 do
@@ -30,7 +30,7 @@ do
   end
 end
 
-function Gate.new() return {full = 0, failures = 0, wait = 0, slots = {}} end
+function Gate.new() return {full = 0, failures = 0, wait = 0, slots = {}, held = 0} end
 
 local function tokens(terms, gate)
   return terms.every > 0 and terms.burst - math.max(0, gate.full - now) / terms.every or terms.burst
@@ -38,7 +38,7 @@ end
 
 local function window_opens(terms, gate, cost)
   if terms.window == 0 then return Gate.NEVER end
-  local used, need, when = 0, math.min(cost, terms.window), 0
+  local used, need, when = gate.held, math.min(cost, terms.window), 0
   local slots = gate.slots
   for i = 1, #slots, 2 do
     if slots[i] + terms.length > now then used = used + slots[i + 1] end
@@ -49,6 +49,7 @@ local function window_opens(terms, gate, cost)
       used, when = used - slots[i + 1], slots[i] + terms.length
     end
   end
+  if gate.held > 0 and used + need > terms.window then return Gate.NEVER end
   return when
 end
 
@@ -67,7 +68,8 @@ function Gate.opens(terms, gate, running, cost)
   if when <= now and running >= most_running(terms, gate) then return Gate.NEVER end
   if terms.rate then
     if terms.every == 0 then return Gate.NEVER end
-    local spare = terms.burst - math.min(cost, terms.burst)
+    local spare = terms.burst - gate.held - math.min(cost, terms.burst)
+    if gate.held > 0 and spare < 0 then return Gate.NEVER end
     when = math.max(when, math.floor(gate.full - spare * terms.every - SLACK))
   end
   if terms.window then when = math.max(when, window_opens(terms, gate, cost)) end
@@ -79,10 +81,10 @@ function Gate.room(terms, gate, running, most)
   if Gate.opens(terms, gate, running, 1) > 0 then return 0 end
   most = math.min(most, most_running(terms, gate) - running)
   if terms.every > 0 then
-    most = math.min(most, math.max(1, math.floor(tokens(terms, gate) + SLACK / terms.every)))
+    most = math.min(most, math.max(1, math.floor(tokens(terms, gate) - gate.held + SLACK / terms.every)))
   end
   if terms.window then
-    local used = 0
+    local used = gate.held
     for i = 1, #gate.slots, 2 do
       if gate.slots[i] + terms.length > now then used = used + gate.slots[i + 1] end
     end
@@ -125,6 +127,16 @@ function Gate.give_back(terms, gate, taken, cost)
   end
 end
 
+-- A job that was taken at that time goes to the carrier: it takes its tokens when it starts, and until then
+-- nobody else can.
+function Gate.hold(terms, gate, taken, cost)
+  Gate.give_back(terms, gate, taken, cost)
+  gate.held = gate.held + cost
+end
+
+-- It lies there no more.
+function Gate.let_go(gate, cost) gate.held = math.max(0, gate.held - cost) end
+
 -- An attempt has succeeded, or failed: what the breaker goes by.
 function Gate.ended(terms, gate, well)
   if not terms.breaker then return end
@@ -152,18 +164,20 @@ function Gate.clear_at(terms, gate)
   return math.max(gate.full ~= 0 and math.floor(gate.full) + 1 or 0, last)
 end
 
--- Stored as all its numbers in a row: as doubles, for they are times and fractions.
+-- Stored as all its numbers in a row: as doubles, for they are times and fractions. With what is held their
+-- number is even.
 function Gate.pack(gate)
-  if #gate.slots == 0 then return pack('>ddd', gate.full, gate.failures, gate.wait) end
   local data = {pack('>ddd', gate.full, gate.failures, gate.wait)}
+  if gate.held > 0 then data[2] = pack('>d', gate.held) end
   for _, number in ipairs(gate.slots) do data[#data + 1] = pack('>d', number) end
   return table.concat(data)
 end
 
 function Gate.parse(data)
-  local gate = {slots = {}}
+  local gate = {slots = {}, held = 0}
   local at
   gate.full, gate.failures, gate.wait, at = unpk('>ddd', data)
+  if #data % 16 == 0 then gate.held, at = unpk('>d', data, at) end
   while at <= #data do gate.slots[#gate.slots + 1], at = unpk('>d', data, at) end
   return gate
 end

@@ -208,6 +208,24 @@ function Lanes.give_back(j)
   make_stale(j.lane)
 end
 
+-- A lease made at that time goes to the carrier.
+function Lanes.hold(j, taken)
+  Gate.hold(Terms.of('n', (Lanes.split(j.lane))), Lanes.of(j.lane).gate, taken, j.cost)
+  make_stale(j.lane)
+end
+
+-- A job lies with the carrier no more.
+function Lanes.let_go(j, starts)
+  local lane = Lanes.of(j.lane)
+  Gate.let_go(lane.gate, j.cost)
+  if starts then
+    Gate.take(Terms.of('n', (Lanes.split(j.lane))), lane.gate, j.cost)
+  else
+    lane.running = lane.running - 1
+  end
+  make_stale(j.lane)
+end
+
 function Lanes.came_due(name)
   local lane = Lanes.of(name)
   lane.due, lane.clears = 0, false

@@ -81,6 +81,19 @@ function Gates.ended(row, well, back)
   row.gate_changed = true
 end
 
+-- A lease made at that time goes to the carrier.
+function Gates.hold(row, taken)
+  Gate.hold(row.terms, row.gate, taken, 1)
+  row.gate_changed = true
+end
+
+-- A job lies with the carrier no more.
+function Gates.let_go(row, starts)
+  Gate.let_go(row.gate, 1)
+  if starts then Gate.take(row.terms, row.gate, 1) end
+  row.gate_changed = true
+end
+
 function Gates.came_due(queue)
   local row = find_row(queue)
   if not row or not row.gate then return end
@@ -96,6 +109,7 @@ function Gates.set(queue, packed, declared)
   if not row.gate then
     row.gate, row.gate_due = Gate.new(), 0
     row.base = tonumber(call('HGET', row.key, 'running')) or 0
+    row.gate.held = tonumber(call('HGET', row.key, 'carried')) or 0
     call('HSET', row.key, 'gated', 1)
   end
   Gate.change(old, row.terms, row.gate)

@@ -6,9 +6,11 @@
 --       stats
 --       limits
 --       held    6 id
+--       head    6 queue, 7 state, 8 how many
 --       schedules  names        schedules_after  6 name, 7 how many
 -- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
 --       stand or ''}, or 0: get one each;
+--       head those;
 --       limits {q or n, name, terms, declared, running, failures, microseconds until it opens (-1 when no time opens it),
 --       keys, 1 if by hand, …}; held 0, or {name, key, 1 if it is the queue's, until, running, terms, 1 if its breaker does it};
 --       schedules their records or 0, schedules_after {name, record, …}; find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
@@ -112,7 +114,48 @@ local function held(id)
   return {j.queue, '', 1, until_(when), row.base, Terms.known('q', j.queue).packed, broken and 1 or 0}
 end
 
+-- What stands in the lines of a queue, in order.
+local function ready_in(queue, most)
+  local entries, ids = {}, {}
+  for _, kind in ipairs(KINDS) do
+    local found = call('ZRANGE', B .. ':r:' .. kind .. queue, 0, most - 1, 'WITHSCORES')
+    for i = 1, #found, 2 do entries[#entries + 1] = {tonumber(found[i + 1]), number_in(found[i]), sub(found[i], 9)} end
+  end
+  table.sort(entries, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] < b[2] end)
+  for i = 1, math.min(most, #entries) do ids[i] = entries[i][3] end
+  return ids
+end
+
+-- The first jobs of a queue in a state, of those that a sorted set names behind a prefix.
+local function first_in(key, prefix, queue, state, most, into)
+  local from = 0
+  while #into < most do
+    local found = call('ZRANGE', key, from, from + CHUNK - 1)
+    if #found == 0 then return end
+    from = from + #found
+    for _, member in ipairs(found) do
+      local id = sub(member, 1, #prefix) == prefix and sub(member, #prefix + 1)
+      local data = id and #into < most and call('HGET', K_JOB, id)
+      if data and byte(data, 9) == state and parse_job(id, data).queue == queue then into[#into + 1] = id end
+    end
+  end
+end
+
+local function head(queue, state, most)
+  local ids, all = {}, {}
+  if state == READY then
+    ids = ready_in(queue, most)
+  elseif state == SCHEDULED then
+    first_in(K_DUE, 'j', queue, state, most, ids)
+  else
+    for _, class in ipairs({2, 3}) do first_in(B .. ':fin:' .. class, '', queue, state, most, ids) end
+  end
+  for i, id in ipairs(ids) do all[i] = shown(id, call('HGET', K_JOB, id)) end
+  return all
+end
+
 local verb = ARGV[5]
+if verb == 'head' then return head(ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])) end
 if verb == 'limits' then return limits_shown() end
 if verb == 'held' then return held(ARGV[6]) end
 if verb == 'find' then return find(ARGV[6], tonumber(ARGV[7]), ARGV[8]) end

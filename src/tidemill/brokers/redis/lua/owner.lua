@@ -3,8 +3,12 @@
 -- ARGV  5 verb, 6 owner
 --       number   draw a number for an owner that is to attach
 --       attach   7 name, 8 kind, 9 record, 10 microseconds of its lease, 11 epoch, 12 number, 13 host
+--       join     7 name, 8 kind, 9 record, 10 seconds of its lease, 11 serial: of an owner elsewhere, perhaps once more
+--       resume   its calls are made by another process than before: its record, or nothing if it is not elsewhere
+--       words    of those elsewhere: {id, lease, words, '1' while the ttr of a message runs that a consumer holds, …}
 --       release  7 '' by the account that follows, 'lost' without a witness; 8 '' or 'dead' when it is
---                to be done only if its time is over, or the number it is to have; then token, cause, …
+--                to be done only if its time is over, or the number it is to have, or 'silent' and its words; then
+--                token, cause, …
 --       tokens   {token, …} of its leases
 --       overdue  7 '' : of the owners whose time is over, {id, record, microseconds since, …}
 --       command  7 verb and token, packed
@@ -53,6 +57,43 @@ if verb == 'list' then
 end
 if verb == 'overdue' then return overdue() end
 
+if verb == 'words' then
+  local found = {}
+  for _, id in ipairs(call('ZRANGEBYSCORE', K_BEAT, '+inf', '+inf')) do
+    local o = call('HMGET', B .. ':o:' .. id, 'lease', 'words', 'kind')
+    found[#found + 1] = id
+    found[#found + 1] = o[1]
+    found[#found + 1] = o[2]
+    found[#found + 1] = o[3] == 'consumer' and held_until(id) > now and '1' or '0'
+  end
+  return found
+end
+
+if verb == 'resume' then
+  local facts = call('HMGET', K_OWNER, 'lease', 'record')
+  if not facts[1] then return false end
+  ring_rest() -- a hint may have been lost with the process that heard it
+  due_moved = true
+  finish_step()
+  return facts[2]
+end
+
+if verb == 'join' then
+  local moved, before = departure(), call('HMGET', K_OWNER, 'lease', 'serial')
+  if moved then return moved end
+  if before[1] or call('EXISTS', K_OWNER) == 0 then
+    call('HSET', K_OWNER, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'lease', ARGV[10], 'epoch', '',
+      'number', '0', 'host', '')
+    if not before[1] or tonumber(ARGV[11]) > tonumber(before[2]) then
+      call('HSET', K_OWNER, 'serial', ARGV[11], 'answer', cmsgpack.pack({'', '', 0, -1, {}, ''}))
+    end
+    call('HINCRBY', K_OWNER, 'words', 1)
+    call('ZADD', K_BEAT, '+inf', owner)
+    return 1
+  end
+  return 0 -- there is another of that id
+end
+
 local again = said_before()
 if again then return again end
 
@@ -76,6 +117,8 @@ if name then
   if verb == 'release' and ARGV[8] == 'dead' then
     local beat = call('ZSCORE', K_BEAT, owner)
     if beat and tonumber(beat) > now then return say(0) end -- it lives after all
+  elseif verb == 'release' and sub(ARGV[8], 1, 6) == 'silent' then
+    if 'silent' .. (call('HGET', K_OWNER, 'words') or '') ~= ARGV[8] then return say(0) end -- it has said something
   elseif verb == 'release' and ARGV[8] ~= '' and call('HGET', K_OWNER, 'number') ~= ARGV[8] then
     return say(0) -- it has come back since
   end

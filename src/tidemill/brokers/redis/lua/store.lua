@@ -26,8 +26,9 @@
 --   B:queues   zset    queue, all 0
 --   B:p:ID     string  progress of a job     B:g:ID  list  its log
 --   B:o:OWNER  hash    record, name, kind, number, host, epoch (of its attach); serial and answer of its last step;
---                                        last queue; roster, a number fresh when the list of owners changed
---   B:beat     zset    owner by the time at which it is given up
+--                                        last queue; roster, a number fresh when the list of owners changed; of one
+--                                        elsewhere its lease in seconds, and words, how often it was heard
+--   B:beat     zset    owner by the time at which it is given up; never by that, if it is elsewhere
 --   B:c:OWNER  list    commands left for it
 --   B:asleep   zset    owner by the time it sleeps to: whoever is here is not looking
 --   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old
@@ -41,6 +42,7 @@
 --   B:departure hash   mark, where, sealed: all of the store goes to another
 --   B:from:MARK hash   cursor, first: how far a departed store was taken in, and where its numbers begin
 --   B:seq      string  the last number drawn: jobs and tokens are numbered from the same sequence
+--   B:numbers string   the last number that was given away
 --   B:format, B:born  string
 --   channel B:w:SLEEPER  a hint
 --

@@ -74,6 +74,7 @@ local function close_attempt(j, worker, v)
     Gates.ended(row, well, back and j.leased)
   end
   if j.lane and back then Lanes.give_back(j) end
+  if v.rank and v.rank >= 0 then j.rank = v.rank end
   if outcome ~= O_RELEASE and outcome ~= O_SNOOZE then
     j.attempt = j.attempt + 1
     add_attempt(j, worker, v)

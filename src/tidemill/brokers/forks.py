@@ -1,0 +1,29 @@
+"""Brokers that are told that this process has forked: what a child has of them is the parent's."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+__all__ = ["tell_of_forks"]
+
+
+class _Forked(Protocol):
+    def after_fork_child(self) -> None: ...
+
+
+_brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+
+def tell_of_forks(broker: _Forked) -> None:
+    """Have its ``after_fork_child`` called in each child that is forked as long as it lives."""
+    _brokers.add(broker)
+
+
+def _after_fork_child() -> None:
+    for broker in list(_brokers):
+        broker.after_fork_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)

@@ -1,0 +1,6 @@
+"""The broker of a store that a job server keeps, for workers and producers on other machines."""
+
+from tidemill.brokers.http.address import check_url
+from tidemill.brokers.http.broker import HttpBroker, open_url
+
+__all__ = ["HttpBroker", "check_url", "open_url"]

@@ -1,0 +1,105 @@
+"""An owner of this process: its number, its conversation, and where it sleeps."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.brokers.asleep import Asleep
+from tidemill.brokers.base import Reply, Step
+from tidemill.brokers.conversation import Conversation
+from tidemill.brokers.postgres.exchange import send
+from tidemill.brokers.postgres.handed import Handed
+from tidemill.job import Owner
+
+if TYPE_CHECKING:
+    from tidemill.brokers.postgres.session import Session
+
+__all__ = ["Member"]
+
+
+class Member:
+    """An owner of this process: its number, its conversation, and where it sleeps."""
+
+    def __init__(self, session: Session, owner: Owner, number: int) -> None:
+        self.owner = owner
+        self.number = number
+        self._send = functools.partial(send, session, self)
+        self._conversation = Conversation(self._send)
+        self._alone = threading.Lock()
+        self.handed = Handed()
+        self.renewed = time.monotonic()
+        self.partial = False  # the last step took something, and less than was wanted
+        self.outgrown = False  # the store is of another version by now
+        self.near = False  # its steps bear no serials: whoever makes them attached it here
+        self.hears = False  # here, if it is elsewhere; else in another process
+        self.asleep = Asleep()
+        self._turn = 0
+        self.watched: list[int] = []
+        self.watched_fds: list[int] = []
+        self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
+        os.set_blocking(self.write, False)
+
+    def exchange(self, step: Step) -> Reply:
+        """One step. Who gives a serial repeats it, perhaps while the first is still under way."""
+        if step.behalf:
+            return self._send(step, 0)
+        if not step.serial:
+            self.near = True
+            return self._conversation.exchange(step)
+        with self._alone:
+            return self._send(step, step.serial)
+
+    def goes_on(self, owner: Owner) -> None:
+        """It attached once more."""
+        self.owner, self._turn = owner, 0
+
+    def turned(self, turn: int) -> None:
+        """A step was answered; each has a turn, wherever it is made."""
+        if self._turn and turn != self._turn + 1:  # it spoke through another process since
+            self.hears = False
+        self._turn = turn
+
+    def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
+        """Until a hint, a wake, a death, a readable descriptor or the timeout.
+
+        The descriptors that are readable, and whether one of those it watches has died.
+        """
+        poll = select.poll()
+        poll.register(self.read, select.POLLIN)
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        for fd in self.watched_fds:
+            poll.register(fd, 0)  # it hangs up
+        ready = {fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)}
+        if self.read in ready:
+            try:
+                os.read(self.read, 4096)
+            except BlockingIOError:
+                pass
+        return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)
+
+    def wake(self) -> None:
+        """End its sleep, from any thread."""
+        try:
+            os.write(self.write, b"x")
+        except (BlockingIOError, BrokenPipeError):
+            pass  # it is full of hints already
+        except OSError:
+            pass  # it left a moment ago
+
+    def close(self) -> None:
+        """Give up where it sleeps, once nobody does."""
+        self.asleep.end(self.wake)
+        self.after_fork_child()
+
+    def after_fork_child(self) -> None:
+        """Close what a child has of it; who slept there is not in the child."""
+        os.close(self.read)
+        os.close(self.write)

@@ -1,0 +1,239 @@
+"""``tidemill server`` and ``tidemill token``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Feature
+from tidemill.cli.connect import json_option
+from tidemill.errors import FeatureMissing, InvalidOption
+from tidemill.loader import load_app
+
+__all__ = ["server", "token"]
+
+_AUTH = click.option(
+    "--auth", envvar="TIDEMILL_AUTH", default="", metavar="FILE", help="The file of tokens."
+)
+_ROLES = ["viewer", "operator", "admin"]
+
+
+@click.command()
+@click.argument("where", required=False, metavar="[APP or URL]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8333, show_default=True)
+@_AUTH
+@click.option("--tls-cert", default="", metavar="FILE", help="Serve https with this certificate.")
+@click.option("--tls-key", default="", metavar="FILE", help="The certificate's key.")
+@click.option(
+    "--tls-ca", default="", metavar="FILE", help="Clients must show a certificate signed by this."
+)
+@click.option(
+    "--tls-role",
+    type=click.Choice(_ROLES),
+    callback=lambda context, option, role: role or "",
+    help="What who shows such a certificate may do, without --auth: operator if not given.",
+)
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Also answer to this name."
+)
+@click.option(
+    "--max-request", type=click.IntRange(1024), default=16 << 20, show_default=True, metavar="BYTES"
+)
+@click.option(
+    "--rate", type=click.FloatRange(0), default=0.0, help="Requests a second of each client."
+)
+@click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option(
+    "--header-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds the head of a request may take.",
+)
+@click.option(
+    "--body-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds a body may take to come, and an answer to be taken.",
+)
+@click.option(
+    "--longest-poll",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    help="Seconds a long poll may take, as a proxy before it allows.",
+)
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(1),
+    default=30.0,
+    show_default=True,
+    help="Seconds requests in hand have after the first TERM or INT.",
+)
+@click.option(
+    "--beanstalk",
+    is_flag=False,
+    flag_value="127.0.0.1:11300",
+    default="",
+    metavar="[HOST:PORT]",
+    help="Serve beanstalkd's protocol, too; at 127.0.0.1:11300 when nothing is said.",
+)
+@click.option(
+    "--beanstalk-tasks", is_flag=True, help='Bodies there like {"task": …} are calls of tasks.'
+)
+@click.option(
+    "--beanstalk-trust", is_flag=True, help="Whoever reaches that port is trusted: it has no auth."
+)
+@click.option(
+    "--beanstalk-max-job",
+    type=click.IntRange(1),
+    default=65535,
+    show_default=True,
+    metavar="BYTES",
+    help="Bytes a job's body may have there.",
+)
+@click.option("--workers", metavar="APP", help="Run a worker of this app beside, as one system.")
+@click.option(
+    "-p", "--processes", type=click.IntRange(1, 512), help="Processes of the worker beside."
+)
+@click.option("-c", "--concurrency", type=click.IntRange(1, 10_000), help="Jobs at a time in each.")
+@click.option("-Q", "--queues", help="Queues of the worker beside, comma-separated.")
+@click.option("--quiet", is_flag=True, help="No access log.")
+@click.option("--log-json", is_flag=True, help="The access log as JSON.")
+def server(
+    where: str | None,
+    workers: str | None,
+    processes: int | None,
+    concurrency: int | None,
+    queues: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Serve the jobs of an app (module:variable), or of a store (its URL), over HTTP.
+
+    Without one: that of --workers, else $TIDEMILL_URL, else .tidemill beside the nearest
+    pyproject.toml or .git.
+
+    Signals: TERM or INT answer what is in hand, a second one stops now. Exit codes: 0 clean, 2
+    usage or import, 3 broker unreachable.
+    """
+    serve, Settings = _served()
+    logging.basicConfig(
+        level=os.environ.get("TIDEMILL_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
+    )
+    settings = Settings(access_log=not quiet, **options)
+    beside = {"-p": processes, "-c": concurrency, "-Q": queues}
+    given = [str(part) for pair in beside.items() if pair[1] is not None for part in pair]
+    if given and not workers:
+        raise InvalidOption(f"{given[0]} is for the worker beside; give --workers APP with it")
+    with _mill(where or workers) as mill:
+        if workers:
+            mill.features.need(Feature.PROCESSES, "--workers")
+        sys.exit(serve(mill, settings, [workers, *given] if workers else ()))
+
+
+def _served() -> tuple[Any, Any]:
+    try:
+        from tidemill.server.run import serve
+        from tidemill.server.settings import Settings
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tidemill"):
+            raise
+        raise InvalidOption(
+            f"the server needs {error.name}; install it with: pip install 'tidemill[server]'"
+        ) from None
+    return serve, Settings
+
+
+def _mill(where: str | None) -> Tidemill:
+    mill = Tidemill(where, allow_imports=["*"]) if _is_url(where) else load_app(where or "")
+    if mill.sync:
+        raise FeatureMissing("the app has sync=True: it stores nothing that could be served")
+    return mill
+
+
+def _is_url(where: str | None) -> bool:
+    return where is None or "://" in where
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+@click.group()
+def token() -> None:
+    """Tokens for tidemill server --auth FILE: who may do what.
+
+    A viewer looks; an operator also puts, takes and settles jobs and acts on them; an admin also
+    purges queues and changes limits and schedules.
+    """
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--role",
+    type=click.Choice(_ROLES),
+    default="operator",
+    show_default=True,
+)
+@click.option("--days", type=click.FloatRange(0, min_open=True), help="Valid for so many days.")
+@_AUTH
+def create(name: str, role: str, days: float | None, auth: str) -> None:
+    """Make a token called NAME and print it, this once: the file has its hash alone."""
+    from tidemill.server.tokens import Role
+    from tidemill.server.tokens import create as make
+
+    expires = time.time() + days * 86400 if days else 0.0
+    click.echo(make(_file(auth), name, Role[role.upper()], expires))
+
+
+@token.command("list")
+@_AUTH
+@json_option
+def show(auth: str, as_json: bool) -> None:
+    """List the tokens of a file."""
+    from tidemill.cli import show as look
+    from tidemill.server.tokens import read
+
+    found = read(_file(auth))
+    if as_json:
+        rows = [
+            {"name": t.name, "role": t.role, "created": t.created, "expires": t.expires or None}
+            for t in found
+        ]
+        look.print_json({"tokens": rows})
+        return
+    out = look.console()
+    cells = [(t.name, t.role, look.ago(t.created), _until(t.expires)) for t in found]
+    out.print(look.table(out, ("name", "role", "age", "expires"), cells))
+
+
+def _until(expires: float) -> str:
+    return dt.datetime.fromtimestamp(expires).isoformat(" ", "minutes") if expires else "never"
+
+
+@token.command()
+@click.argument("name")
+@_AUTH
+def revoke(name: str, auth: str) -> None:
+    """Take a token out of the file; running servers refuse it a second later."""
+    from tidemill.server.tokens import revoke as take_out
+
+    take_out(_file(auth), name)
+    click.echo(f"{name} is revoked")
+
+
+def _file(auth: str) -> str:
+    if not auth:
+        raise InvalidOption("say which file has the tokens: --auth FILE, or $TIDEMILL_AUTH")
+    return auth

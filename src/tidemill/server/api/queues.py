@@ -1,0 +1,192 @@
+"""Queues and limits: numbers, pause and resume, purge, kick, what may start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tidemill.app import Tidemill
+from tidemill.brokers.base import Feature, Filter, QueueStats
+from tidemill.config import check_name
+from tidemill.job import State
+from tidemill.limits import Breaker, limit_public
+from tidemill.server.endpoints import Call, Endpoint
+from tidemill.server.problems import Problem
+from tidemill.server.shapes.queues import (
+    BreakerIn,
+    KickIn,
+    LimitIn,
+    LimitOut,
+    LimitsOut,
+    Number,
+    QueueIn,
+    QueueLimitIn,
+    QueueOut,
+    Queues,
+)
+from tidemill.server.tokens import Role
+
+__all__ = ["ENDPOINTS", "queue_out"]
+
+
+def queue_out(stats: QueueStats) -> QueueOut:
+    """A queue as answers show it."""
+    return QueueOut(**stats.public())
+
+
+async def list_queues(call: Call) -> Queues:
+    """List queues with their numbers."""
+    rows = await call.backend.run(call.backend.mill.queues)
+    return Queues([queue_out(row) for row in rows])
+
+
+async def get_queue(call: Call, queue: str) -> QueueOut:
+    """One queue in numbers."""
+    return queue_out(await call.backend.run(_row, call.backend.mill, queue))
+
+
+def _row(mill: Tidemill, name: str) -> QueueStats:
+    check_name("queue", name)
+    for row in mill.queues():
+        if row.name == name:
+            return row
+    raise Problem("not-found", f"no queue has the name {name!r} here")
+
+
+async def change_queue(call: Call, queue: str, body: QueueIn) -> QueueOut:
+    """Change a queue: whether it is paused, and how many unfinished jobs it may hold."""
+    return await _change(call, queue, body.paused, body.max_size)
+
+
+async def pause_queue(call: Call, queue: str) -> QueueOut:
+    """Hand out no more jobs of a queue. What runs goes on; jobs are still accepted."""
+    return await _change(call, queue, True)
+
+
+async def resume_queue(call: Call, queue: str) -> QueueOut:
+    """Hand out jobs of a paused queue again."""
+    return await _change(call, queue, False)
+
+
+async def _change(
+    call: Call, queue: str, paused: bool | None, max_size: int | None = None
+) -> QueueOut:
+    mill = call.backend.mill
+    check_name("queue", queue)
+    if paused is not None:
+        mill.features.need(Feature.PAUSE, "pausing a queue")
+    if max_size is not None:
+        mill.features.need(Feature.MAX_SIZE, "max_size")
+
+    def change() -> QueueStats:
+        mill.broker.set_queue(queue, paused=paused, max_size=max_size)
+        return _row(mill, queue)
+
+    return queue_out(await call.backend.run(change))
+
+
+async def purge_queue(call: Call, queue: str) -> Number:
+    """Delete everything in a queue that is neither running nor finished."""
+    return Number(await call.backend.run(call.backend.mill.queue(queue).purge))
+
+
+async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
+    """Make failed jobs of a queue ready again, the newest first."""
+    mill = call.backend.mill
+    mill.features.need(Feature.FAILED, "kick")
+    what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
+
+    def kick() -> int:
+        page = mill.find(what, limit=body.count)
+        return sum(mill.broker.kick([record.envelope.id for record in page.records]))
+
+    return Number(await call.backend.run(kick))
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+async def list_limits(call: Call) -> LimitsOut:
+    """List limits, those of queues first."""
+    return LimitsOut(await call.backend.run(_limits, call.backend.mill))
+
+
+def _limits(mill: Tidemill) -> list[LimitOut]:
+    return [LimitOut(**limit_public(row)) for row in mill.limits.list()]
+
+
+async def change_limit(call: Call, name: str, body: LimitIn) -> LimitOut:
+    """Change a limit that jobs have brought along, by its name; it holds at once, for all workers.
+
+    A task's is its own name, unless its limit has another.
+    """
+    return await _set_limit(call, name, False, lambda m: m.limits.set(name, **_said(body)))
+
+
+async def change_queue_limit(call: Call, queue: str, body: QueueLimitIn) -> LimitOut:
+    """Change what is started of a queue, at once, for all workers."""
+    return await _set_limit(call, queue, True, lambda m: m.limits.set_queue(queue, **_said(body)))
+
+
+async def reset_limit(call: Call, name: str) -> LimitOut:
+    """Have a limit be as code declares it."""
+    return await _set_limit(call, name, False, lambda m: m.limits.reset(name))
+
+
+async def reset_queue_limit(call: Call, queue: str) -> LimitOut:
+    """Have a queue's limit be as code declares it."""
+    return await _set_limit(call, queue, True, lambda m: m.limits.reset_queue(queue))
+
+
+async def _set_limit(
+    call: Call, name: str, of_queue: bool, change: Callable[[Tidemill], None]
+) -> LimitOut:
+    mill = call.backend.mill
+
+    def found() -> LimitOut:
+        for row in _limits(mill):
+            if (row.name, row.queue) == (name, of_queue):
+                return row
+        raise Problem(
+            "not-found",
+            f"no limit has the name {name!r} here; one begins to be with the first job that is "
+            "put under it",
+        )
+
+    def make() -> LimitOut:
+        if not of_queue:
+            found()  # one that no job has brought along would hold for nothing
+        change(mill)
+        return found()
+
+    return await call.backend.run(make)
+
+
+def _said(body: LimitIn) -> dict[str, Any]:
+    """What was given; null is None, and lifts."""
+    fields = (field.name for field in msgspec.structs.fields(body))
+    given = {name: value for name in fields if (value := getattr(body, name)) is not UNSET}
+    breaker = given.get("breaker")
+    if isinstance(breaker, BreakerIn):
+        given["breaker"] = Breaker(breaker.failures, breaker.pause)
+    return given
+
+
+OPERATOR, ADMIN = Role.OPERATOR, Role.ADMIN
+ENDPOINTS = (
+    Endpoint("GET", "/v1/queues", list_queues),
+    Endpoint("GET", "/v1/queues/{queue}", get_queue),
+    Endpoint("PATCH", "/v1/queues/{queue}", change_queue, ADMIN),
+    Endpoint("POST", "/v1/queues/{queue}/pause", pause_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/kick", kick_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
+    Endpoint("PATCH", "/v1/queues/{queue}/limit", change_queue_limit, ADMIN),
+    Endpoint("DELETE", "/v1/queues/{queue}/limit", reset_queue_limit, ADMIN),
+    Endpoint("GET", "/v1/limits", list_limits),
+    Endpoint("PATCH", "/v1/limits/{name}", change_limit, ADMIN),
+    Endpoint("DELETE", "/v1/limits/{name}", reset_limit, ADMIN),
+)

@@ -1,0 +1,89 @@
+"""Schedules: list, put, pause, resume, run now, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.errors import InvalidOption, ScheduleExists
+from tidemill.schedules.book import Schedule
+from tidemill.schedules.reading import OPTIONS
+from tidemill.server.endpoints import Call, Endpoint
+from tidemill.server.shapes.jobs import Placed
+from tidemill.server.shapes.whole import ScheduleIn, ScheduleOut, Schedules
+from tidemill.server.tokens import Role
+
+__all__ = ["ENDPOINTS"]
+
+_OF_JOBS = ("queue", "priority", "key", "retries", "timeout", "tags")
+
+
+def _out(schedule: Schedule) -> ScheduleOut:
+    return ScheduleOut(**schedule.public())
+
+
+async def list_schedules(call: Call) -> Schedules:
+    """List schedules, by name."""
+    return Schedules([_out(row) for row in await call.backend.mill.schedules.alist()])
+
+
+async def get_schedule(call: Call, name: str) -> ScheduleOut:
+    """One schedule."""
+    return _out(await call.backend.mill.schedules.aget(name))
+
+
+async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
+    """Add a schedule; the same again does nothing, another is to be deleted first."""
+    mill = call.backend.mill
+    when = {
+        option: value
+        for option in OPTIONS
+        if (value := getattr(body, option)) is not None and value is not False
+    }
+    try:
+        made = mill.call(body.task, *body.args, **body.kwargs).using(**_options(body))
+    except TypeError as error:
+        raise InvalidOption(f"{body.task} cannot be called so: {error}") from None
+    try:
+        return _out(await mill.schedules.aadd(name, made, **when))
+    except ScheduleExists:
+        if not await call.backend.run(lambda: mill.schedules.matches(name, made, **when)):
+            raise
+        call.status = 200
+        return _out(await mill.schedules.aget(name))
+
+
+def _options(body: ScheduleIn) -> dict[str, Any]:
+    return {name: value for name in _OF_JOBS if (value := getattr(body, name)) is not None}
+
+
+async def pause_schedule(call: Call, name: str) -> ScheduleOut:
+    """Have a schedule not fire until it is resumed."""
+    return _out(await call.backend.mill.schedules.apause(name))
+
+
+async def resume_schedule(call: Call, name: str) -> ScheduleOut:
+    """Let a paused schedule go on from now."""
+    return _out(await call.backend.mill.schedules.aresume(name))
+
+
+async def run_schedule(call: Call, name: str) -> Placed:
+    """Put a schedule's job now, besides its times."""
+    job = await call.backend.mill.schedules.arun(name)
+    return Placed(job.id, str(job.placed))  # type: ignore[arg-type]  # one of those
+
+
+async def delete_schedule(call: Call, name: str) -> None:
+    """Forget a schedule. One that code declares comes back with the next worker."""
+    await call.backend.mill.schedules.aremove(name)
+
+
+OPERATOR, ADMIN = Role.OPERATOR, Role.ADMIN
+ENDPOINTS = (
+    Endpoint("GET", "/v1/schedules", list_schedules),
+    Endpoint("GET", "/v1/schedules/{name}", get_schedule),
+    Endpoint("PUT", "/v1/schedules/{name}", put_schedule, ADMIN, status=201, also=(200, 409, 507)),
+    Endpoint("POST", "/v1/schedules/{name}/pause", pause_schedule, OPERATOR),
+    Endpoint("POST", "/v1/schedules/{name}/resume", resume_schedule, OPERATOR),
+    Endpoint("POST", "/v1/schedules/{name}/run", run_schedule, OPERATOR, status=201),
+    Endpoint("DELETE", "/v1/schedules/{name}", delete_schedule, ADMIN, status=204),
+)

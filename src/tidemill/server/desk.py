@@ -1,0 +1,160 @@
+"""The desk: where clients that are no workers take jobs, and say what became of them.
+
+All of them are one owner in the store, and one thread speaks for it (:mod:`.clerk`). What happens
+in the event loop is here: whether a client still waits is decided in it, and a job that comes for
+one that has gone is given back, uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from tidemill.brokers.base import Broker, Mode
+from tidemill.job import Command, Outcome, Owner, Verdict
+from tidemill.server.asks import Ask, Held, Pledge
+from tidemill.server.clerk import MOST, Clerk
+from tidemill.server.deadlines import Deadlines
+from tidemill.server.said import Said
+
+__all__ = ["Desk", "Held", "Pledge"]
+
+LONG = 1.0
+"""Seconds of a wait from which on it may begin without a look of its own."""
+
+
+class Desk:
+    """One owner for many clients of one event loop.
+
+    Args:
+        owner: as which the store knows all of them.
+        tasks: tasks are taken too, not only raw messages.
+        stays: the owner is let go at the end only if its clients hold nothing: what they hold
+            stays theirs.
+        hear: gets the commands the store has for what is held, in the loop.
+        broken: for clients whose lines break with this process: jobs are handed out before their
+            commit, if the broker can do so, and when it fails this gets the pledge, in the loop.
+            Who holds a job under it has lost it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: Owner,
+        *,
+        tasks: bool = False,
+        stays: bool = False,
+        hear: Callable[[Sequence[Command]], None] | None = None,
+        broken: Callable[[Pledge], None] | None = None,
+    ) -> None:
+        self.owner = owner
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop, self._too_late)
+        self._clerk = Clerk(
+            broker,
+            owner,
+            self._loop,
+            self._hand_over,
+            tasks=tasks,
+            stays=stays,
+            hear=hear,
+            broken=broken,
+        )
+
+    async def open(self) -> None:
+        """Make the owner known, and begin.
+
+        Raises:
+            TidemillError: the store cannot be reached, or takes no owners.
+        """
+        await asyncio.to_thread(self._broker.attach, self.owner)
+        self._clerk.start()
+
+    async def close(self) -> None:
+        """Answer all that wait with nothing, see through what was said, and let the owner go."""
+        self._clerk.close()
+        await asyncio.to_thread(self._clerk.join)
+
+    async def reserve(
+        self,
+        queues: Sequence[str],
+        count: int = 1,
+        timeout: float = 0.0,
+        mode: Mode = Mode.STRICT,
+        latest: float = math.inf,
+    ) -> list[Held]:
+        """Up to ``count`` jobs, as soon as there is one; none when ``timeout`` seconds are over.
+
+        It may be a little longer (:mod:`.deadlines`), but no longer than ``latest`` seconds. When
+        the call is cancelled, nothing stays taken. ``queues`` are distinct, and at least one.
+        """
+        if self._clerk.closing:
+            return []
+        ask = Ask(tuple(queues), count, mode, self._loop.create_future())
+        # In the inbox first, and what is watched is asked then: the thread does it the other way.
+        self._clerk.inbox.append(ask)
+        if not self._joins(ask, timeout):
+            self._clerk.arrived()
+        over = self._deadlines.begin(ask, timeout, latest)
+        try:
+            return await ask.answer
+        except asyncio.CancelledError:
+            self._leave(ask)
+            self._give_back(ask.answer.result() if not ask.answer.cancelled() else [])
+            raise
+        finally:
+            self._deadlines.end(ask, over)
+
+    async def settle(self, verdict: Verdict, pledge: Pledge | None = None) -> bool:
+        """Say what became of a job; False when its lease was lost, and nothing changed."""
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        self._clerk.send(Said(verdict, None, answer, pledge))
+        return await answer
+
+    async def touch(
+        self, token: int, seconds: float = 0.0, pledge: Pledge | None = None
+    ) -> bool:
+        """More time for a job: its ttr begins anew, or with another; False when it was lost."""
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        self._clerk.send(Said(None, (token, seconds), answer, pledge))
+        return await answer
+
+    def give_back(self, token: int, pledge: Pledge | None = None) -> None:
+        """Its client has gone: others may have the job, and nobody needs to hear of it."""
+        self._clerk.send(Said(Verdict(token, Outcome.RELEASE), None, None, pledge))
+
+    def _joins(self, ask: Ask, timeout: float) -> bool:
+        """Whether the sleep under way is for this client, too: its queues are empty, and watched.
+
+        It is taken in when the thread is up for another reason. Of those that are over by then not
+        too many are kept. Who waits for a moment only has a look of its own: what was put just now
+        may not have roused the thread yet.
+        """
+        is_watched = timeout >= LONG and self._clerk.watched.issuperset(ask.queues)
+        ask.joined = is_watched and len(self._clerk.inbox) < MOST
+        return ask.joined
+
+    def _too_late(self, ask: Ask) -> None:
+        ask.late = True  # the look that it waits for answers it, if that is still to come
+        if ask.looked or ask.answer.done() or (ask.joined and self._clerk.asleep):
+            self._leave(ask)
+        else:
+            self._clerk.wake()
+
+    def _leave(self, ask: Ask) -> None:
+        self._clerk.gone.append(ask)
+        if not ask.answer.done():
+            ask.answer.set_result([])
+
+    def _hand_over(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            if ask.answer.done():
+                self._give_back(ask.held)
+            else:
+                ask.answer.set_result(ask.held)
+
+    def _give_back(self, jobs: Sequence[Held]) -> None:
+        for held in jobs:
+            self.give_back(held.lease.token, held.pledge)

@@ -1,0 +1,255 @@
+"""How a part of the JSON API is declared, found by its path, called and answered.
+
+An :class:`Endpoint` names a method, a path and a function; what the function takes and returns is
+in its annotations, and the description of the API (:mod:`.openapi`) is made of the same ones:
+
+    the names in the path's braces   text, each one segment of the path (``%2F`` is no slash)
+    ``query``                        a struct, one field for each parameter
+    ``body``                         a struct as JSON, or ``Raw`` for whatever comes
+    ``call``                         the request itself, for what goes beyond
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.server.backend import Backend
+from tidemill.server.edge import Exchange, require
+from tidemill.server.problems import Problem
+from tidemill.server.tokens import Role
+
+__all__ = ["Call", "Document", "Endpoint", "Endpoints", "Raw", "Stream", "json_of"]
+
+_PLAIN_TYPES = ("", "application/json", "text/json")
+
+
+class Raw(msgspec.Struct):
+    """A body as it came, of whatever type it says it is."""
+
+    data: bytes
+    content_type: str
+
+
+class Document(msgspec.Struct):
+    """An answer that is encoded already."""
+
+    data: bytes
+    media: str = "application/json"
+
+
+class Stream(msgspec.Struct):
+    """An answer that goes on: server-sent events."""
+
+    events: AsyncIterator[bytes]
+
+
+class Call:
+    """One call of an endpoint. ``status`` is that of its answer, and may be changed."""
+
+    __slots__ = ("backend", "exchange", "headers", "status")
+
+    def __init__(self, backend: Backend, exchange: Exchange, status: int) -> None:
+        self.backend = backend
+        self.exchange = exchange
+        self.status = status
+        self.headers: dict[str, str] | None = None
+
+
+class Endpoint:
+    """One method on one path.
+
+    Args:
+        handler: its docstring says what it does, first in one line.
+        role: who may call it.
+        status: of the answer when all went well, and ``also``: others that it may have.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Callable[..., Awaitable[Any]],
+        role: Role = Role.VIEWER,
+        *,
+        status: int = 200,
+        also: Sequence[int] = (),
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.handler = handler
+        self.role = role
+        self.status = status
+        self.also = tuple(also)
+        hints = typing.get_type_hints(handler)
+        self.answer = hints.pop("return")
+        self.query = hints.get("query")
+        self.body = hints.get("body")
+        self.names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        self.takes = tuple(inspect.signature(handler).parameters)
+        assert set(self.takes) <= {"call", "query", "body", *self.names}, path
+        if self.body is not None and self.body is not Raw:
+            self._decode: Any = msgspec.json.Decoder(self.body).decode
+        self._lists = {
+            field.encode_name
+            for field in (msgspec.structs.fields(self.query) if self.query else ())
+            if "list[" in str(field.type)
+        }
+
+    async def __call__(self, call: Call, values: Sequence[str]) -> Any:
+        given: dict[str, Any] = dict(zip(self.names, values, strict=True))
+        if "call" in self.takes:
+            given["call"] = call
+        if self.query is not None:
+            given["query"] = self._query(call.exchange)
+        if self.body is Raw:
+            given["body"] = Raw(await call.exchange.body(), call.exchange.content_type)
+        elif self.body is not None:
+            given["body"] = await self._body(call.exchange)
+        return await self.handler(**given)
+
+    async def _body(self, exchange: Exchange) -> Any:
+        kind = exchange.content_type.partition(";")[0].strip().lower()
+        if kind not in _PLAIN_TYPES and not kind.endswith("+json"):
+            raise Problem(
+                "unsupported-media-type",
+                f"the body must be JSON, with Content-Type: application/json, not {kind[:100]}; "
+                "curl says so with --json",
+            )
+        data = await exchange.body()
+        if not data:
+            try:
+                return msgspec.convert({}, self.body)
+            except msgspec.ValidationError:
+                raise Problem("invalid-request", "the body is empty; it must be JSON") from None
+        return json_of(data, self._decode)
+
+    def _query(self, exchange: Exchange) -> Any:
+        text = exchange.scope.get("query_string", b"").decode("latin-1")
+        try:
+            pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, errors="strict")
+        except ValueError:
+            raise Problem("invalid-request", "the query is not name=value&…, in UTF-8") from None
+        given: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in self._lists:
+                given.setdefault(name, []).append(value)
+            elif name in given:
+                raise Problem("invalid-request", f"{name}: it is given twice")
+            else:
+                given[name] = value
+        return msgspec.convert(given, self.query, strict=False)
+
+
+def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
+    """What a body in JSON says.
+
+    Raises:
+        Problem: it is no UTF-8.
+        msgspec.MsgspecError: it is no JSON, or says something else than it is to.
+    """
+    try:
+        return decode(data)
+    except UnicodeDecodeError as error:
+        raise Problem(
+            "invalid-request", f"the body is no UTF-8, which JSON is: {error.reason}"
+        ) from None
+
+
+class Endpoints:
+    """Many endpoints as one ASGI application; what is none of them goes to ``other``."""
+
+    def __init__(self, backend: Backend, endpoints: Sequence[Endpoint], other: Any) -> None:
+        self._backend = backend
+        self._other = other
+        self._tree: dict[Any, Any] = {}
+        for endpoint in endpoints:
+            node = self._tree
+            for part in endpoint.path.strip("/").split("/"):
+                node = node.setdefault(None if part.startswith("{") else part, {})
+            node.setdefault("", {})[endpoint.method] = endpoint
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._other(scope, receive, send)
+            return
+        methods, values = self._find(scope)
+        if not methods:
+            await self._other(scope, receive, send)
+            return
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        endpoint = methods.get(method)
+        if endpoint is None:
+            allow = ", ".join(sorted(methods))
+            raise Problem("method-not-allowed", f"it can be: {allow}", headers={"allow": allow})
+        exchange = require(scope, endpoint.role)
+        call = Call(self._backend, exchange, endpoint.status)
+        await _answer(call, await endpoint(call, values))
+
+    def _find(self, scope: Any) -> tuple[dict[str, Endpoint], list[str]]:
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        values: list[str] = []
+        node = self._tree
+        for part in raw.decode("latin-1").strip("/").split("/"):
+            fixed = node.get(part) if part else None
+            if fixed is None:
+                fixed = node.get(None)
+                if fixed is None or not part:
+                    return {}, []
+                values.append(_unquoted(part))
+            node = fixed
+        return node.get("", {}), values
+
+
+def _unquoted(part: str) -> str:
+    try:
+        return urllib.parse.unquote(part, errors="strict") if "%" in part else part
+    except ValueError:
+        raise Problem("invalid-request", f"the path has {part[:60]!r}, which is no UTF-8") from None
+
+
+async def _answer(call: Call, answer: Any) -> None:
+    exchange = call.exchange
+    if isinstance(answer, Stream):
+        await _stream(call, answer)
+    elif isinstance(answer, Document):
+        media = answer.media.encode()
+        await exchange.answer(call.status, answer.data, media, call.headers)
+    elif answer is None:
+        await exchange.answer(204, b"", b"", call.headers)
+    else:
+        data = msgspec.json.encode(answer)
+        await exchange.answer(call.status, data, b"application/json", call.headers)
+
+
+async def _stream(call: Call, answer: Stream) -> None:
+    """Server-sent events, until they end, the client goes, or the server does."""
+    import asyncio
+
+    exchange = call.exchange
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+    events = answer.events
+    if exchange.scope["method"] == "HEAD":  # which would wait for an end that never comes
+        await exchange.send({"type": "http.response.body", "body": b""})
+        return
+    gone = asyncio.ensure_future(exchange.gone())
+
+    async def tell() -> None:
+        async for event in events:
+            await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
+
+    telling = asyncio.ensure_future(tell())
+    try:
+        await asyncio.wait([gone, telling], return_when=asyncio.FIRST_COMPLETED)
+        if telling.done():
+            telling.result()
+            await exchange.send({"type": "http.response.body", "body": b""})
+    finally:
+        gone.cancel()
+        telling.cancel()

@@ -1,0 +1,104 @@
+"""Queues and limits as requests and answers have them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tidemill.server.shapes.terms import Seconds
+
+
+class QueueOut(Struct, kw_only=True):
+    """A queue in numbers; totals count since the store was made. Null: the broker cannot tell."""
+
+    name: str
+    size: int | None
+    waiting: int | None
+    scheduled: int | None
+    ready: int | None
+    running: int | None
+    accepted: int | None
+    succeeded: int | None
+    failed: int | None
+    retried: int | None
+    cancelled: int | None
+    expired: int | None
+    oldest: float | None
+    paused: bool
+    max_size: int
+    carried: int
+    consumers: int | UnsetType = UNSET
+
+
+class Queues(Struct):
+    """All queues, by name."""
+
+    queues: list[QueueOut]
+
+
+class QueueIn(Struct, forbid_unknown_fields=True):
+    """What is to change of a queue."""
+
+    paused: bool | None = None
+    max_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
+class KickIn(Struct, forbid_unknown_fields=True):
+    """How many at most, the newest first."""
+
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+
+
+class Number(Struct):
+    """How many jobs that were."""
+
+    count: int
+
+
+class BreakerIn(Struct, forbid_unknown_fields=True):
+    """So many failures in a row pause a queue for so many seconds."""
+
+    failures: Annotated[int, Meta(ge=1)]
+    pause: Seconds = 30.0
+
+
+class LimitIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What is to change of a limit; null lifts that part, what is not given stays.
+
+    Rates are texts as ``10/s``, ``100/m``, ``10/30s``.
+    """
+
+    rate: str | UnsetType | None = UNSET
+    burst: float | UnsetType | None = UNSET
+    window: str | UnsetType | None = UNSET
+    concurrency: int | UnsetType | None = UNSET
+
+
+class QueueLimitIn(LimitIn):
+    """The same of a queue, which may have a breaker, too."""
+
+    breaker: BreakerIn | UnsetType | None = UNSET
+
+
+class LimitOut(Struct, kw_only=True):
+    """A limit in numbers; ``queue`` says whether it is a queue's."""
+
+    name: str
+    queue: bool
+    rate: str | None
+    burst: float | None
+    window: str | None
+    concurrency: int | None
+    breaker: list[float] | None
+    by_hand: bool
+    running: int
+    failures: int
+    keys: int
+    opens_in: float | None
+
+
+class LimitsOut(Struct):
+    """All limits, those of queues first."""
+
+    limits: list[LimitOut]

@@ -1,0 +1,94 @@
+"""Schedules, workers and the store as a whole, as requests and answers have them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from tidemill.server.shapes.queues import QueueOut
+from tidemill.server.shapes.terms import Name, Priority, Seconds
+
+
+class ScheduleIn(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call of a task again and again: one of ``cron``, ``every`` and ``at`` says when."""
+
+    task: Name
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    cron: str | None = None
+    every: float | str | None = None
+    at: float | dt.datetime | None = None
+    zone: str | None = None
+    start: float | dt.datetime | None = None
+    end: float | dt.datetime | None = None
+    repeats: int | None = None
+    jitter: Seconds | None = None
+    catch_up: bool = False
+    queue: Name | None = None
+    priority: Priority | None = None
+    key: Name | None = None
+    retries: Annotated[int, Meta(ge=0, le=65_000)] | None = None
+    timeout: Seconds | None = None
+    tags: list[Name] | None = None
+
+
+class ScheduleOut(Struct, kw_only=True):
+    """A schedule as it stands; ``next`` is null when it is paused or has ended."""
+
+    name: str
+    task: str
+    queue: str
+    arguments: str
+    when: str
+    next: float | None
+    last: float | None
+    fired: int
+    repeats: int | None
+    jitter: float
+    catch_up: bool
+    paused: bool
+    ended: bool
+    code: bool
+    app: str
+    declared: bool | None
+    undeclared: float | None
+    known: bool | None
+
+
+class Schedules(Struct):
+    """All schedules, by name."""
+
+    schedules: list[ScheduleOut]
+
+
+class WorkerOut(Struct, kw_only=True):
+    """A worker, or another owner of jobs; no queues means all."""
+
+    id: str
+    kind: str
+    name: str
+    host: str
+    pid: int
+    started: float
+    queues: list[str]
+    concurrency: int
+
+
+class Workers(Struct):
+    """Who is attached now."""
+
+    workers: list[WorkerOut]
+
+
+class Stats(Struct, kw_only=True):
+    """The store and the server in numbers; totals are those of all queues together."""
+
+    version: str
+    url: str
+    started: float
+    time: float
+    workers: int
+    totals: dict[str, int]
+    queues: list[QueueOut]

@@ -1,0 +1,492 @@
+"""The beanstalk port: what clocks decide, as beanstalkd has it; and Python at the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from port_here import PortHere, port_of
+from servers import NETWORK, free_port
+from servers.beanstalk import Beanstalkd, Tongue
+from servers.http import JobServer
+
+from tidemill import Tidemill
+from tidemill.brokers.base import Reply, Step
+from tidemill.brokers.early import Heard
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.clock import new_id
+from tidemill.errors import BrokerUnavailable, InvalidOption
+from tidemill.job import Lease, Verdict
+from tidemill.server.beanstalk.connection import AHEAD
+from tidemill.server.beanstalk.port import Port
+
+
+@pytest.fixture
+def mill(tmp_path: Path) -> Iterator[Tidemill]:
+    with Tidemill(f"lmdb://{tmp_path}/jobs?durability=relaxed") as mill:
+        yield mill
+
+
+@pytest.fixture
+def port(mill: Tidemill) -> Iterator[PortHere]:
+    with port_of(mill) as port:
+        yield port
+
+
+@pytest.fixture
+def client(port: PortHere) -> Iterator[Tongue]:
+    client = Tongue(port.number)
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=["beanstalkd", "ours"])
+def come(request: pytest.FixtureRequest) -> Iterator[Callable[[], Tongue]]:
+    """Connect to a server that has nothing yet: theirs, and ours."""
+    server = Beanstalkd() if request.param == "beanstalkd" else None
+    number = server.port if server else request.getfixturevalue("port").number
+    clients: list[Tongue] = []
+
+    def connect() -> Tongue:
+        clients.append(Tongue(number))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+    if server:
+        server.close()
+
+
+# -- what clocks decide, of both -----------------------------------------------------------------
+
+
+def test_the_end_of_a_ttr_is_announced_and_comes(come: Callable[[], Tongue]) -> None:
+    client, other = come(), come()
+    number = client.put(b"x", ttr=2)
+    assert client.ask(b"reserve\r\n") == b"RESERVED %d 1\r\nx" % number
+    begun = time.monotonic()
+    assert client.ask(b"reserve-with-timeout 20\r\n") == b"DEADLINE_SOON"
+    assert time.monotonic() - begun >= 0.9
+    assert client.ask(b"reserve-with-timeout 20\r\n") == b"DEADLINE_SOON"  # at once
+    assert other.ask(b"reserve\r\n") == b"RESERVED %d 1\r\nx" % number
+    assert client.ask(b"delete %d\r\n" % number) == b"NOT_FOUND"
+    assert client.ask(b"reserve-with-timeout 0\r\n") == b"TIMED_OUT"
+    assert other.ask(b"delete %d\r\n" % number) == b"DELETED"
+
+
+def test_a_touch_begins_the_ttr_anew(come: Callable[[], Tongue]) -> None:
+    client = come()
+    number = client.put(b"x", ttr=3)
+    client.ask(b"reserve\r\n")
+    assert client.ask(b"reserve-with-timeout 20\r\n") == b"DEADLINE_SOON"
+    assert client.ask(b"touch %d\r\n" % number) == b"TOUCHED"
+    assert client.ask(b"reserve-with-timeout 0\r\n") == b"TIMED_OUT"
+
+
+def test_a_delay_ends_whoever_waits(come: Callable[[], Tongue]) -> None:
+    client, other = come(), come()
+    later, number = client.put(b"later", delay=2), client.put(b"soon", delay=1)
+    assert client.ask(b"peek-delayed\r\n") == b"FOUND %d 4\r\nsoon" % number
+    assert client.ask(b"peek-ready\r\n") == b"NOT_FOUND"
+    assert other.ask(b"reserve\r\n") == b"RESERVED %d 4\r\nsoon" % number
+    time.sleep(2.1)  # nobody waits
+    assert client.ask(b"peek-ready\r\n") == b"FOUND %d 5\r\nlater" % later
+
+
+def test_who_waits_outlives_two_pauses_at_once(port: PortHere, client: Tongue) -> None:
+    waiting = Tongue(port.number)
+    waiting.send(b"reserve\r\n")
+    while b"\ncurrent-waiting: 1\n" not in client.ask(b"stats-tube default\r\n"):
+        pass
+    port.at_once(lambda backing: [backing.pause("default", 0) for _ in range(2)])
+    number = client.put(b"x")
+    assert waiting.read() == b"RESERVED %d 1\r\nx" % number
+    waiting.close()
+
+
+def test_a_pause_ends_by_itself(come: Callable[[], Tongue]) -> None:
+    client, other = come(), come()
+    other.send(b"reserve\r\n")
+    time.sleep(0.3)  # it waits
+    assert client.ask(b"pause-tube default 1\r\n") == b"PAUSED"
+    number = client.put(b"x")
+    assert not other.has_said(0.3)
+    assert other.read() == b"RESERVED %d 1\r\nx" % number
+
+
+def test_the_job_of_a_client_that_has_gone_is_anothers_at_once(come: Callable[[], Tongue]) -> None:
+    client, other = come(), come()
+    number = client.put(b"x", ttr=1000)
+    client.ask(b"reserve\r\n")
+    other.send(b"reserve\r\n")
+    client.close()
+    assert other.read() == b"RESERVED %d 1\r\nx" % number
+
+
+def test_a_client_that_sends_nothing_more_waits_no_more(come: Callable[[], Tongue]) -> None:
+    client = come()
+    client.send(b"reserve\r\n")
+    client.socket.shutdown(socket.SHUT_WR)
+    assert client.read() == b"TIMED_OUT"
+    assert client.read() == b""
+
+
+def test_what_was_sent_before_the_end_is_done(come: Callable[[], Tongue]) -> None:
+    client, other = come(), come()
+    client.send(b"put 0 0 9 1\r\nx\r\nuse a\r\nput 0 0 9 1\r\ny\r\nstats-tube a\r\n")
+    client.socket.shutdown(socket.SHUT_WR)
+    replies = [client.read() for _ in range(4)]
+    assert [reply.split()[0] for reply in replies] == [b"INSERTED", b"USING", b"INSERTED", b"OK"]
+    assert other.ask(b"reserve\r\n").endswith(b"x")
+
+
+def test_a_tube_is_gone_when_nobody_needs_it(come: Callable[[], Tongue]) -> None:
+    client = come()
+    client.ask(b"use a\r\n")
+    number = client.put(b"x")
+    client.ask(b"use default\r\n")
+    assert client.ask(b"list-tubes\r\n").endswith(b"---\n- default\n- a\n")
+    assert client.ask(b"stats-tube a\r\n").startswith(b"OK ")
+    client.ask(b"delete %d\r\n" % number)
+    assert client.ask(b"list-tubes\r\n").endswith(b"---\n- default\n")
+    assert client.ask(b"stats-tube a\r\n") == b"NOT_FOUND"
+    assert client.ask(b"pause-tube a 5\r\n") == b"NOT_FOUND"
+
+
+# -- draining, and clients that do no good -------------------------------------------------------
+
+
+def test_a_port_that_drains_takes_no_jobs_and_gives_those_it_has(
+    port: PortHere, client: Tongue
+) -> None:
+    client.put(b"x")
+    port.drain()
+    assert client.ask(b"put 0 0 1 1\r\ny\r\n") == b"DRAINING"
+    assert b"\ndraining: true\n" in client.ask(b"stats\r\n")
+    assert client.ask(b"reserve\r\n").endswith(b"x")
+
+
+def test_a_store_that_was_away_lets_a_client_say_again_what_became_of_its_job(
+    mill: Tidemill, client: Tongue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a client with two jobs, and a store that cannot be reached
+    client.put(b"x")
+    client.put(b"y")
+    numbers = [client.ask(b"reserve\r\n").split()[1] for _ in range(2)]
+    for number in numbers:  # what hands them out is over, and hears nothing more
+        assert client.ask(b"touch %s\r\n" % number) == b"TOUCHED"
+
+    def away(step: Step) -> Reply:
+        raise BrokerUnavailable("it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mill.broker, "exchange", away)
+        assert client.ask(b"delete %s\r\n" % numbers[0]) == b"INTERNAL_ERROR"
+        assert client.ask(b"release %s 0 0\r\n" % numbers[1]) == b"INTERNAL_ERROR"
+    # then, once it can be again, both are still the client's
+    assert client.ask(b"delete %s\r\n" % numbers[0]) == b"DELETED"
+    assert client.ask(b"release %s 0 0\r\n" % numbers[1]) == b"RELEASED"
+    assert client.ask(b"reserve\r\n").endswith(b"y")
+
+
+@pytest.mark.parametrize("command", ["peek-ready", "list-tubes-watched"])
+def test_a_client_that_does_not_read_is_not_read_from(
+    port: PortHere, client: Tongue, command: str
+) -> None:
+    slow = Tongue(port.number)
+    slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.socket.settimeout(1)
+    client.put(b"z" * 60_000)
+    sent, most = 0, 64 << 20  # far beyond what lies in the buffers of the system
+    with contextlib.suppress(TimeoutError):
+        while sent < most:
+            sent += slow.socket.send(f"{command}\r\n".encode() * 10_000)
+    assert 20 * AHEAD < sent < most
+    assert client.ask(b"list-tube-used\r\n") == b"USING default"
+    assert client.put(b"x")
+    slow.close()
+
+
+def test_many_small_commands_of_one_client_leave_others_their_turn(
+    port: PortHere, client: Tongue
+) -> None:
+    busy = Tongue(port.number)
+    many = 200_000
+    sender = threading.Thread(target=busy.send, args=(b"use a\r\n" * many,), daemon=True)
+    sender.start()
+    assert client.ask(b"list-tube-used\r\n") == b"USING default"
+    for _ in range(many):
+        assert busy.read() == b"USING a"
+    sender.join()
+    busy.close()
+
+
+def test_connections_have_a_bound(mill: Tidemill) -> None:
+    with port_of(mill, max_connections=2) as port:
+        first, second = Tongue(port.number), Tongue(port.number)
+        assert first.ask(b"use a\r\n") == second.ask(b"use a\r\n") == b"USING a"
+        third = Tongue(port.number)
+        with contextlib.suppress(ConnectionError):
+            assert third.read() == b""
+        third.close()
+        assert first.ask(b"use b\r\n") == b"USING b"
+        first.close()
+        second.close()
+
+
+# -- Python at the other end ---------------------------------------------------------------------
+
+
+def test_python_gets_the_bytes_a_client_puts(mill: Tidemill, client: Tongue) -> None:
+    client.ask(b"use mail\r\n")
+    number = client.put(b"\0\xff", pri=0, ttr=7)
+    message = mill.queue("mail").get(timeout=10)
+    assert message is not None
+    assert (message.body, message.ttr, message.id) == (b"\0\xff", 7, f"#{number:012d}")
+    # and what it gives back is the client's again
+    client.ask(b"watch mail\r\n")
+    message.release()
+    assert client.ask(b"reserve\r\n") == b"RESERVED %d 2\r\n\0\xff" % number
+
+
+def test_a_client_gets_what_python_puts(mill: Tidemill, client: Tongue) -> None:
+    queue = mill.queue("default")
+    for body in (b"raw", "grün", {"n": [1, None, 2.5]}, {1: (2, 3)}):
+        queue.put(body, id=f"mine-{body!r}")
+    found = [client.ask(b"reserve\r\n") for _ in range(4)]
+    bodies = [reply.split(b"\r\n", 1)[1] for reply in found]
+    assert bodies == [b"raw", "grün".encode(), b'{"n":[1,null,2.5]}', b'{"1":[2,3]}']
+    numbers = [int(reply.split()[1]) for reply in found]
+    assert len(set(numbers)) == 4
+    # a job keeps its number, and is settled by it
+    assert client.ask(b"release %d 0 0\r\n" % numbers[2]) == b"RELEASED"
+    assert client.ask(b"peek %d\r\n" % numbers[2]).startswith(b"FOUND %d " % numbers[2])
+    assert client.ask(b"delete %d\r\n" % numbers[0]) == b"DELETED"
+    assert mill.broker.get(f"mine-{b'raw'!r}") is None
+
+
+def test_priorities_of_both_are_one_order(mill: Tidemill, client: Tongue) -> None:
+    mill.queue("default").put("0", priority=0)  # 1024
+    client.put(b"1023", pri=1023)
+    client.put(b"1025", pri=1025)
+    mill.queue("default").put("10", priority=10)
+    client.put(b"last", pri=2**32 - 1)
+    client.put(b"first", pri=0)
+    found = [client.ask(b"reserve\r\n").split(b"\r\n", 1)[1] for _ in range(6)]
+    assert found == [b"first", b"10", b"1023", b"0", b"1025", b"last"]
+
+
+def test_a_job_put_with_an_id_or_a_key_is_there_once(mill: Tidemill, client: Tongue) -> None:
+    put = b"put 0 0 9 1 id=order-17\r\nx\r\n"
+    first = client.ask(put)
+    assert client.ask(put) == first
+    record = mill.broker.get("order-17")
+    assert record is not None
+    keyed = client.ask(b"put 0 0 9 1 key=k\r\nx\r\n")
+    assert client.ask(b"put 0 0 9 1 key=k id=other\r\ny\r\n") == keyed
+    assert mill.broker.get("other") is None
+
+
+def test_a_number_that_is_a_users_id_is_skipped(mill: Tidemill, client: Tongue) -> None:
+    next_number = client.put(b"x") + 1
+    for n in range(next_number, next_number + 5):
+        mill.queue("other").put("theirs", id=f"#{n:012d}")
+    number = client.put(b"y")
+    assert number >= next_number + 5
+    assert client.ask(b"peek %d\r\n" % number) == b"FOUND %d 1\r\ny" % number
+
+
+def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+    numbers = []
+    for _ in range(2):
+        with Tidemill(f"lmdb://{tmp_path}/jobs") as mill, port_of(mill) as port:
+            client = Tongue(port.number)
+            numbers += [client.put(b"x") for _ in range(3)]
+            assert client.ask(b"peek %d\r\n" % numbers[0]) == b"FOUND %d 1\r\nx" % numbers[0]
+            client.close()
+    assert len(set(numbers)) == 6
+    assert numbers == sorted(numbers)
+
+
+def test_a_task_is_put_and_seen_as_json(mill: Tidemill) -> None:
+    @mill.task(name="app.add")
+    def add(a: int, b: int = 0) -> int:
+        return a + b
+
+    with port_of(mill, tasks=True) as port:
+        client = Tongue(port.number)
+        call = b'{"task": "app.add", "args": [1], "kwargs": {"b": 2}}'
+        number = client.put(call, pri=5)
+        record = mill.broker.get(f"#{number:012d}")
+        assert record is not None
+        assert (record.envelope.task, record.rank) == ("app.add", 5)
+        shown = client.ask(b"reserve\r\n").split(b"\r\n", 1)[1]
+        assert json.loads(shown) == {
+            "task": "app.add",
+            "args": [1],
+            "kwargs": {"b": 2},
+            "id": f"#{number:012d}",
+        }
+        # what is no call is a message; what no task takes is refused
+        assert client.ask(b"put 0 0 1 2\r\n{}\r\n").startswith(b"INSERTED ")
+        wrong = b'{"task": "app.add", "args": []}'
+        reply = client.ask(b"put 0 0 1 %d\r\n%b\r\n" % (len(wrong), wrong))
+        assert reply == b"BAD_FORMAT"
+        client.close()
+
+
+def test_a_worker_runs_what_a_client_put(place: object) -> None:
+    from harness import Place
+
+    assert isinstance(place, Place)
+    place.write("""
+        @mill.task(name="app.shout")
+        def shout(text):
+            note("heard", text)
+    """)
+    with Tidemill(place.mill.url, allow_imports=["*"]) as mill, port_of(mill, tasks=True) as port:
+        client = Tongue(port.number)
+        client.put(b'{"task": "app.shout", "args": ["hello"]}')
+        place.worker().wait_ready()
+        assert place.wait_notes("heard") == ["heard hello"]
+        client.close()
+
+
+def test_where_keys_are_set_the_port_needs_trust_and_signs(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/jobs"
+    with Tidemill(url, secret_keys=["k" * 32]) as mill:
+        with pytest.raises(InvalidOption, match="--beanstalk-trust"):
+            Port(mill)
+        with port_of(mill, trust=True) as port:
+            client = Tongue(port.number)
+            client.put(b"x")
+            message = mill.queue("default").get(timeout=10)
+            assert message is not None
+            assert message.body == b"x"
+            # what nobody signed is not handed on
+            with Tidemill(url) as other:
+                other.queue("default").put("forged", id="forged")
+            assert client.ask(b"reserve-with-timeout 0\r\n") == b"TIMED_OUT"
+            record = mill.broker.get("forged")
+            assert record is not None
+            assert "bad signature" in record.error
+            client.close()
+
+
+def test_beyond_this_machine_only_with_trust(mill: Tidemill) -> None:
+    with pytest.raises(InvalidOption, match="has no auth"):
+        Port(mill, "0.0.0.0")
+
+
+# -- the server ----------------------------------------------------------------------------------
+
+
+def test_nothing_that_was_confirmed_is_lost_when_the_server_is_killed() -> None:
+    # law 1
+    number = free_port()
+    server = JobServer("--beanstalk", f"127.0.0.1:{number}")
+    confirmed: list[list[int]] = [[] for _ in range(4)]
+
+    def put_on(mine: list[int]) -> None:
+        client = Tongue(number)
+        try:
+            while True:
+                mine.append(client.put(b"x"))
+        except (OSError, ValueError):
+            client.close()
+
+    producers = [threading.Thread(target=put_on, args=(mine,)) for mine in confirmed]
+    for producer in producers:
+        producer.start()
+    until = time.monotonic() + 60
+    while sum(map(len, confirmed)) < 300:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    server.kill()
+    for producer in producers:
+        producer.join()
+    try:
+        server.start()
+        client = Tongue(number)
+        for numbers in confirmed:
+            for each in numbers:
+                assert client.ask(b"peek %d\r\n" % each).startswith(b"FOUND ")
+        client.close()
+        assert server.end() == 0
+    finally:
+        server.close()
+
+
+class _Failing(LmdbBroker):
+    """Its disk fails once, after jobs were handed out."""
+
+    fails = True
+
+    def exchange_early(self, step: Step, heard: Heard) -> Reply:
+        def failing(leases: Sequence[Lease]) -> Sequence[Verdict]:
+            verdicts = heard(leases)
+            if self.fails:
+                self.fails = False
+                raise BrokerUnavailable("the disk is gone")
+            return verdicts
+
+        return super().exchange_early(step, failing)
+
+
+@pytest.mark.parametrize("says", [b"", b"delete %d\r\n"])
+def test_who_has_a_job_of_a_commit_that_failed_is_hung_up_on(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, says: bytes
+) -> None:
+    monkeypatch.setattr(mill.broker, "__class__", _Failing)
+    with port_of(mill) as port:
+        client, other = Tongue(port.number), Tongue(port.number)
+        number = client.put(b"x")
+        client.send(b"reserve\r\n" + (says % number if says else b""))
+        assert client.read() == b"RESERVED %d 1\r\nx" % number
+        with contextlib.suppress(ConnectionError):
+            assert client.read() == b""
+        assert other.ask(b"reserve\r\n") == b"RESERVED %d 1\r\nx" % number
+        assert other.ask(b"delete %d\r\n" % number) == b"DELETED"
+        client.close()
+        other.close()
+
+
+# -- on every store ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis", "postgresql"])
+def test_a_jobs_life_on_every_store(kind: str) -> None:
+    url = "memory://" if kind == "memory" else NETWORK[kind](f"beanstalk_{new_id().lower()}")
+    with Tidemill(url) as mill, port_of(mill) as port:
+        client, other = Tongue(port.number), Tongue(port.number)
+        first, second = client.put(b"first", pri=2), client.put(b"second", pri=1)
+        later = client.put(b"later", delay=1000)
+        assert client.ask(b"peek-ready\r\n") == b"FOUND %d 6\r\nsecond" % second
+        assert client.ask(b"peek-delayed\r\n") == b"FOUND %d 5\r\nlater" % later
+        assert client.ask(b"reserve\r\n") == b"RESERVED %d 6\r\nsecond" % second
+        assert other.ask(b"delete %d\r\n" % second) == b"NOT_FOUND"
+        assert client.ask(b"touch %d\r\n" % second) == b"TOUCHED"
+        assert client.ask(b"release %d 3 0\r\n" % second) == b"RELEASED"
+        assert other.ask(b"reserve\r\n") == b"RESERVED %d 5\r\nfirst" % first
+        assert other.ask(b"bury %d 0\r\n" % first) == b"BURIED"
+        assert client.ask(b"peek-buried\r\n") == b"FOUND %d 5\r\nfirst" % first
+        assert client.ask(b"reserve-job %d\r\n" % first) == b"RESERVED %d 5\r\nfirst" % first
+        assert client.ask(b"bury %d 0\r\n" % first) == b"BURIED"
+        assert client.ask(b"kick 5\r\n") == b"KICKED 1"
+        assert client.ask(b"kick-job %d\r\n" % later) == b"KICKED"
+        facts = client.ask(b"stats-tube default\r\n")
+        assert b"\ncurrent-jobs-urgent: 2\ncurrent-jobs-ready: 3\n" in facts
+        assert other.ask(b"delete %d\r\n" % later) == b"DELETED"
+        other.send(b"watch other\r\nreserve\r\nreserve\r\n")
+        found = [other.read() for _ in range(3)]
+        assert found[1:] == [b"RESERVED %d 5\r\nfirst" % first, b"RESERVED %d 6\r\nsecond" % second]
+        other.close()
+        assert client.ask(b"reserve\r\n") == b"RESERVED %d 5\r\nfirst" % first
+        client.close()

@@ -1,0 +1,213 @@
+"""Workers of a job server: it is killed under them, they are killed; tokens, TLS, two machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness import Place, alive, check_counters, check_no_overlap, eventually, open_place, runs_of
+from servers.http import JobServer
+
+from tidemill import Tidemill
+from tidemill.errors import BrokerUnavailable
+from tidemill.job import State
+
+S = State
+
+APP = """
+@mill.task(retries=Retries(3, delay=0))
+def waits(n=0):
+    begin()
+    while not os.path.exists(HERE + "/go"):
+        time.sleep(0.01)
+    end()
+    return n
+
+@mill.task(retries=Retries(3, delay=0))
+def short(n=0): begin(); end(); return n
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[JobServer]:
+    server = JobServer("--quiet")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def place(server: JobServer, tmp_path: Path) -> Iterator[Place]:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    with open_place(folder, f"{server.url}?owner_lease=2&patience=60") as place:
+        place.write(APP)
+        yield place
+
+
+def test_what_was_accepted_survives_the_kill_of_the_server(place: Place, server: JobServer) -> None:
+    # law 1: of a producer that is in the middle of putting when the server is killed, twice
+    code = (
+        "import sys\nfrom tidemill import Tidemill\n"
+        f"mill = Tidemill({place.url!r})\n"
+        "for n in range(400):\n    mill.queue('q').put(n)\n    print(n, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as producer:
+        assert producer.stdout is not None
+        for until in (50, 150):
+            while int(producer.stdout.readline()) < until:
+                pass
+            server.kill()
+            server.start()
+        said = [int(line) for line in producer.stdout.read().split()]
+        assert producer.wait() == 0
+    assert said[-1] == 399
+    # then: each is there, once, in its order
+    queue, found = place.mill.queue("q"), []
+    while (message := queue.get_nowait()) is not None:
+        found.append(message.body)
+        message.ack()
+    assert found == list(range(400))
+
+
+def test_workers_go_on_when_the_server_was_killed(place: Place, server: JobServer) -> None:
+    # laws 3, 5, 6: what runs goes on, ends while nobody hears it, and is settled once
+    worker = place.worker(processes=2, slots=2).wait_ready()
+    jobs = place.enqueue_many("waits", [(n,) for n in range(4)])
+    place.wait_notes("begin", 4)
+    server.kill()
+    worker.wait_line("cannot reach the job server")
+    (place.path / "go").touch()
+    place.wait_notes("end", 4)
+    time.sleep(2.5)  # longer than the lease: time in which nobody hears does not count
+    server.start()
+    for n, record in enumerate(place.finish(jobs)):
+        assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 0)
+        assert jobs[n].result(1) == n
+    worker.wait_line("the broker is back")
+    assert [job.result(30) for job in place.enqueue_many("short", [(n,) for n in range(50)])] == [
+        *range(50)
+    ]
+    assert {len(runs) for runs in runs_of(place.ledger()).values()} == {1}
+    assert worker.stop() == 0
+    check_counters(place)
+
+
+def test_a_worker_that_vanishes_is_given_up_after_its_lease(place: Place) -> None:
+    # laws 5, 6: nobody is a witness, so each job gets a loss, and runs again
+    worker = place.worker(processes=2, slots=1).wait_ready()
+    jobs = place.enqueue_many("waits", [(n,) for n in range(2)])
+    place.wait_notes("begin", 2)
+    children = [process.pid for process in worker.children()]
+    os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: not any(map(alive, children)), "its processes end by themselves")
+    worker.wait()
+    (place.path / "go").touch()
+    place.worker(slots=4)
+    for record in place.finish(jobs):
+        assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 1)
+    check_no_overlap(place.ledger())
+    check_counters(place)
+
+
+def test_a_worker_that_is_stopped_for_longer_than_its_lease_begins_anew(place: Place) -> None:
+    # law 4: it was given up, and hears of it; what it says late changes nothing
+    worker = place.worker(slots=1).wait_ready()
+    job = place.enqueue("waits")
+    place.wait_notes("begin")
+    os.kill(worker.pid, signal.SIGSTOP)
+    eventually(lambda: job.refresh().losses == 1, "it is given up")
+    (place.path / "go").touch()
+    place.wait_notes("end")
+    os.kill(worker.pid, signal.SIGCONT)
+    worker.wait_line("begins anew")
+    (record,) = place.finish([job])
+    assert (record.state, record.losses) == (S.SUCCEEDED, 1)
+    assert place.enqueue("short", 5).result(30) == 5
+
+
+def test_who_may_do_what(tmp_path: Path, token: Callable[..., str]) -> None:
+    file = tmp_path / "tokens.json"
+    viewer, operator, admin = (token(file, role) for role in ("viewer", "operator", "admin"))
+    server = JobServer("--quiet", "--auth", str(file))
+    try:
+        url = server.url.replace("://", "://:{}@") + "?patience=0"
+        with Tidemill(url.format(operator)) as mill:
+            mill.queue("q").put(1)
+            message = mill.queue("q").get_nowait()
+            assert message is not None
+            assert message.ack()
+            assert operator not in mill.broker.url
+            with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
+                mill.queue("q").purge()
+            # what its code declares, and nothing by hand
+            call = mill.task(time.sleep, name="rest").call(0)
+            mill.queue("q", rate="100/s", max_size=50)
+            mill.schedules.declare("declared", call, 3600)
+            mill.schedules.store()
+            mill.schedules.pause("declared")
+            for by_hand in (
+                lambda: mill.limits.set_queue("q", rate="1/s"),
+                lambda: mill.limits.reset_queue("q"),
+                lambda: mill.schedules.add("added", call, 3600),
+                lambda: mill.schedules.remove("declared"),
+            ):
+                with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
+                    by_hand()
+            assert [schedule.name for schedule in mill.schedules] == ["declared"]
+        with Tidemill(url.format(admin)) as mill:
+            mill.queue("q").purge()
+            mill.limits.set_queue("q", rate="1/s")
+            mill.schedules.add("added", mill.task(time.sleep, name="rest").call(0), 3600)
+            mill.schedules.remove("declared")
+        with Tidemill(url.format(viewer)) as mill:
+            assert [row.name for row in mill.queues()] == ["q"]
+            with pytest.raises(BrokerUnavailable, match=r"does not allow this.*operator"):
+                mill.queue("q").put(2)
+        with (
+            Tidemill(url.format("wrong")) as mill,
+            pytest.raises(BrokerUnavailable, match="refuses the token") as caught,
+        ):
+            mill.queues()
+        assert "wrong" not in str(caught.value)
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def token() -> Callable[..., str]:
+    def create(file: Path, role: str) -> str:
+        command = [sys.executable, "-m", "tidemill", "token", "create", role, "--role", role]
+        done = subprocess.run(
+            [*command, "--auth", str(file)], capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()[-1]
+
+    return create
+
+
+def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(
+        [*command.split(), *names, "-keyout", str(key), "-out", str(cert)],
+        capture_output=True,
+        check=True,
+    )
+    server = JobServer("--quiet", "--tls-cert", str(cert), "--tls-key", str(key))
+    try:
+        url = server.url.replace("http", "https") + "?patience=0"
+        with pytest.raises(BrokerUnavailable, match=r"\?ca="):
+            Tidemill(url).broker.stats()
+        with open_place(tmp_path, f"{url}&ca={cert}") as place:
+            place.write(APP)
+            place.worker(slots=2).wait_ready()
+            assert [place.enqueue("short", n).result(30) for n in range(5)] == [*range(5)]
+    finally:
+        server.close()

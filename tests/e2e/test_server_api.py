@@ -1,0 +1,318 @@
+"""The JSON API of a real server: jobs, messages, queues, limits, schedules, streams."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servers.http import JobServer
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[JobServer]:
+    server = JobServer("--quiet")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+def reserve(server: JobServer, *queues: str, **more: Any) -> list[dict[str, Any]]:
+    answer = server.post("/v1/reserve", {"queues": list(queues), **more})
+    assert answer.status == 200, answer
+    jobs: list[dict[str, Any]] = answer.json["jobs"]
+    return jobs
+
+
+# -- putting --------------------------------------------------------------------------------------
+
+
+def test_a_put_by_id_may_be_sent_again(server: JobServer, queue: str) -> None:
+    path, job = "/v1/jobs/order%2F17", {"queue": queue, "body": {"n": 1}, "priority": 5}
+    assert server.put(path, job).status == 201
+    # the same again does nothing, and says the same
+    again = server.put(path, job)
+    assert (again.status, again.json) == (200, {"id": "order/17", "placed": "created"})
+    # another under the same id is refused
+    other = server.put(path, job | {"body": {"n": 2}})
+    assert (other.status, other.json["job_id"]) == (409, "order/17")
+    assert len(reserve(server, queue, count=10)) == 1
+
+
+def test_a_batch_is_put_whole_or_not_at_all(server: JobServer, queue: str) -> None:
+    jobs = [{"queue": queue, "body": n} for n in range(3)]
+    bad = server.post("/v1/jobs/batch", {"jobs": [*jobs, {"queue": queue}]})
+    assert (bad.status, bad.json["detail"][:8]) == (400, "jobs[3]:")
+    assert reserve(server, queue) == []
+    assert server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
+    assert [job["body"] for job in reserve(server, queue, count=10)] == [0, 1, 2]
+
+
+def test_any_bytes_are_a_body(server: JobServer, queue: str) -> None:
+    path, data = f"/v1/queues/{queue}/messages?priority=1&tags=a&tags=b", bytes(range(256))
+    assert server.post(path, data, headers={"Content-Type": "image/png"}).status == 201
+    assert server.post(f"/v1/queues/{queue}/messages", b'{"a": [1]}', headers=JSON).status == 201
+    encoded = {"queue": queue, "body": base64.b64encode(data).decode(), "encoding": "base64"}
+    assert server.post("/v1/jobs", encoded).status == 201
+    first, second, third = reserve(server, queue, count=3)
+    assert (base64.b64decode(first["body"]), first["encoding"]) == (data, "base64")
+    assert (first["priority"], first["tags"]) == (1, ["a", "b"])
+    assert (second["body"], second["encoding"]) == ({"a": [1]}, "json")
+    assert base64.b64decode(third["body"]) == data
+
+
+def test_a_form_is_no_body(server: JobServer, queue: str) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for path in (f"/v1/queues/{queue}/messages", "/v1/jobs"):
+        answer = server.post(path, b"a=1", headers=form)
+        assert answer.status == 415
+        assert "--json" in answer.json["detail"]
+
+
+def test_keys_merge_over_http(server: JobServer, queue: str) -> None:
+    job = {"queue": queue, "body": 1, "key": "k"}
+    first, second = server.post("/v1/jobs", job), server.post("/v1/jobs", job)
+    assert (first.status, second.status) == (201, 200)
+    assert second.json == {"id": first.json["id"], "placed": "kept"}
+
+
+# -- taking ---------------------------------------------------------------------------------------
+
+
+def test_a_message_is_taken_and_settled_once(server: JobServer, queue: str) -> None:
+    server.post("/v1/jobs", {"queue": queue, "body": 1, "ttr": 30})
+    (job,) = reserve(server, queue)
+    assert (job["attempt"], job["ttr"]) == (1, 30)
+    path = f"/v1/reservations/{job['receipt']}"
+    assert server.post(f"{path}/touch", {"ttr": 60}).status == 204
+    endless = server.post(f"{path}/touch", {"ttr": 1e300})
+    assert (endless.status, endless.json["detail"]) == (400, "ttr: expected number <= 3153600000")
+    assert server.post(f"{path}/ack").status == 204
+    for act in ("ack", "touch", "release", "bury"):
+        late = server.post(f"{path}/{act}")
+        assert (late.status, late.json["type"]) == (409, "urn:tidemill:problem:lease-lost")
+
+
+def test_release_gives_it_back_and_an_error_counts(server: JobServer, queue: str) -> None:
+    server.post("/v1/jobs", {"queue": queue, "body": 1, "retries": 1})
+    (job,) = reserve(server, queue)
+    server.post(f"/v1/reservations/{job['receipt']}/release")
+    (job,) = reserve(server, queue)
+    assert job["attempt"] == 1  # it was given back uncounted
+    server.post(f"/v1/reservations/{job['receipt']}/release", {"error": "no"})
+    (job,) = reserve(server, queue, timeout=10)
+    assert job["attempt"] == 2
+    server.post(f"/v1/reservations/{job['receipt']}/release", {"error": "no again"})
+    found = server.get(f"/v1/jobs/{job['id']}").json
+    assert (found["state"], found["error"]) == ("failed", "no again")
+
+
+def test_what_is_buried_is_kicked(server: JobServer, queue: str) -> None:
+    server.post("/v1/jobs", {"queue": queue, "body": 1})
+    (job,) = reserve(server, queue)
+    assert server.post(f"/v1/reservations/{job['receipt']}/bury", {"reason": "odd"}).status == 204
+    failed = server.get(f"/v1/jobs?state=failed&queue={queue}").json["jobs"]
+    assert [(f["id"], f["error"]) for f in failed] == [(job["id"], "odd")]
+    assert server.post(f"/v1/queues/{queue}/kick").json == {"count": 1}
+    assert [j["id"] for j in reserve(server, queue)] == [job["id"]]
+
+
+def test_a_long_poll_ends_with_a_message(server: JobServer, queue: str) -> None:
+    asked = {"queues": [f"{queue}-a", f"{queue}-b"], "timeout": 60}
+    poll = server.begin("POST", "/v1/reserve", asked)
+    poll.send()
+    server.post("/v1/jobs", {"queue": f"{queue}-b", "body": "here"})
+    assert [job["body"] for job in poll.answer().json["jobs"]] == ["here"]
+
+
+def test_the_first_queue_is_emptied_before_the_second(server: JobServer, queue: str) -> None:
+    for name in ("b", "a"):
+        for n in range(2):
+            server.post("/v1/jobs", {"queue": f"{queue}-{name}", "body": [name, n]})
+    taken = reserve(server, f"{queue}-a", f"{queue}-b", count=4)
+    assert [job["body"] for job in taken] == [["a", 0], ["a", 1], ["b", 0], ["b", 1]]
+
+
+def test_many_are_acknowledged_at_once(server: JobServer, queue: str) -> None:
+    server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(20)]})
+    receipts = [job["receipt"] for job in reserve(server, queue, count=20)]
+    gone = receipts[0]
+    assert server.post("/v1/ack", {"receipts": [gone]}).json == {"done": [True]}
+    assert server.post("/v1/ack", {"receipts": receipts}).json == {"done": [False] + [True] * 19}
+
+
+def test_who_went_away_gets_nothing(server: JobServer, queue: str) -> None:
+    # given a client that gave up its long poll
+    with pytest.raises(TimeoutError):
+        server.post("/v1/reserve", {"queues": [queue], "timeout": 60}, timeout=0.5)
+    # when a message comes
+    server.post("/v1/jobs", {"queue": queue, "body": 1})
+    # then the next client has it, the first time it is handed out
+    (job,) = reserve(server, queue, timeout=20)
+    assert job["attempt"] == 1
+
+
+def test_requests_behind_a_long_poll(server: JobServer, queue: str) -> None:
+    asked = json.dumps({"queues": [queue], "timeout": 60}).encode()
+    poll = b"POST /v1/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    poll += b"Content-Length: %d\r\n\r\n%s" % (len(asked), asked)
+    other = b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+    # given a client that left, with another request behind its poll
+    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+        for part in (poll, other % b""):
+            sock.sendall(part)
+            server.get("/health")  # by then it was read
+    # then it gets nothing
+    server.post("/v1/jobs", {"queue": queue, "body": "first"})
+    (job,) = reserve(server, queue, timeout=20)
+    assert (job["body"], job["attempt"]) == ("first", 1)
+    # and one that stays gets an answer to each, in order, also to what it sends meanwhile
+    with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
+        last = poll[60:] + other % b"Connection: close\r\n"
+        for part in (poll, other % b"", other % b"", poll[:60], last):
+            sock.sendall(part)
+            server.get("/health")
+        for body in ("second", "third"):
+            server.post("/v1/jobs", {"queue": queue, "body": body})
+        with sock.makefile("rb") as answers:
+            said = answers.read()
+    places = [said.index(b'"second"'), said.index(b'"third"')]
+    assert [said[: places[0]].count(b"200 OK"), said[: places[1]].count(b"200 OK")] == [1, 4]
+    assert said.count(b"HTTP/1.1 200 OK") == 5
+    assert "without starting" not in server.output
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def test_a_job_tells_its_trail(server: JobServer, queue: str) -> None:
+    put = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2], "queue": queue}).json
+    found = server.get(f"/v1/jobs/{put['id']}").json
+    assert (found["task"], found["state"]) == ("math.sqrt", "ready")
+    assert found["body"] == {"args": [2], "kwargs": {}}
+    assert [event["what"] for event in found["trail"]] == ["created"]
+    assert "no worker serves" in found["explanation"]
+    result = server.get(f"/v1/jobs/{put['id']}/result?wait=0.1")
+    assert (result.status, result.json["state"]) == (202, "ready")
+    assert server.post(f"/v1/jobs/{put['id']}/cancel").status == 204
+    assert server.post(f"/v1/jobs/{put['id']}/cancel").status == 409
+    result = server.get(f"/v1/jobs/{put['id']}/result?wait=10")
+    assert (result.status, result.json["state"]) == (200, "cancelled")
+    assert server.delete(f"/v1/jobs/{put['id']}").status == 204
+    assert server.get(f"/v1/jobs/{put['id']}").status == 410
+    assert server.get("/v1/jobs/nobody").status == 404
+
+
+def test_lists_go_on_at_their_cursor(server: JobServer, queue: str) -> None:
+    server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(5)]})
+    seen, cursor = [], ""
+    while True:
+        page = server.get(f"/v1/jobs?queue={queue}&limit=2&cursor={cursor}").json
+        seen += [job["summary"] for job in page["jobs"]]
+        cursor = page["cursor"]
+        if not cursor:
+            break
+    assert seen == ["4", "3", "2", "1", "0"]
+
+
+def test_acts_on_many(server: JobServer, queue: str) -> None:
+    ids = [server.post("/v1/jobs", {"queue": queue, "body": n}).json["id"] for n in range(3)]
+    acts = [("cancel", [True] * 3), ("cancel", [False] * 3), ("kick", [True] * 3)]
+    for act, done in [*acts, ("delete", [True] * 3), ("delete", [False] * 3)]:
+        assert server.post(f"/v1/jobs/{act}", {"ids": ids}).json == {"done": done}
+
+
+def test_queues_are_paused_bounded_and_purged(server: JobServer, queue: str) -> None:
+    assert server.get(f"/v1/queues/{queue}").status == 404
+    assert server.request("PATCH", f"/v1/queues/{queue}", {"max_size": 2}).json["max_size"] == 2
+    statuses = [server.post("/v1/jobs", {"queue": queue, "body": n}).status for n in range(3)]
+    assert statuses == [201, 201, 429]
+    assert server.post(f"/v1/queues/{queue}/pause").json["paused"] is True
+    assert reserve(server, queue) == []
+    assert server.post(f"/v1/queues/{queue}/resume").json["paused"] is False
+    assert server.post(f"/v1/queues/{queue}/purge").json == {"count": 2}
+    assert server.get(f"/v1/queues/{queue}").json["size"] == 0
+
+
+def test_limits_are_set_and_lifted(server: JobServer, queue: str) -> None:
+    path = f"/v1/queues/{queue}/limit"
+    said = {"rate": "10/m", "burst": 1, "breaker": {"failures": 3}}
+    made = server.request("PATCH", path, said).json
+    assert (made["rate"], made["burst"], made["breaker"]) == ("10/m", 1, [3, 30])
+    server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(3)]})
+    assert len(reserve(server, queue, count=3)) == 1
+    lifted = server.request("PATCH", path, {"rate": None}).json
+    assert (lifted["rate"], lifted["breaker"]) == (None, [3, 30])
+    assert len(reserve(server, queue, count=3)) == 2
+    assert server.delete(path).json["breaker"] is None
+    nobody = server.request("PATCH", "/v1/limits/nobody", {"rate": "1/s"})
+    assert (nobody.status, nobody.json["detail"].partition(";")[0]) == (
+        404,
+        "no limit has the name 'nobody' here",
+    )
+
+
+def test_schedules(server: JobServer, queue: str) -> None:
+    path = f"/v1/schedules/{queue}"
+    job = {"task": "math.sqrt", "args": [2], "queue": queue}
+    made = server.put(path, job | {"cron": "0 3 * * *", "zone": "Europe/Berlin"})
+    assert (made.status, made.json["when"]) == (201, "0 3 * * * Europe/Berlin")
+    # the same again does nothing, another is refused
+    assert server.post(f"{path}/pause").json["paused"] is True
+    again = server.put(path, job | {"cron": "0 3 * * *", "zone": "Europe/Berlin"})
+    assert (again.status, again.json) == (200, made.json | {"next": None, "paused": True})
+    assert server.put(path, job | {"every": 60}).status == 409
+    assert server.put(path, job | {"cron": "0 3 * * *"}).status == 409
+    other = job | {"args": [3], "cron": "0 3 * * *", "zone": "Europe/Berlin"}
+    assert server.put(path, other).status == 409
+    assert server.put(f"{path}-2", job | {"cron": "0 3 * *"}).status == 400
+    for name, value in [("every", 0), ("at", 0)]:  # given, though as nothing
+        refused = server.put(f"{path}-2", job | {name: value})
+        assert (refused.status, refused.json["detail"].split()[0]) == (400, name)
+    assert server.post(f"{path}/run").json["placed"] == "created"
+    assert server.post(f"{path}/resume").json["next"] == made.json["next"]
+    assert [s["name"] for s in server.get("/v1/schedules").json["schedules"]] == [queue]
+    assert server.delete(path).status == 204
+    assert server.get(path).status == 404
+
+
+def test_the_whole_in_numbers(server: JobServer, queue: str) -> None:
+    server.post("/v1/jobs", {"queue": queue, "body": 1})
+    stats = server.get("/v1/stats").json
+    assert stats["totals"]["accepted"] >= 1
+    assert queue in [row["name"] for row in stats["queues"]]
+    (worker,) = server.get("/v1/workers").json["workers"]
+    assert (worker["kind"], worker["pid"]) == ("consumer", server.pid)
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+def test_a_stream_tells_of_queues_as_they_change(server: JobServer, queue: str) -> None:
+    with server.stream("/v1/events") as events:
+        assert next(events)[0] == "queues"
+        server.post("/v1/jobs", {"queue": queue, "body": 1})
+        for name, data in events:
+            assert name == "queues"
+            rows = {row["name"]: row for row in data["queues"]}
+            if queue in rows and rows[queue]["ready"] == 1:
+                break
+
+
+def test_a_stream_tells_of_a_job_until_its_end(server: JobServer, queue: str) -> None:
+    put = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2], "queue": queue}).json
+    with server.stream(f"/v1/jobs/{put['id']}/events") as events:
+        name, data = next(events)
+        assert (name, data["state"]) == ("job", "ready")
+        server.post(f"/v1/jobs/{put['id']}/cancel")
+        *_, (name, data) = events
+        assert (name, data["state"]) == ("end", "cancelled")

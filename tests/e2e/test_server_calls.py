@@ -1,0 +1,260 @@
+"""Case W1, over every call there is: those the server describes, and those of the broker.
+
+No call without a token, none that changes anything by a viewer, or by a page of another site; and
+who only looks changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import lmdb
+import pytest
+from servers.http import JobServer
+
+from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, VERSION, Role
+from tidemill.server import tokens
+from tidemill.server.edge import PUBLIC
+from tidemill.server.tokens import Role as Rank
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class Call(NamedTuple):
+    """One call: its path has names in it of what is there, and a stream has no end."""
+
+    method: str
+    path: str
+    query: tuple[str, ...] = ()
+    streams: bool = False
+
+
+def described(server: JobServer) -> list[Call]:
+    """Every call of the description."""
+    paths = server.get("/v1/openapi.json").json["paths"]
+    calls = []
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            query = tuple(p["name"] for p in operation["parameters"] if p["in"] == "query")
+            answers = operation["responses"].values()
+            streams = any("text/event-stream" in answer.get("content", ()) for answer in answers)
+            calls.append(Call(method.upper(), path, query, streams))
+    return calls
+
+
+def filled(path: str, names: dict[str, str]) -> str:
+    """A path with names for its braces."""
+    for part, name in names.items():
+        path = path.replace(f"{{{part}}}", urllib.parse.quote(name, safe=""))
+    assert "{" not in path, "what is it called?"
+    return path
+
+
+def ask(server: JobServer, call: Call, path: str, **more: Any) -> int:
+    """Its status; of a stream only the beginning is heard."""
+    if not (call.streams and call.method == "GET"):
+        return server.request(call.method, path, **more).status
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        headers = {"Authorization": f"Bearer {server.token}"} if server.token else {}
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def kept(server: JobServer) -> dict[bytes, dict[bytes, bytes]]:
+    """All that the store has, byte by byte."""
+    with lmdb.open(str(server.path / "store"), readonly=True, max_dbs=100) as env:
+        with env.begin() as txn:
+            everything = dict(txn.cursor())
+        found: dict[bytes, dict[bytes, bytes]] = {b"": everything}
+        for name in everything:
+            with contextlib.suppress(lmdb.Error):
+                table = env.open_db(name, create=False)
+                with env.begin(db=table) as txn:
+                    found[name] = dict(txn.cursor())
+    return found
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A token of each role, and where they are known."""
+    path = tmp_path_factory.mktemp("auth") / "tokens.json"
+    made = {rank.name.lower(): tokens.create(path, rank.name.lower(), rank) for rank in Rank}
+    return made | {"path": str(path)}
+
+
+@pytest.fixture(scope="module")
+def server(secrets: dict[str, str]) -> Iterator[JobServer]:
+    """With tokens, and a store in which there is some of everything."""
+    server = JobServer("--quiet", "--longest-poll", "0.05", "--auth", secrets["path"])
+    server.token = secrets["admin"]
+    fill(server)
+    yield server
+    server.close()
+
+
+NAMES: dict[str, str] = {"job_id": "ready", "queue": "a", "name": "s", "receipt": ""}
+
+
+def fill(server: JobServer) -> None:
+    """Something in every state, and what calls name."""
+    for job in (
+        {"id": "held"},
+        {"id": "ready", "priority": -1, "key": "k", "tags": ["t"], "limit": None},
+        {"id": "later", "delay": 3600},
+        {"id": "cancelled"},
+        {"id": "buried", "queue": "b"},
+        {"id": "old", "expires": 3600},
+        {"id": "call", "task": "math.sqrt", "args": [2], "body": None},
+    ):
+        given = {"queue": "a", "body": {"n": 1}} | job
+        for name in [name for name, value in given.items() if value is None]:
+            del given[name]
+        assert server.post("/v1/jobs", given).status == 201, given
+    assert server.post("/v1/jobs/cancelled/cancel").status == 204
+    for queue, act in (("b", "bury"), ("a", "touch")):
+        (job,) = server.post("/v1/reserve", {"queues": [queue]}).json["jobs"]
+        assert server.post(f"/v1/reservations/{job['receipt']}/{act}", {}).status == 204
+        NAMES["receipt"] = job["receipt"]
+    schedule = {"task": "math.sqrt", "args": [2], "every": 3600}
+    assert server.put("/v1/schedules/s", schedule).status == 201
+    assert server.request("PATCH", "/v1/queues/a", {"max_size": 1000}).status == 200
+    assert server.request("PATCH", "/v1/queues/b/limit", {"rate": "5/s"}).status == 200
+
+
+def test_no_call_without_a_token(server: JobServer, secrets: dict[str, str]) -> None:  # case W1
+    before = kept(server)
+    calls = described(server)
+    paths = {filled(call.path, NAMES): call for call in calls}
+    paths |= {f"{PATH}{name}": Call("POST", "") for name in [*CALLS, "nix"]}
+    paths |= {"/v1/nix": Call("GET", ""), "/v1": Call("GET", "")}
+    for secret in ("", "nix", secrets["admin"][:-1]):
+        server.token = secret
+        for path in paths:
+            for method in METHODS:
+                assert server.request(method, path).status == 401, (method, path)
+    assert kept(server) == before
+    # and what is served to anybody is what says nothing of the jobs
+    server.token = ""
+    for path in PUBLIC:
+        assert server.get(path).status == 200
+
+
+def test_a_viewer_changes_nothing(server: JobServer, secrets: dict[str, str]) -> None:  # case W1
+    before = kept(server)
+    server.token = secrets["viewer"]
+    for call in described(server):
+        path = filled(call.path, NAMES)
+        if call.method in SAFE:
+            assert ask(server, call, path) in (200, 202), call
+            continue
+        for body in (None, {}, ACCEPTED.get(call.path, {})):
+            answer = server.request(call.method, path, body)
+            assert (answer.status, answer.json["type"]) == (403, "urn:tidemill:problem:forbidden")
+    for name, asked in CALLS.items():
+        if asked.role != Role.VIEWER:
+            headers = {PROTOCOL: VERSION, "Content-Type": MEDIA}
+            assert server.post(PATH + name, b"\x80", headers=headers).status == 403, name
+    assert kept(server) == before
+
+
+def test_a_page_of_another_site_changes_nothing() -> None:  # case W1
+    server = JobServer("--quiet")
+    try:
+        fill(server)
+        before = kept(server)
+        for call in described(server):
+            if call.method in SAFE:
+                continue
+            for headers in (
+                {"Origin": "https://other.example"},
+                {"Origin": "null"},
+                {"Origin": "http://localhost:1"},
+                {"Sec-Fetch-Site": "cross-site"},
+                {"Sec-Fetch-Site": "same-site"},
+                {"Origin": server.url, "Host": "other.example"},
+            ):
+                path, body = filled(call.path, NAMES), ACCEPTED.get(call.path, {})
+                answer = server.request(call.method, path, body, headers=headers)
+                assert answer.status == 403, (call, headers)
+                assert answer.json["type"] == "urn:tidemill:problem:forbidden"
+        for name in CALLS:
+            headers = {PROTOCOL: VERSION, "Content-Type": MEDIA, "Origin": "https://other.example"}
+            assert server.post(PATH + name, b"\x80", headers=headers).status == 403, name
+        assert kept(server) == before
+    finally:
+        server.close()
+
+
+def test_who_looks_changes_nothing(server: JobServer, secrets: dict[str, str]) -> None:  # case W1
+    server.token = secrets["admin"]  # who could, if a look did
+    before = kept(server)
+    for call in described(server):
+        if call.method != "GET":
+            continue
+        for path in odd_paths(call):
+            assert ask(server, call, path) < 500, path
+        override = {"X-HTTP-Method-Override": "DELETE", "X-HTTP-Method": "DELETE"}
+        path = filled(call.path, NAMES)
+        assert head(server, path) in (200, 202)
+        assert server.request("OPTIONS", path).status == 405
+        if not call.streams:
+            assert server.get(path, headers=override).status in (200, 202)
+            assert server.request("GET", path, {"ids": ["ready"]}).status in (200, 202)
+    assert kept(server) == before
+
+
+def head(server: JobServer, path: str) -> int:
+    """The status of a HEAD, after which its line is free again, also where GET is a stream."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        statuses = []
+        for asked in (path, "/health"):
+            connection.request("HEAD", asked, headers={"Authorization": f"Bearer {server.token}"})
+            response = connection.getresponse()
+            response.read()
+            statuses.append(response.status)
+        return statuses[0]
+    finally:
+        connection.close()
+
+
+ODD = ("", "-1", "1e400", "nan", "true", "[]", "%00", "%FF", "x" * 300, "';--")
+
+
+def odd_paths(call: Call) -> Iterator[str]:
+    """A path with what may stand in it, and what may not."""
+    path = filled(call.path, NAMES)
+    yield path
+    for name in (*call.query, "nix", "_method", "wait"):
+        for value in ODD:
+            yield f"{path}?{name}={value}"
+        yield f"{path}?{name}=1&{name}=2"
+    for value in ODD:
+        odd = call.path
+        for part in NAMES:
+            odd = odd.replace(f"{{{part}}}", value.partition("'")[0] or "%2F")
+        if odd != call.path:
+            yield odd
+
+
+ACCEPTED: dict[str, Any] = {
+    "/v1/jobs": {"queue": "a", "body": 1},
+    "/v1/jobs/batch": {"jobs": [{"queue": "a", "body": 1}]},
+    "/v1/jobs/{job_id}": {"queue": "a", "body": 1},
+    "/v1/jobs/cancel": {"ids": ["ready"]},
+    "/v1/jobs/kick": {"ids": ["buried"]},
+    "/v1/jobs/delete": {"ids": ["ready"]},
+    "/v1/reserve": {"queues": ["a"]},
+    "/v1/ack": {"receipts": []},
+    "/v1/queues/{queue}": {"max_size": 5},
+    "/v1/schedules/{name}": {"task": "math.sqrt", "args": [2], "every": 60},
+}
+"""Bodies that would do something, by path; {} is what the others take."""

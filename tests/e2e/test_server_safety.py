@@ -1,0 +1,479 @@
+"""A server under attack, under signals and under kill: nobody gets in, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import alive, eventually
+from servers import redis_url
+from servers.http import JobServer
+
+from tidemill import Tidemill
+from tidemill.brokers.base import Step, open_broker
+from tidemill.clock import new_id
+from tidemill.errors import InvalidOption
+from tidemill.job import Owner
+from tidemill.server import tokens
+from tidemill.server.api import ENDPOINTS
+from tidemill.server.run import serve
+from tidemill.server.settings import Settings
+from tidemill.server.tokens import Role
+
+
+@pytest.fixture
+def servers() -> Iterator[list[JobServer]]:
+    servers: list[JobServer] = []
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def start(servers: list[JobServer]) -> Any:
+    def start(*options: str, **more: Any) -> JobServer:
+        servers.append(JobServer(*options, **more))
+        return servers[-1]
+
+    return start
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_what_was_confirmed_is_there_after_a_kill(start: Any) -> None:
+    """Law 1, over HTTP: with many clients at once, and the server killed in the middle."""
+    server, kept = start("--quiet"), []
+
+    def produce(number: int) -> None:
+        for n in range(10_000):
+            try:
+                answer = server.post("/v1/jobs", {"queue": "kept", "body": [number, n]})
+            except OSError:
+                return
+            assert answer.status == 201
+            kept.append(answer.json["id"])
+
+    producers = [threading.Thread(target=produce, args=(n,)) for n in range(4)]
+    for producer in producers:
+        producer.start()
+    eventually(lambda: len(kept) >= 50, "some puts")
+    server.kill()
+    for producer in producers:
+        producer.join(30)
+    server.start()
+    for job_id in kept:
+        assert server.get(f"/v1/jobs/{job_id}").status == 200, job_id
+
+
+def test_long_polls_are_answered_at_the_end(start: Any) -> None:
+    server = start()
+    job = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2]}).json["id"]
+    asked = {"queues": ["none"], "timeout": 120}
+    polls = [server.begin("POST", "/v1/reserve", asked) for _ in range(5)]
+    for poll in polls:
+        poll.send()
+    waits = server.begin("GET", f"/v1/jobs/{job}/result?wait=120")
+    assert server.end() == 0
+    for poll in polls:
+        answer = poll.answer()
+        assert (answer.status, answer.json) == (200, {"jobs": []})
+    late = waits.answer()
+    assert (late.status, late.json["state"]) == (202, "ready")
+
+
+def test_streams_end_with_the_server(start: Any) -> None:
+    server = start()
+    with server.stream("/v1/events") as events:
+        next(events)
+        assert server.end() == 0
+        assert all(name == "queues" for name, _ in events)
+
+
+def test_a_second_signal_stops_at_once(start: Any) -> None:
+    # given a request that will not come to its end
+    server = start()
+    request = server.begin("POST", "/v1/jobs", {"body": 1})
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: "ending" in server.output, "the first signal")
+    time.sleep(0.5)  # within a moment two signals count as one
+    assert server.process.poll() is None
+    assert server.end() == 0
+    request.close()
+
+
+def test_a_request_in_hand_is_finished(start: Any) -> None:
+    server = start()
+    server.post("/v1/jobs", {"queue": "done", "body": 1})
+    (done,) = server.post("/v1/reserve", {"queues": ["done"]}).json["jobs"]
+    assert server.post("/v1/ack", {"receipts": [done["receipt"]]}).json == {"done": [True]}
+    request = server.begin("POST", "/v1/jobs", {"queue": "last", "body": "x" * 1000})
+    request.send(request.body[:100])
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: "ending" in server.output, "the signal")
+    request.send(request.body[100:])
+    assert request.answer().status == 201
+    assert server.process.wait(30) == 0
+    with Tidemill(server.where) as mill:
+        assert mill.queue("last").size() == 1
+        assert mill.broker.owners() == []  # none of its clients holds anything
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_receipts_outlive_the_server(start: Any, signum: int) -> None:
+    # given messages in the hands of clients
+    server = start("--quiet")
+    for n in range(4):
+        server.post("/v1/jobs", {"queue": "held", "body": n, "ttr": 600})
+    asked = {"queues": ["held"], "count": 3}
+    held = [job["receipt"] for job in server.post("/v1/reserve", asked).json["jobs"]]
+    # when the server ends, and another is started
+    server.kill(signum)
+    server.start()
+    # then they are still theirs, and can be settled
+    paths = [f"/v1/reservations/{receipt}" for receipt in held]
+    rest = server.post("/v1/reserve", asked).json["jobs"]
+    assert [job["body"] for job in rest] == [3]
+    assert server.post(f"{paths[0]}/touch", {"ttr": 700}).status == 204
+    assert server.post(f"{paths[0]}/ack").status == 204
+    assert server.post(f"{paths[0]}/ack").status == 409
+    assert server.post(f"{paths[1]}/release").status == 204
+    assert server.post("/v1/ack", {"receipts": [*held, "nix"]}).json == {
+        "done": [False, False, True, False]
+    }
+    assert [job["body"] for job in server.post("/v1/reserve", asked).json["jobs"]] == [1]
+
+
+def test_a_receipt_is_good_at_each_server_of_a_store(start: Any) -> None:
+    """Behind one name, say; what is settled at the other holds up nothing at the first."""
+    # given two servers of one store, and messages that the one has handed out
+    url = f"{redis_url()}?prefix=t{new_id()}"
+    one, other = start("--quiet", where=url), start("--quiet", where=url)
+    for n in range(4):
+        one.post("/v1/jobs", {"queue": "held", "body": n, "ttr": 600})
+    asked = {"queues": ["held"], "count": 3}
+    held = one.post("/v1/reserve", asked).json["jobs"]
+    paths = [f"/v1/reservations/{job['receipt']}" for job in held]
+    # when
+    assert other.post(f"{paths[0]}/ack").status == 204
+    assert other.post(f"{paths[1]}/release").status == 204
+    # then
+    assert one.post(f"{paths[2]}/ack").status == 204
+    assert other.post(f"{paths[2]}/ack").status == 409
+    assert [job["body"] for job in one.post("/v1/reserve", asked).json["jobs"]] == [1, 3]
+
+
+def test_no_receipt_speaks_for_a_worker(start: Any) -> None:
+    # its jobs are its own
+    server = start("--quiet")
+    broker = open_broker(f"{server.url}?patience=0")
+    owner = Owner(id=new_id(), kind="worker", name="w")
+    broker.attach(owner)
+    broker.exchange(Step(owner.id))
+    for act in ("ack", "release", "touch", "bury"):
+        answer = server.post(f"/v1/reservations/{owner.id}.0/{act}", {})
+        assert answer.status == 404
+        assert "is no receipt" in answer.json["detail"]
+    assert server.post("/v1/ack", {"receipts": [f"{owner.id}.0"]}).json == {"done": [False]}
+    assert broker.exchange(Step(owner.id)).commands == []
+    broker.close()
+
+
+# -- who may come in ------------------------------------------------------------------------------
+
+
+def test_roles(start: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    secrets = {role: tokens.create(path, role.name.lower(), role) for role in Role}
+    server = start("--auth", str(path))
+    for secret, status in [("", 401), ("nix", 401), (secrets[Role.VIEWER], 200)]:
+        server.token = secret
+        assert server.get("/v1/queues").status == status
+    for role, statuses in [
+        (Role.VIEWER, [403, 403, 403]),
+        (Role.OPERATOR, [201, 200, 403]),
+        (Role.ADMIN, [201, 200, 200]),
+    ]:
+        server.token = secrets[role]
+        put = server.post("/v1/jobs", {"queue": "a", "body": 1})
+        got = server.post("/v1/reserve", {"queues": ["a"]})
+        purged = server.post("/v1/queues/a/purge")
+        assert [put.status, got.status, purged.status] == statuses
+    # with tokens any name of the server will do, and the health is nobody's secret
+    server.token = secrets[Role.VIEWER]
+    assert server.get("/v1/queues", headers={"Host": "jobs.example"}).status == 200
+    server.token = ""
+    assert server.get("/health").status == 200
+    assert "viewer POST /v1/jobs 403" in eventually(
+        lambda: server.output if "purge 200" in server.output else "", "the access log"
+    )
+
+
+def test_nothing_is_open_by_mistake(start: Any, tmp_path: Path) -> None:
+    """W1: no call without a token; a viewer changes nothing."""
+    path = tmp_path / "tokens.json"
+    viewer = tokens.create(path, "v", Role.VIEWER)
+    server = start("--auth", str(path), "--quiet")
+    for endpoint in ENDPOINTS:
+        where = endpoint.path.replace("{", "").replace("}", "")
+        server.token = ""
+        assert server.request(endpoint.method, where).status == 401, where
+        server.token = viewer
+        if endpoint.method != "GET":
+            assert server.request(endpoint.method, where, {}).status == 403, where
+
+
+def test_without_tokens_only_this_machine(tmp_path: Path) -> None:
+    command = ["-m", "tidemill", "server", f"lmdb://{tmp_path}/store", "--host", "0.0.0.0"]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "give --auth FILE" in done.stderr
+
+
+def certificate(folder: Path, name: str, *signed: str) -> tuple[Path, Path]:
+    """A key and a certificate, signed by itself or by another."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"),
+            *("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *signed,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+def test_tls_and_certificates_of_clients(start: Any, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "server")
+    theirs, their_key = certificate(tmp_path, "client")
+    given = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(theirs))
+    server = start(*given)
+
+    def ask(context: ssl.SSLContext, request: str = "GET /v1/queues", most: int = 100) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", server.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as sock,
+        ):
+            sock.sendall(f"{request} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            return sock.recv(most)
+
+    stranger = ssl.create_default_context(cafile=str(cert))
+    try:
+        assert ask(stranger) == b""  # or it is told why, in TLS's own words
+    except OSError:
+        pass
+    known = ssl.create_default_context(cafile=str(cert))
+    known.load_cert_chain(theirs, their_key)
+    assert ask(known).startswith(b"HTTP/1.1 200")
+    assert ask(known, "POST /v1/queues/a/pause").startswith(b"HTTP/1.1 20")
+    refused = ask(known, "POST /v1/queues/a/purge", 4096)
+    assert refused.startswith(b"HTTP/1.1 403")
+    assert b"needs the role admin; a certificate without a token has operator" in refused
+
+
+def test_files_that_tls_cannot_be_served_with_are_named(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "server")
+    _, another = certificate(tmp_path, "another")
+    spoilt = tmp_path / "spoilt.pem"
+    spoilt.write_text("none")
+    missing = tmp_path / "missing.pem"
+    for options, said in [
+        ((missing, key), f"--tls-cert {missing} cannot be used: No such file"),
+        ((cert, missing), f"--tls-key {missing} cannot be used: No such file"),
+        ((cert, another), f"--tls-cert {cert} and --tls-key {another} cannot be used together"),
+        ((spoilt, key), f"--tls-cert {spoilt} and --tls-key {key} cannot be used together"),
+        ((cert, key, missing), f"--tls-ca {missing} cannot be used: No such file"),
+        ((cert, key, spoilt), f"--tls-ca {spoilt} cannot be used: "),
+    ]:
+        given = dict(zip(("tls_cert", "tls_key", "tls_ca"), map(str, options), strict=False))
+        with Tidemill("memory://") as mill, pytest.raises(InvalidOption, match=re.escape(said)):
+            serve(mill, Settings(**given))
+
+
+# -- too much, too slow ---------------------------------------------------------------------------
+
+
+def test_bodies_are_bounded(start: Any) -> None:
+    server = start("--max-request", "2000")
+    fits = server.post("/v1/jobs", {"queue": "a", "body": "x" * 1000})
+    assert fits.status == 201
+    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+        head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
+        sock.sendall(head + b"Content-Length: 2001\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 413")
+    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+        sock.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        sock.sendall(b"3e8\r\n" + b" " * 1000 + b"\r\n")
+        sock.sendall(b"3e9\r\n" + b" " * 1001 + b"\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_who_sends_too_much_hears_it(start: Any) -> None:
+    """Though it reads only when it has sent everything: to close on it is to reset its line."""
+    server = start("--max-request", "2000", "--body-timeout", "1")
+    for _ in range(3):
+        answer = server.post("/v1/jobs", b" " * 10_000_000)
+        assert (answer.status, answer.json["type"]) == (413, "urn:tidemill:problem:too-large")
+    # and who goes on and on is not heard for long
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
+        sock.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 413")
+        until = time.monotonic() + 30
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < until:
+                sock.sendall(b" ")
+                time.sleep(0.05)
+        assert time.monotonic() < until
+
+
+def test_heads_are_bounded(start: Any) -> None:
+    server = start()
+    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        answer = b""
+        try:
+            for _ in range(200):
+                sock.sendall(b"X-Long: " + b"x" * 1000 + b"\r\n")
+            answer = sock.recv(100)
+        except OSError:  # it was closed while we still wrote
+            pass
+        assert answer[:12] in (b"", b"HTTP/1.1 431")
+    assert server.get("/health").status == 200
+
+
+def test_heads_behind_a_long_poll_are_bounded(start: Any) -> None:
+    server = start()
+    poll = b'{"queues": ["nothing"], "timeout": 60}'
+    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+        sock.sendall(
+            b"POST /v1/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%sGET / HTTP/1.1\r\nHost: localhost\r\n" % (len(poll), poll)
+        )
+        cut_off = False
+        try:
+            for _ in range(64):
+                sock.sendall((b"X-Long: " + b"x" * 1000 + b"\r\n") * 1000)
+        except ConnectionError:
+            cut_off = True
+        assert cut_off
+    assert server.get("/health").status == 200
+
+
+def test_bodies_that_are_nested_without_end_are_refused(start: Any) -> None:
+    server = start()
+    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+        body = b"[" * 100_000
+        head = b"POST /v1/queues/q/messages HTTP/1.1\r\nHost: localhost\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        sock.sendall(head + body)
+        assert sock.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_slow_clients_are_cut_off_and_hurt_nobody(start: Any) -> None:
+    server = start("--header-timeout", "1", "--body-timeout", "1")
+    beginnings = [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: local",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{",
+    ]
+    beginnings.append(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + beginnings[-1])
+    slow = []
+    for beginning in beginnings * 20:
+        sock = socket.create_connection(("127.0.0.1", server.port), 20)
+        sock.sendall(beginning)
+        slow.append(sock)
+    assert server.post("/v1/jobs", {"queue": "a", "body": 1}).status == 201
+    for sock in slow:
+        with sock, sock.makefile("rb") as answers:
+            assert answers.read().rpartition(b"HTTP/1.1 ")[2].startswith(b"408")
+
+
+def test_connections_are_bounded(start: Any) -> None:
+    server = start("--max-connections", "5")
+    with socket.create_connection(("127.0.0.1", server.port), 10) as first:
+        others = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(10)]
+        refused = 0
+        for sock in others[4:]:
+            refused += sock.recv(100).startswith(b"HTTP/1.1 503")
+        assert refused == 6
+        # those that were there before are served
+        first.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+        for sock in others:
+            sock.close()
+    eventually(lambda: server.get("/health").status == 200, "room again")
+
+
+def test_requests_are_bounded(start: Any) -> None:
+    server = start("--rate", "1")
+    statuses = [server.get("/v1/queues").status for _ in range(8)]
+    assert statuses[:2] == [200, 200]
+    assert 429 in statuses
+    limited = next(a for _ in range(8) if (a := server.get("/v1/queues")).status == 429)
+    assert int(limited.headers["retry-after"]) >= 1
+
+
+def test_ids_of_requests(start: Any) -> None:
+    server = start("--log-json")
+    sane = server.get("/health", headers={"X-Request-ID": "trace-1:2/3"})
+    assert sane.headers["x-request-id"] == "trace-1:2/3"
+    odd = server.get("/health", headers={"X-Request-ID": "a b\tc"})
+    assert odd.headers["x-request-id"] not in ("", "a b\tc")
+    line = eventually(
+        lambda: next((x for x in server.output.splitlines() if "trace-1" in x), ""), "its line"
+    )
+    assert json.loads(line)["request_id"] == "trace-1:2/3"
+
+
+# -- a worker beside ------------------------------------------------------------------------------
+
+
+def test_server_and_worker_in_one_command(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from tidemill import Tidemill\n"
+        f"mill = Tidemill('lmdb://{tmp_path}/jobs')\n"
+        "@mill.task\n"
+        "def double(n): return 2 * n\n"
+    )
+    app = f"{tmp_path}/shop.py:mill"
+    server = start("--workers", app, "-p", "1", "-c", "2", where=app)
+    job = server.post("/v1/jobs", {"task": "shop.double", "args": [21]}).json["id"]
+    result = server.get(f"/v1/jobs/{job}/result?wait=60", timeout=70)
+    assert (result.status, result.json["result"]) == (200, 42)
+    bad = server.post("/v1/jobs", {"task": "shop.double", "args": [1, 2, 3]})
+    assert (bad.status, bad.json["detail"][:33]) == (400, "shop.double cannot be called so: ")
+    # it ends with the server
+    family = psutil.Process(server.pid).children(recursive=True)
+    assert family
+    assert server.end() == 0
+    assert not [child for child in family if alive(child.pid)]
+
+
+def test_the_worker_ends_when_the_server_is_killed(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        f"from tidemill import Tidemill\nmill = Tidemill('lmdb://{tmp_path}/jobs')\n"
+    )
+    app = f"{tmp_path}/shop.py:mill"
+    server = start("--workers", app, "-p", "1", where=app)
+    eventually(lambda: "worker" in server.output, "the worker")
+    family = psutil.Process(server.pid).children(recursive=True)
+    server.process.kill()
+    eventually(lambda: not [child for child in family if alive(child.pid)], "the worker's end")

@@ -1,0 +1,13 @@
+"""Whatever is sent to the job server, small: the whole of it is ``make fuzz``."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz import fuzz
+
+
+@pytest.mark.slow
+def test_no_request_is_too_odd() -> None:  # case W2
+    seen = fuzz("--phases", "fuzzing,stateful", "--max-examples", "3", seed=4)
+    assert seen["calls"] > 100
+    assert seen["jobs there"] > 0

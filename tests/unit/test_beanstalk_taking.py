@@ -1,0 +1,52 @@
+"""What ends a wait for a job at the port, and which of that may be a little late."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.server.beanstalk import taking
+from tidemill.server.beanstalk.client import Client
+from tidemill.server.beanstalk.tubes import Tubes
+
+
+class Desk:
+    """Has nothing; remembers how long it was waited for, and how long at most it may be."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[float, float]] = []
+
+    async def reserve(self, *given: Any) -> list[Any]:
+        self.given.append((round(given[2], 1), round(given[4], 1)))
+        return []
+
+
+@pytest.mark.parametrize(
+    ("until", "warn", "pause", "given"),
+    [
+        (100, float("inf"), 0, (100, float("inf"))),
+        (100, 100.1, 0, (100, 100.1)),
+        (100, 50, 0, (50, 50)),
+        (100, 50, 20, (20, 20)),
+        (100, -1, 0, (0, 0)),
+    ],
+)
+def test_neither_a_warning_nor_the_end_of_a_pause_is_late(
+    until: float, warn: float, pause: float, given: tuple[float, float]
+) -> None:
+    async def main() -> None:
+        tubes, desk = Tubes(), Desk()
+        client = Client(tubes, lambda hold: None, lambda: None)
+        client.watch["paused"] = tube = tubes["paused"]
+        now = time.monotonic()
+        if pause:
+            tube.paused_for, tube.paused_until = 1, now + pause
+        look: Any = taking._look
+        assert await look(SimpleNamespace(desk=desk), client, now + until, now + warn) is None
+        assert desk.given == [given]
+
+    asyncio.run(main())

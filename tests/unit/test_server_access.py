@@ -1,0 +1,189 @@
+"""Tokens, roles, hosts and rates: who may come in."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill import InvalidOption
+from tidemill.server import access, tokens
+from tidemill.server.access import Access, Rate
+from tidemill.server.problems import Problem
+from tidemill.server.settings import Settings, check
+from tidemill.server.tokens import Role, Tokens
+
+
+def test_the_file_holds_no_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    secret = tokens.create(path, "ci", Role.OPERATOR)
+    assert secret not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = Tokens(str(path)).find(secret)
+    assert found is not None
+    assert (found.name, found.rank) == ("ci", Role.OPERATOR)
+    assert Tokens(str(path)).find(secret + "x") is None
+    assert Tokens(str(path)).find("") is None
+
+
+def test_a_revoked_token_is_refused_with_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.json"
+    first = tokens.create(path, "first", Role.ADMIN)
+    known = Tokens(str(path))
+    second = tokens.create(path, "second", Role.VIEWER)
+    tokens.revoke(path, "first")
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    assert known.find(first) is None
+    assert known.find(second) is not None
+    path.write_text("spoilt")
+    assert known.find(second) is None
+
+
+def test_a_certificate_of_a_client_is_of_a_role() -> None:
+    given: dict[str, Any] = {"tls_cert": "c", "tls_key": "k", "tls_ca": "a", "host": "0.0.0.0"}
+    assert Access(check(Settings(**given))).identify("") == ("", Role.OPERATOR)
+    assert Access(check(Settings(**given, tls_role="viewer"))).identify("")[1] is Role.VIEWER
+    assert Access(check(Settings())).identify("")[1] is Role.ADMIN  # nobody else gets in
+    with pytest.raises(InvalidOption, match="--tls-role must be viewer, operator or admin"):
+        check(Settings(**given, tls_role="boss"))
+    # and is refused where it would say nothing: without certificates, or beside tokens
+    without: list[dict[str, Any]] = [{}, {"auth": "t.json"}, {**given, "auth": "t.json"}]
+    for options in without:
+        with pytest.raises(InvalidOption, match="--tls-role is for those who show a certificate"):
+            check(Settings(**options, tls_role="viewer"))
+
+
+def test_a_token_expires(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    over = tokens.create(path, "over", Role.ADMIN, expires=1.0)
+    still = tokens.create(path, "still", Role.ADMIN, expires=4e9)
+    known = Tokens(str(path))
+    assert known.find(over) is None
+    assert known.find(still) is not None
+
+
+def test_names_of_tokens_are_taken_once(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    tokens.create(path, "ci", Role.ADMIN)
+    with pytest.raises(InvalidOption, match="there is a token 'ci' already"):
+        tokens.create(path, "ci", Role.ADMIN)
+    with pytest.raises(InvalidOption, match=r"there is no token 'cd' in .*; it has: ci"):
+        tokens.revoke(path, "cd")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"tokens": [{"name": "a"}]}', '{"x": 1}'])
+def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    with pytest.raises(InvalidOption, match="is no file of tokens"):
+        tokens.read(path)
+
+
+def test_all_tokens_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constant time: by ``compare_digest``, with every one, whichever it is."""
+    path = tmp_path / "tokens.json"
+    secrets = [tokens.create(path, str(n), Role.ADMIN) for n in range(3)]
+    known, seen = Tokens(str(path)), []
+    compare = tokens.hmac.compare_digest
+    monkeypatch.setattr(
+        tokens.hmac, "compare_digest", lambda a, b: (seen.append(1), compare(a, b))[1]
+    )
+    known.find(secrets[0])
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org", ""])
+def test_other_machines_need_tokens(host: str) -> None:
+    with pytest.raises(InvalidOption, match="give --auth FILE"):
+        check(Settings(host=host))
+    check(Settings(host=host, auth="tokens.json"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.9.1"])
+def test_this_machine_needs_none(host: str) -> None:
+    check(Settings(host=host))
+
+
+def test_tls_is_given_whole() -> None:
+    with pytest.raises(InvalidOption, match="go together"):
+        check(Settings(tls_cert="c.pem"))
+    with pytest.raises(InvalidOption, match="give --tls-cert with it"):
+        check(Settings(tls_ca="c.pem"))
+
+
+@pytest.mark.parametrize(
+    ("host", "good"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:8333", True),
+        ("127.0.0.1:1", True),
+        ("[::1]:8333", True),
+        ("[::1]", True),
+        ("jobs.internal", True),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example:80", False),
+        ("[::1", False),
+        ("", False),
+    ],
+)
+def test_hosts_that_are_ours(host: str, good: bool) -> None:
+    door = Access(Settings(allow_hosts=("Jobs.Internal",)))
+    if good:
+        door.check_origin("GET", host, "", "")
+        return
+    with pytest.raises(Problem, match="answers to localhost only"):
+        door.check_origin("GET", host, "", "")
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "good"),
+    [
+        ("", "", True),
+        ("http://localhost:8333", "same-origin", True),
+        ("http://localhost:9999", "", False),
+        ("null", "", False),
+        ("http://evil.example", "", False),
+        ("", "cross-site", False),
+        ("", "same-site", False),
+        ("", "none", True),
+    ],
+)
+def test_pages_that_are_ours(origin: str, site: str, good: bool) -> None:
+    door = Access(Settings())
+    door.check_origin("GET", "localhost:8333", origin, site)  # nothing is changed
+    if good:
+        door.check_origin("POST", "localhost:8333", origin, site)
+        return
+    with pytest.raises(Problem, match="another site"):
+        door.check_origin("POST", "localhost:8333", origin, site)
+
+
+def test_so_many_requests_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(access.time, "monotonic", lambda: now)
+    rate = Rate(10, burst=2)
+    assert [rate.take("a"), rate.take("a")] == [0, 0]
+    assert rate.take("a") == pytest.approx(0.1)
+    assert rate.take("b") == 0  # each for itself
+    now += 0.1
+    assert rate.take("a") == 0
+    assert rate.take("a") > 0
+
+
+def test_a_rate_forgets_those_who_do_not_ask() -> None:
+    rate = Rate(1)
+    for n in range(Rate.MOST + 10):
+        rate.take(str(n))
+    assert len(rate._buckets) == Rate.MOST
+
+
+def test_a_certificate_is_sent_for_pages_of_other_sites_too() -> None:
+    known = Access(Settings(host="0.0.0.0", tls_cert="c", tls_key="k", tls_ca="ca"))
+    known.check_origin("POST", "jobs.example", "https://jobs.example", "same-origin")
+    known.check_origin("GET", "jobs.example", "https://other.example", "cross-site")
+    with pytest.raises(Problem):
+        known.check_origin("POST", "jobs.example", "https://other.example", "cross-site")

@@ -1,0 +1,129 @@
+"""The description of the API, and the declarations it is made of."""
+
+from __future__ import annotations
+
+import re
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidemill.brokers.base import Filter
+from tidemill.job import Envelope, Record, State
+from tidemill.server.api import ENDPOINTS
+from tidemill.server.api.jobs import job_out
+from tidemill.server.endpoints import Endpoint, Endpoints
+from tidemill.server.openapi import describe
+from tidemill.server.pages import docs_page
+from tidemill.server.problems import KINDS, Problem, problem_of, sentence_of
+from tidemill.server.shapes import jobs as shapes
+from tidemill.server.tokens import Role
+
+DESCRIPTION = describe(ENDPOINTS)
+
+
+def test_every_endpoint_is_described_and_the_other_way_round() -> None:
+    described = {
+        (method.upper(), path)
+        for path, operations in DESCRIPTION["paths"].items()
+        for method in operations
+    }
+    assert described == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    assert len(ENDPOINTS) == len(described)
+
+
+def test_what_is_described_is_served() -> None:
+    app = Endpoints(None, ENDPOINTS, None)  # type: ignore[arg-type]
+    for endpoint in ENDPOINTS:
+        path = endpoint.path.replace("{", "").replace("}", "")
+        methods, values = app._find({"path": path, "raw_path": path.encode()})
+        assert methods[endpoint.method] is endpoint
+        assert values == endpoint.names
+
+
+def test_references_lead_somewhere() -> None:
+    schemas = DESCRIPTION["components"]["schemas"]
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            if "$ref" in part:
+                assert part["$ref"].rpartition("/")[2] in schemas
+            for value in part.values():
+                look(value)
+        elif isinstance(part, list):
+            for value in part:
+                look(value)
+
+    look(DESCRIPTION)
+    msgspec.json.encode(DESCRIPTION)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e.method}{e.path}")
+def test_an_endpoint_is_whole(endpoint: Endpoint) -> None:
+    assert endpoint.handler.__doc__, "it says what it does"
+    assert endpoint.method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+    assert (endpoint.role is Role.VIEWER) == (endpoint.method == "GET")
+    if endpoint.method in ("GET", "DELETE"):
+        assert endpoint.body is None
+    statuses = {kind.status for kind in KINDS.values()} | {200, 201, 202, 204}
+    assert {endpoint.status, *endpoint.also} <= statuses
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [endpoint.handler.__name__ for endpoint in ENDPOINTS]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_has_all_of_it() -> None:
+    page = docs_page(ENDPOINTS).decode()
+    for endpoint in ENDPOINTS:
+        assert f"<b>{endpoint.method}</b> {endpoint.path}</code>" in page
+    assert "<script" not in page
+    assert "<code>delay</code><td>number, 0 to 3,153,600,000<" in page
+    assert "<code>order</code><td>strict, fair, merged<" in page
+    for word in ("typing", "msgspec", "Annotated", "None", "str", "float"):  # Python's own
+        assert not re.search(rf"<td>[^<]*\b{word}\b", page), word
+
+
+def test_a_job_is_shown_as_it_is_described() -> None:
+    record = Record(envelope=Envelope(id="1"), state=State.READY, seq=1, rank=0)
+    assert set(record.public()) == set(shapes.JobOut.__struct_fields__)
+    msgspec.json.decode(msgspec.json.encode(job_out(record)), type=shapes.JobOut)
+    assert set(typing.get_args(shapes.JobOut.__annotations__["state"])) <= set(State)
+    assert set(shapes.JobQuery.__struct_fields__) - {"state", "group", "search", "limit", "cursor"}
+    assert set(Filter.__struct_fields__) >= {"queue", "task", "key", "tag"}
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b'{"delay": "x"}', "delay: expected number or null, got text"),
+        (b'{"tags": [1]}', "tags[0]: expected text, got whole number"),
+        (b'{"headers": {"a": 1}}', "headers: expected text, got whole number"),
+        (b'{"nix": 1}', "object contains unknown field nix"),
+        (b'{"body": [', "JSON ends too early"),
+        (b'{"body" 1}', "JSON is malformed: expected ':' (byte 8)"),
+        (b"[1]", "expected object, got array"),
+        (b'{"priority": 101}', "priority: expected number <= 100"),
+        (b'{"on_conflict": "x"}', "on_conflict: invalid enum value 'x'"),
+    ],
+)
+def test_what_is_wrong_in_a_body_is_one_sentence(data: bytes, sentence: str) -> None:
+    with pytest.raises(msgspec.MsgspecError) as caught:
+        msgspec.json.decode(data, type=shapes.JobIn)
+    assert sentence_of(caught.value) == sentence
+
+
+def test_problems_are_those_of_the_rfc() -> None:
+    problem = Problem("conflict", "it is there", job_id="7")
+    document = msgspec.json.decode(problem.body("r1"))
+    assert document == {
+        "type": "urn:tidemill:problem:conflict",
+        "title": KINDS["conflict"].title,
+        "status": 409,
+        "detail": "it is there",
+        "request_id": "r1",
+        "job_id": "7",
+    }
+    assert problem_of(ValueError("a secret")) is None

@@ -1,0 +1,98 @@
+"""/ready: whether the store answers, and the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.errors import BrokerUnavailable
+from tidemill.server import app
+from tidemill.server.edge import Edge
+from tidemill.server.settings import Settings
+
+
+def served(info: Callable[[], Any]) -> tuple[Edge, asyncio.Event]:
+    """The application on a store that says this of itself; and what says that it is to end."""
+
+    async def run(call: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(call)
+
+    broker = SimpleNamespace(info=info, url="fake://", features=frozenset())
+    backend: Any = SimpleNamespace(
+        mill=SimpleNamespace(broker=broker),
+        run=run,
+        settings=Settings(),
+        stopping=asyncio.Event(),
+    )
+    return app.make_app(backend), backend.stopping
+
+
+async def ask(edge: Edge, path: str) -> tuple[int, Any]:
+    """The status and the document of an answer."""
+    said: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "headers": [(b"host", b"localhost")], "root_path": "",
+    }  # fmt: skip
+    await edge(scope, receive, send)
+    return said[0]["status"], json.loads(said[1]["body"])
+
+
+def test_a_server_is_ready_while_its_store_answers() -> None:
+    away = False
+
+    def info() -> dict[str, Any]:
+        if away:
+            raise BrokerUnavailable("it is away")
+        return {}
+
+    async def main() -> None:
+        nonlocal away
+        edge, stopping = served(info)
+        assert await ask(edge, "/ready") == (200, {"status": "ready"})
+        away = True
+        status, problem = await ask(edge, "/ready")
+        assert (status, problem["detail"]) == (503, "it is away")
+        assert (await ask(edge, "/health"))[0] == 200  # it serves all the same
+        away = False
+        assert (await ask(edge, "/ready"))[0] == 200
+        stopping.set()
+        status, problem = await ask(edge, "/ready")
+        assert (status, problem["detail"]) == (503, "the server is about to end")
+
+    asyncio.run(main())
+
+
+def test_a_store_that_hangs_is_asked_once_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, answers = [], threading.Event()
+
+    def info() -> dict[str, Any]:
+        looks.append(1)
+        assert answers.wait(30)
+        return {}
+
+    async def main() -> None:
+        edge, _ = served(info)
+        monkeypatch.setattr(app, "READY_WITHIN", 0.05)
+        for status, problem in await asyncio.gather(*(ask(edge, "/ready") for _ in range(3))):
+            assert (status, problem["detail"]) == (503, "the store does not answer")
+        assert (await ask(edge, "/ready"))[0] == 503
+        assert len(looks) == 1
+        answers.set()
+        monkeypatch.setattr(app, "READY_WITHIN", 30.0)
+        assert (await ask(edge, "/ready"))[0] == 200
+
+    asyncio.run(main())
