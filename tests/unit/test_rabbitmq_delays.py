@@ -56,6 +56,52 @@ def test_the_way_of_a_message_is_that_of_its_digits(seconds: float) -> None:
     assert key.endswith(".p.tasks.normal.a.b")
 
 
+def matches(pattern: str, key: str) -> bool:
+    """Whether a topic exchange of the server would send a message with this key there."""
+    wanted, words = pattern.split("."), key.split(".")
+    if wanted[-1] == "#":
+        wanted.pop()
+        words = words[: len(wanted)]
+    pairs = zip(wanted, words, strict=False)
+    return len(wanted) == len(words) and all(want in ("*", word) for want, word in pairs)
+
+
+@given(st.floats(0.001, longest()))
+def test_a_message_has_one_way_at_a_time_and_waits_for_each_of_its_digits(seconds: float) -> None:
+    # laws 2, 9: two ways would be two jobs, none a lost one
+    clockwork, digits, home = Clockwork("p"), split(seconds), "p-tasks"
+    exchange, key = clockwork.route(digits, home)
+    levels = {clockwork.exchange(level): level for level in range(LEVELS)}
+    queues = {place.name: place for place in clockwork.all_waits()}
+    assert len(queues) == (DIGITS - 1) * (LEVELS - 1) + 11
+    came_through, rest = [], length(digits)
+    while exchange != clockwork.exchange(-1):
+        level = levels[exchange]
+        ways = [clockwork.exchange(level - 1)] if matches(Clockwork.binding(level, 0), key) else []
+        ways += [
+            name
+            for name in queues
+            if name.startswith(f"{exchange}.")
+            and matches(Clockwork.binding(level, int(name.rsplit(".", 1)[1])), key)
+        ]
+        [to] = ways
+        if to in queues:
+            arguments = queues[to].arguments
+            least, most = clockwork.left(queues[to], key)
+            rest -= arguments["x-message-ttl"] / 1000
+            assert (least, most) == (
+                pytest.approx(rest, abs=1e-4),
+                pytest.approx(rest + arguments["x-message-ttl"] / 1000, abs=1e-4),
+            )
+            came_through.append(to)
+            to = arguments["x-dead-letter-exchange"]
+        exchange = to
+    assert came_through == [place.name for place, *_ in clockwork.waits(digits)]
+    order = list(queues)
+    assert sorted(came_through, key=order.index) == came_through
+    assert rest == pytest.approx(0, abs=1e-4)
+
+
 def test_there_are_no_more_queues_than_digits() -> None:
     # law 15: whatever the delays are
     names = {
