@@ -18,6 +18,7 @@ from tidemill.job import Conflict, rank_of
 from tidemill.retry import Retries
 
 __all__ = [
+    "BodyTooLarge",
     "MAX_BODY",
     "Url",
     "check_app",
@@ -184,12 +185,20 @@ def _hint(name: str, known: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
+class BodyTooLarge(InvalidOption):
+    """A job has more in it than stores take."""
+
+
 def check_body(body: bytes) -> bytes:
-    """Refuse a body beyond the limit."""
+    """Refuse a body beyond the limit.
+
+    Raises:
+        BodyTooLarge: it is.
+    """
     if len(body) > MAX_BODY:
-        raise InvalidOption(
-            f"the body has {len(body):,} bytes; {MAX_BODY:,} is the most. "
-            "Store large data elsewhere and pass its name"
+        raise BodyTooLarge(
+            f"the body has {len(body):,} bytes, and {MAX_BODY:,} is the most; "
+            "store large data elsewhere and pass its name"
         )
     return body
 

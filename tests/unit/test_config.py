@@ -133,7 +133,7 @@ def test_a_misspelt_option_is_told_the_nearest() -> None:
 
 def test_a_body_has_a_limit() -> None:
     config.check_body(b"x" * config.MAX_BODY)
-    with pytest.raises(InvalidOption, match=r"1,048,577 bytes; 1,048,576 is the most"):
+    with pytest.raises(InvalidOption, match=r"1,048,577 bytes, and 1,048,576 is the most"):
         config.check_body(b"x" * (config.MAX_BODY + 1))
 
 

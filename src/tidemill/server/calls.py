@@ -33,7 +33,7 @@ from tidemill.brokers.calls import (
 )
 from tidemill.brokers.carrying import lending
 from tidemill.clock import new_id, wall_time
-from tidemill.config import LATEST, MAX_NAME, MAX_SECONDS, check_body
+from tidemill.config import LATEST, MAX_NAME, MAX_SECONDS, BodyTooLarge, check_body
 from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,
@@ -64,6 +64,7 @@ Answer = tuple[int, bytes]
 _KEY, _PROTOCOL = KEY.encode(), PROTOCOL.encode()
 _STATUS: dict[type[TidemillError], int] = {
     BrokerUnavailable: 503,
+    BodyTooLarge: 413,
     FeatureMissing: 501,
     InvalidOption: 400,
     StoreFull: 507,
@@ -145,7 +146,8 @@ class Calls:
         if body is None:
             return None
         if len(body) > self._most:
-            return _refuse(InvalidOption(f"a call has {self._most:,} bytes at most"))
+            most = f"a call has {self._most:,} bytes at most; put fewer jobs at once"
+            return _refuse(BodyTooLarge(most))
         if self._lacks is not None:
             return _refuse(self._lacks)
         if name == "wait":

@@ -94,7 +94,8 @@ class Exchange:
     def _too_large(self) -> Problem:
         return Problem(
             "too-large",
-            f"the body has more than {self.settings.max_request:,} bytes, which is the most",
+            f"the body has more than {self.settings.max_request:,} bytes, which is the most; "
+            "send it in several requests, or start the server with a larger --max-request",
             headers={"connection": "close"},
         )
 

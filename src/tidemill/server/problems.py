@@ -11,6 +11,7 @@ import re
 
 import msgspec
 
+from tidemill.config import BodyTooLarge
 from tidemill.errors import (
     BrokerUnavailable,
     CodecError,
@@ -112,6 +113,7 @@ _OF_ERRORS: tuple[tuple[type[TidemillError], str], ...] = (  # the first that fi
     (LeaseLost, "lease-lost"),
     (BrokerUnavailable, "unavailable"),
     (FeatureMissing, "feature-missing"),
+    (BodyTooLarge, "too-large"),
     (InvalidOption, "invalid-request"),
     (CodecError, "invalid-request"),
 )

@@ -108,7 +108,7 @@ def envelope_of(backend: Backend, job: JobIn, number: int = -1) -> Envelope:
         return _message(backend, job) if job.task is None else _call(backend.mill, job)
     except InvalidOption as error:
         if number >= 0:
-            raise InvalidOption(f"jobs[{number}]: {error}") from None
+            raise type(error)(f"jobs[{number}]: {error}") from None
         raise
 
 
