@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import socket
 import threading
 import time
@@ -158,6 +159,13 @@ def test_a_tube_is_gone_when_nobody_needs_it(come: Callable[[], Tongue]) -> None
     assert client.ask(b"list-tubes\r\n").endswith(b"---\n- default\n")
     assert client.ask(b"stats-tube a\r\n") == b"NOT_FOUND"
     assert client.ask(b"pause-tube a 5\r\n") == b"NOT_FOUND"
+
+
+def test_what_stats_tell_of_the_machine_is_text_for_yaml(come: Callable[[], Tongue]) -> None:
+    lines = come().ask(b"stats\r\n").decode().splitlines()
+    assert f'hostname: "{platform.node()}"' in lines
+    assert f'os: "{platform.version()}"' in lines
+    assert f'platform: "{platform.machine()}"' in lines
 
 
 # -- draining, and clients that do no good -------------------------------------------------------

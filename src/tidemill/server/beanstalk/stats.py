@@ -211,9 +211,10 @@ async def server_stats(backing: Backing, client: Client) -> bytes:
         "binlog-max-size": 0,
         "draining": "true" if backing.draining else "false",
         "id": backing.instance,
-        "hostname": socket.gethostname(),
-        "os": platform.version(),
-        "platform": platform.machine(),
+        # In quotes, as from beanstalkd 1.13 on: a kernel's version that begins with # is a comment.
+        "hostname": f'"{socket.gethostname()}"',
+        "os": f'"{platform.version()}"',
+        "platform": f'"{platform.machine()}"',
     }
     return yaml_reply([f"{name}: {value}" for name, value in facts.items()])
 
