@@ -51,7 +51,7 @@ def test_a_page_of_another_site_changes_nothing(server: JobServer) -> None:
 def test_what_is_wrong_is_named_in_one_sentence(server: JobServer) -> None:
     for body, detail in [
         ({"body": 1, "delay": "x"}, "delay: expected number or null, got text"),
-        ({"body": 1, "dela": 1}, "object contains unknown field dela"),
+        ({"body": 1, "dela": 1}, "unknown field dela; did you mean delay?"),
         ({"body": 1, "timeout": 3}, "timeout and result_ttl go with task; a message has a ttr"),
         (
             {"body": 1, "limit": "x"},

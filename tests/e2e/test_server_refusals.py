@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,3 +60,132 @@ def test_a_request_that_is_too_large_is_413(server: JobServer) -> None:
     assert "16,777,216 bytes, which is the most; send it in several" in refused(
         answer, 413, "too-large"
     )
+
+
+# -- no choice ------------------------------------------------------------------------------------
+
+STATES = "cancelled, expired, failed, ready, running, scheduled, succeeded or waiting"
+CONFLICTS = "keep, merge, reject or replace"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "detail"),
+    [
+        ("GET", "/v1/jobs?state=done", None, f"state[0]: expected {STATES}, got 'done'"),
+        ("GET", "/v1/jobs?stat=failed", None, "unknown field stat; did you mean state?"),
+        (
+            *("POST", "/v1/queues/a/messages?on_conflict=x", b"1"),
+            f"on_conflict: expected {CONFLICTS}, got 'x'",
+        ),
+        ("POST", "/v1/jobs", {"encoding": "x"}, "encoding: expected base64 or json, got 'x'"),
+        (
+            *("POST", "/v1/jobs/batch", {"jobs": [{"body": 1}, {"on_conflict": "x"}]}),
+            f"jobs[1].on_conflict: expected {CONFLICTS}, got 'x'",
+        ),
+        (
+            *("POST", "/v1/reserve", {"queues": ["a"], "order": 7}),
+            "order: expected fair, merged or strict, got whole number",
+        ),
+        (
+            *("PATCH", "/v1/queues/a/limit", {"breaker": {"failure": 3}}),
+            "breaker: unknown field failure; did you mean failures?",
+        ),
+    ],
+)
+def test_what_is_no_choice_hears_the_choices(
+    server: JobServer, method: str, path: str, body: Any, detail: str
+) -> None:
+    assert refused(server.request(method, path, body), 400, "invalid-request") == detail
+
+
+# -- coded ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/queues/a/messages", "/v1/broker/put"])
+@pytest.mark.parametrize("coding", ["gzip", "br", "GZIP, identity"])
+def test_a_coded_body_is_not_read(server: JobServer, path: str, coding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    answer = server.post(path, gzip.compress(b'{"body": 1}'), headers=headers)
+    detail = refused(answer, 415, "unsupported-media-type")
+    assert detail.endswith(f"without Content-Encoding, not as {coding}")
+    assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_identity_is_no_coding(server: JobServer) -> None:
+    headers = {"Content-Encoding": "identity"}
+    assert server.post("/v1/queues/a/messages", b"1", headers=headers).status == 201
+    # and where there is no body, there is none that is coded
+    assert server.get("/v1/queues", headers={"Content-Encoding": "gzip"}).status == 200
+
+
+# -- no such method, no such path -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("DELETE", "/v1/jobs", "GET, HEAD, POST"),
+        ("PROPFIND", "/v1/jobs", "GET, HEAD, POST"),
+        ("OPTIONS", "/v1/reserve", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+        ("GET", "/v1/broker/put", "POST"),
+    ],
+)
+def test_a_path_says_what_can_be_done_to_it(
+    server: JobServer, method: str, path: str, allow: str
+) -> None:
+    answer = server.request(method, path)
+    assert allow in refused(answer, 405, "method-not-allowed")
+    assert answer.headers["allow"] == allow
+
+
+@pytest.mark.parametrize("path", ["/nix", "/v1/nix", "/v1/queues/a/nix", "/v1/broker/a/b"])
+def test_where_nothing_is_is_404(server: JobServer, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert path in refused(server.request(method, path), 404, "not-found")
+
+
+def raw(server: JobServer, data: bytes) -> Answer:
+    """The answer to bytes that need not be a request."""
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
+        sock.sendall(data)
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, headers, response.read())
+
+
+@pytest.mark.parametrize("method", ["FOO", "GETX", "get"])
+def test_a_method_that_nobody_knows_is_501(server: JobServer, method: str) -> None:
+    answer = raw(server, f"{method} /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert "GET, POST, PUT, PATCH and DELETE" in refused(answer, 501, "unknown-method")
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: a\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_400(server: JobServer, data: bytes) -> None:
+    detail = refused(raw(server, data), 400, "invalid-request")
+    assert detail.startswith("this is no request of HTTP/1.1")
+
+
+def test_a_head_without_end_is_431(server: JobServer) -> None:
+    answer = raw(server, b"GET / HTTP/1.1\r\nX: " + b"x" * 65_530)
+    assert "65,536 bytes" in refused(answer, 431, "head-too-large")
+
+
+def test_an_answer_that_has_begun_is_not_mixed_with_another(server: JobServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
+        sock.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        said = sock.recv(65536)
+        sock.sendall(b"nonsense\r\n\r\n")
+        while part := sock.recv(65536):
+            said += part
+    assert said.startswith(b"HTTP/1.1 200")
+    assert said.count(b"HTTP/1.1") == 1

@@ -16,7 +16,8 @@ from tidemill.server.api.jobs import job_out
 from tidemill.server.endpoints import Endpoint, Endpoints
 from tidemill.server.openapi import describe
 from tidemill.server.pages import docs_page
-from tidemill.server.problems import KINDS, Problem, problem_of, sentence_of
+from tidemill.server.problems import KINDS, Problem, problem_of
+from tidemill.server.sentences import sentence_of
 from tidemill.server.shapes import jobs as shapes
 from tidemill.server.tokens import Role
 
@@ -101,18 +102,19 @@ def test_a_job_is_shown_as_it_is_described() -> None:
         (b'{"delay": "x"}', "delay: expected number or null, got text"),
         (b'{"tags": [1]}', "tags[0]: expected text, got whole number"),
         (b'{"headers": {"a": 1}}', "headers: expected text, got whole number"),
-        (b'{"nix": 1}', "object contains unknown field nix"),
+        (b'{"dela": 1}', "unknown field dela; did you mean delay?"),
         (b'{"body": [', "JSON ends too early"),
         (b'{"body" 1}', "JSON is malformed: expected ':' (byte 8)"),
         (b"[1]", "expected object, got array"),
         (b'{"priority": 101}', "priority: expected number <= 100"),
-        (b'{"on_conflict": "x"}', "on_conflict: invalid enum value 'x'"),
+        (b'{"on_conflict": "x"}', "on_conflict: expected keep, merge, reject or replace, got 'x'"),
+        (b'{"encoding": 1}', "encoding: expected base64 or json, got whole number"),
     ],
 )
 def test_what_is_wrong_in_a_body_is_one_sentence(data: bytes, sentence: str) -> None:
     with pytest.raises(msgspec.MsgspecError) as caught:
         msgspec.json.decode(data, type=shapes.JobIn)
-    assert sentence_of(caught.value) == sentence
+    assert sentence_of(caught.value, shapes.JobIn) == sentence
 
 
 def test_problems_are_those_of_the_rfc() -> None:

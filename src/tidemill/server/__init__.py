@@ -6,7 +6,7 @@
     edge        what holds for every request: ids, access, sizes, times, the access log (logs)
     access      who may come in; tokens: what with, with which role
     connection  what holds for every connection before there is a request
-    problems    errors in the one form they all have (RFC 9457)
+    problems    errors in the one form they all have (RFC 9457); sentences: of bad inputs
     endpoints   how a part of the JSON API is declared, found and answered
     openapi     the description made of those declarations; pages: the same for people
     shapes      what requests and answers look like

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.server.api import ENDPOINTS
 from tidemill.server.backend import Backend
-from tidemill.server.edge import Edge
+from tidemill.server.edge import Edge, nothing_at
 from tidemill.server.endpoints import Endpoints
 from tidemill.server.logs import AccessLog
 from tidemill.server.openapi import describe
@@ -79,7 +79,7 @@ def make_app(backend: Backend, log: AccessLog | None = None) -> Edge:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    raise Problem("not-found", f"nothing is served at {scope['path'][:200]!r}; see /v1/docs")
+    raise nothing_at(scope["path"])
 
 
 def _json(document: object) -> Response:

@@ -16,13 +16,18 @@ close on what was not read is to reset the connection, and the answer may be los
 from __future__ import annotations
 
 import asyncio
+import http
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidemill.server.edge import LINE
+from tidemill.server.problems import Problem
 from tidemill.server.settings import Settings
 
 __all__ = ["Connection", "connection_class", "sweep"]
@@ -36,10 +41,17 @@ MAX_BEHIND = 64 * 1024
 REST, REST_TIME = 64 << 20, 5.0
 """Bytes, and seconds about, for which a client that has been answered may go on sending."""
 
-_NOT_SERVED = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_TOO_MANY = _NOT_SERVED % b"503 Service Unavailable"
-_TOO_LONG = _NOT_SERVED % b"431 Request Header Fields Too Large"
-_TOO_SLOW = _NOT_SERVED % b"408 Request Timeout"
+_TOO_MANY = Problem(
+    "too-many-connections", "too many connections are open; close some, or come again later"
+)
+_TOO_LONG = Problem(
+    "head-too-large", f"the head of the request has more than {MAX_HEAD:,} bytes, which is the most"
+)
+_TOO_SLOW = Problem("timeout", "the request did not come in time; send it again")
+_NO_METHOD = Problem(
+    "unknown-method",
+    "the server knows no such method; what there is takes GET, POST, PUT, PATCH and DELETE",
+)
 
 
 class Gathering:
@@ -211,11 +223,24 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
         elif 0 < self.head_since < now - head or 0 < self.body_since < now - body:
             self.body_since = 0.0  # it sends nothing: there is nothing to hear out
-            self._refuse(b"" if self.cycle and self.cycle.response_started else _TOO_SLOW)
+            self._refuse(None if self.cycle and self.cycle.response_started else _TOO_SLOW)
 
-    def _refuse(self, answer: bytes) -> None:
-        if answer:
-            self.transport.write(answer)
+    def send_400_response(self, msg: str) -> None:
+        """What came is no request: uvicorn says so while it handles what the parser raised."""
+        error, begun = sys.exception(), self.served
+        if begun is not None and begun.response_started and not begun.response_complete:
+            self._refuse(None)  # what is said now would be taken for a part of that answer
+            return
+        if isinstance(error, httptools.HttpParserInvalidMethodError):
+            self._refuse(_NO_METHOD)
+            return
+        of_ours = isinstance(error, httptools.HttpParserCallbackError)
+        why = "its path cannot be read" if of_ours else str(error)
+        self._refuse(Problem("invalid-request", f"this is no request of HTTP/1.1: {why}"))
+
+    def _refuse(self, problem: Problem | None) -> None:
+        if problem is not None:
+            self.transport.write(_answer(problem))
         self.transport.close()
 
     def _hears_out(self) -> bool:
@@ -225,6 +250,18 @@ class Connection(HttpToolsProtocol):
         self.rest_since = time.monotonic()
         self.waiting.add(self)
         return True
+
+
+def _answer(problem: Problem) -> bytes:
+    """The whole answer of a problem that ends its connection."""
+    request_id = os.urandom(8).hex()
+    body = problem.body(request_id)
+    head = (
+        f"HTTP/1.1 {problem.status} {http.HTTPStatus(problem.status).phrase}\r\n"
+        f"content-type: application/problem+json\r\ncontent-length: {len(body)}\r\n"
+        f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 def connection_class(settings: Settings) -> type[Connection]:

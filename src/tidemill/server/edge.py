@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidemill.server.access import Access
 from tidemill.server.logs import AccessLog
-from tidemill.server.problems import Problem, problem_of
+from tidemill.server.problems import Problem, not_allowed, problem_of
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role
 
-__all__ = ["LINE", "Edge", "Exchange", "Line", "require"]
+__all__ = ["LINE", "Edge", "Exchange", "Line", "nothing_at", "require"]
 
 log = logging.getLogger("tidemill.server")
 
@@ -36,7 +36,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,100}")
 _HEADERS = frozenset(
     {
         *(b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"),
-        *(b"content-length", b"content-type"),
+        *(b"content-encoding", b"content-length", b"content-type", b"transfer-encoding"),
     }
 )
 
@@ -90,6 +90,18 @@ class Exchange:
         length = self._given.get(b"content-length", b"")
         if length.isdigit() and int(length) > self.settings.max_request:
             raise self._too_large()
+
+    def check_coding(self) -> None:
+        """Refuse a body that is compressed: it would be taken for something else."""
+        coding = self.header(b"content-encoding")
+        length = self.header(b"content-length").strip("0")
+        if coding.lower() in ("", "identity") or not (length or self.header(b"transfer-encoding")):
+            return
+        raise Problem(
+            "unsupported-media-type",
+            f"send the body as it is, without Content-Encoding, not as {coding[:100]}",
+            headers={"accept-encoding": "identity"},
+        )
 
     def _too_large(self) -> Problem:
         return Problem(
@@ -211,6 +223,7 @@ class Edge:
 
     def _let_in(self, exchange: Exchange, scope: Scope) -> None:
         exchange.check_length()
+        exchange.check_coding()
         self.access.check_origin(
             scope["method"],
             exchange.header(b"host"),
@@ -223,7 +236,10 @@ class Edge:
         self.access.check_rate(exchange.name or exchange.address)
 
     async def _fail(self, exchange: Exchange, error: Exception) -> None:
-        problem = _refused(error) if isinstance(error, HTTPException) else problem_of(error)
+        if isinstance(error, HTTPException):
+            problem = _refused(exchange, error)
+        else:
+            problem = problem_of(error)
         if problem is None:
             log.error("request %s failed", exchange.id, exc_info=error)
             problem = Problem("error", "this is a mistake of ours; the log has it by the id")
@@ -234,9 +250,15 @@ class Edge:
         )
 
 
-def _refused(error: HTTPException) -> Problem | None:
+def nothing_at(path: str) -> Problem:
+    """There is nothing at a path."""
+    return Problem("not-found", f"nothing is served at {path[:200]!r}; see /v1/docs")
+
+
+def _refused(exchange: Exchange, error: HTTPException) -> Problem | None:
     """What Starlette's own routes refuse."""
-    allow = dict(error.headers or {}).get("Allow", "")
     if error.status_code == 405:
-        return Problem("method-not-allowed", f"it can be: {allow}", headers={"allow": allow})
+        return not_allowed(dict(error.headers or {}).get("Allow", "").split(", "))
+    if error.status_code == 404:
+        return nothing_at(exchange.scope["path"])
     return Problem("invalid-request", error.detail) if error.status_code < 500 else None

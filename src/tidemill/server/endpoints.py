@@ -21,7 +21,8 @@ import msgspec
 
 from tidemill.server.backend import Backend
 from tidemill.server.edge import Exchange, require
-from tidemill.server.problems import Problem
+from tidemill.server.problems import Problem, not_allowed
+from tidemill.server.sentences import sentence_of
 from tidemill.server.tokens import Role
 
 __all__ = ["Call", "Document", "Endpoint", "Endpoints", "Raw", "Stream", "json_of"]
@@ -127,7 +128,10 @@ class Endpoint:
                 return msgspec.convert({}, self.body)
             except msgspec.ValidationError:
                 raise Problem("invalid-request", "the body is empty; it must be JSON") from None
-        return json_of(data, self._decode)
+        try:
+            return json_of(data, self._decode)
+        except msgspec.ValidationError as error:
+            raise Problem("invalid-request", sentence_of(error, self.body)) from None
 
     def _query(self, exchange: Exchange) -> Any:
         text = exchange.scope.get("query_string", b"").decode("latin-1")
@@ -143,7 +147,10 @@ class Endpoint:
                 raise Problem("invalid-request", f"{name}: it is given twice")
             else:
                 given[name] = value
-        return msgspec.convert(given, self.query, strict=False)
+        try:
+            return msgspec.convert(given, self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise Problem("invalid-request", sentence_of(error, self.query)) from None
 
 
 def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
@@ -185,8 +192,7 @@ class Endpoints:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         endpoint = methods.get(method)
         if endpoint is None:
-            allow = ", ".join(sorted(methods))
-            raise Problem("method-not-allowed", f"it can be: {allow}", headers={"allow": allow})
+            raise not_allowed(methods)
         exchange = require(scope, endpoint.role)
         call = Call(self._backend, exchange, endpoint.status)
         await _answer(call, await endpoint(call, values))

@@ -7,7 +7,7 @@ the log under the id of the request.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection
 
 import msgspec
 
@@ -28,8 +28,9 @@ from tidemill.errors import (
     StoreMoved,
     TidemillError,
 )
+from tidemill.server.sentences import sentence_of
 
-__all__ = ["KINDS", "Kind", "Problem", "ProblemBody", "problem_of", "sentence_of"]
+__all__ = ["KINDS", "Kind", "Problem", "ProblemBody", "not_allowed", "problem_of"]
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -53,9 +54,12 @@ KINDS = {
     "unsupported-media-type": Kind(415, "The body is of no known type"),
     "queue-full": Kind(429, "The queue is full"),
     "too-many-requests": Kind(429, "Too many requests"),
+    "head-too-large": Kind(431, "The head of the request is too large"),
     "error": Kind(500, "The server made a mistake"),
     "feature-missing": Kind(501, "The broker cannot do this"),
+    "unknown-method": Kind(501, "There is no such method"),
     "unavailable": Kind(503, "The store cannot be reached now"),
+    "too-many-connections": Kind(503, "Too many connections"),
     "store-full": Kind(507, "The store is full"),
 }
 """By the last part of the problem's ``type``."""
@@ -101,6 +105,13 @@ class Problem(Exception):
         )
 
 
+def not_allowed(methods: Collection[str]) -> Problem:
+    """Something else was to be done to a path than what it takes."""
+    known = {*methods, *({"HEAD"} if "GET" in methods else ())}
+    allow = ", ".join(sorted(known))
+    return Problem("method-not-allowed", f"the path takes {allow}", headers={"allow": allow})
+
+
 _OF_ERRORS: tuple[tuple[type[TidemillError], str], ...] = (  # the first that fits
     (JobPruned, "gone"),
     (JobNotFound, "not-found"),
@@ -132,25 +143,3 @@ def problem_of(error: Exception) -> Problem | None:
             job_id = error.job_id if isinstance(error, DuplicateJob) else ""
             return Problem(name, str(error), job_id=job_id)
     return None
-
-
-_WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
-_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b|(?<=\d)\.0\b")
-_PLACE = re.compile(r"(.*) - at `(key in )?\$\.?(.*)`$", re.DOTALL)
-
-
-def sentence_of(error: Exception) -> str:
-    """What msgspec says of a bad input, with the field it is about in front."""
-    found = _PLACE.match(str(error))
-    text = found[1] if found else str(error)
-    text = text.replace("`", "")
-    if text.startswith("Input data was truncated"):
-        text = "JSON ends too early"
-    elif not text.startswith("JSON"):
-        text = text[:1].lower() + text[1:]
-    if text.startswith("expected"):
-        text = _WORD.sub(lambda m: _WORDS.get(m[0], ""), text).replace("| null", "or null")
-    if found and found[3]:
-        whole = f"{'a key of ' if found[2] else ''}{found[3]}"
-        return f"{whole.replace('[...]', '')}: {text}"
-    return text
