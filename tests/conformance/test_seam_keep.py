@@ -178,6 +178,13 @@ def test_find_goes_on_where_it_was_although_jobs_come_and_go(broker: Broker) -> 
     assert rest == ids_of(jobs[4::-1])
 
 
+@pytest.mark.parametrize("cursor", ["nix", "-1", "1.5", "id:" + "x" * 600, "\0", "9" * 30])
+def test_a_cursor_that_no_list_ended_with_is_refused(broker: Broker, cursor: str) -> None:
+    broker.put([job() for _ in range(2)])
+    with pytest.raises(InvalidOption, match=r"^cursor .* leave it out"):
+        broker.find(Filter(), 1, cursor)
+
+
 def test_find_filters_by_everything(broker: Broker, worker: Hand) -> None:
     one = job("a", task="app.one", key="k", tags=("red", "big"), text="Hello World")
     two = job("b", task="app.two", tags=("red",), text="bye")

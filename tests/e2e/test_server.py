@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -73,3 +75,21 @@ def test_a_body_that_is_no_text_is_refused(server: JobServer, path: str) -> None
     answer = server.post(path, b'{"queue": "\xff", "body": 1}', headers=headers)
     assert (answer.status, answer.json["type"]) == (400, "urn:tidemill:problem:invalid-request")
     assert "UTF-8" in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "url"), [("psycopg", "postgresql://localhost/x"), ("redis", "redis://localhost")]
+)
+@pytest.mark.parametrize("verb", [("server", "--port", "0"), ("info", "--url")])
+def test_a_missing_driver_is_a_wrong_usage(driver: str, url: str, verb: tuple[str, ...]) -> None:
+    hidden = f"import sys; sys.modules[{driver!r}] = None; from tidemill.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, *verb, url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"tidemill: {url.partition('/')[0]}// needs {driver}; install it: pip")

@@ -98,6 +98,14 @@ def test_what_is_no_choice_hears_the_choices(
     assert refused(server.request(method, path, body), 400, "invalid-request") == detail
 
 
+def test_a_cursor_that_no_list_ended_with_is_400(server: JobServer) -> None:
+    server.post("/v1/jobs/batch", {"jobs": [{"body": n} for n in range(2)]})
+    detail = refused(server.get("/v1/jobs?cursor=nix"), 400, "invalid-request")
+    assert detail.startswith("cursor 'nix' is none that a list of jobs here ended with")
+    cursor = server.get("/v1/jobs?limit=1").json["cursor"]
+    assert server.get(f"/v1/jobs?cursor={cursor}").json["jobs"]
+
+
 # -- coded ----------------------------------------------------------------------------------------
 
 

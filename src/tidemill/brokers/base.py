@@ -61,7 +61,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidemill.brokers.looking import Filter, Page, QueueStats, matches
+from tidemill.brokers.looking import (
+    Filter,
+    Page,
+    QueueStats,
+    bad_cursor,
+    matches,
+    number_of,
+)
 from tidemill.brokers.schedules import Schedule, Schedules
 from tidemill.brokers.schemes import check_url, features_of, open_broker, register_scheme
 from tidemill.brokers.steps import Mode, Reply, Step, Want
@@ -84,7 +91,9 @@ __all__ = [
     "check_url",
     "features_of",
     "lacks",
+    "bad_cursor",
     "matches",
+    "number_of",
     "need",
     "open_broker",
     "register_scheme",

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
+from tidemill.errors import InvalidOption
 from tidemill.job import Record, State
 
-__all__ = ["Filter", "Page", "QueueStats", "matches"]
+__all__ = ["Filter", "Page", "QueueStats", "bad_cursor", "matches", "number_of"]
 
 
 _UNKNOWN = frozenset(
@@ -84,12 +85,33 @@ class Filter(msgspec.Struct, kw_only=True, frozen=True):
 class Page(msgspec.Struct):
     """Some records, newest first, and where to go on; an empty cursor means there are no more.
 
+    To go on with a cursor that no list ended with is refused, where that can be seen.
+
     Newest first holds for ids made by tidemill; a store may sort by id, so that a user's own ids
     come in descending order instead.
     """
 
     records: list[Record]
     cursor: str = ""
+
+
+def number_of(cursor: str) -> int:
+    """The number that a cursor is, where a store counts its records.
+
+    Raises:
+        InvalidOption: it is none.
+    """
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise bad_cursor(cursor)
+    return int(cursor)
+
+
+def bad_cursor(cursor: str) -> InvalidOption:
+    """No list here ended with this cursor."""
+    return InvalidOption(
+        f"cursor {cursor[:80]!r} is none that a list of jobs here ended with; "
+        "leave it out to begin with the newest"
+    )
 
 
 def matches(record: Record, what: Filter) -> bool:

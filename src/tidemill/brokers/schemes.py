@@ -12,7 +12,14 @@ from tidemill.errors import FeatureMissing, InvalidOption
 if TYPE_CHECKING:
     from tidemill.brokers.base import Broker, Feature
 
-__all__ = ["check_url", "features_of", "migrate_store", "open_broker", "register_scheme"]
+__all__ = [
+    "DriverMissing",
+    "check_url",
+    "features_of",
+    "migrate_store",
+    "open_broker",
+    "register_scheme",
+]
 
 _SCHEMES: dict[str, str | Callable[[Url], Broker]] = {
     "memory": "tidemill.brokers.memory",
@@ -36,6 +43,10 @@ _EXTRAS = {
 }
 
 
+class DriverMissing(FeatureMissing):
+    """The driver of a broker is not installed; the sentence names the extra to install."""
+
+
 def register_scheme(scheme: str, opener: str | Callable[[Url], Broker]) -> None:
     """Teach ``open_broker`` a scheme: a function, or a module that has one named ``open_url``.
 
@@ -51,7 +62,7 @@ def open_broker(text: str) -> Broker:
 
     Raises:
         InvalidOption: no broker has the scheme, or an option in the URL is wrong.
-        FeatureMissing: the driver is not installed; the sentence names the extra to install.
+        DriverMissing: the driver is not installed.
         BrokerUnavailable: the store cannot be opened.
     """
     url = parse_url(text)
@@ -65,7 +76,7 @@ def check_url(text: str) -> None:
     """Refuse a URL that could never be opened: what can be seen without opening it.
 
     Raises:
-        InvalidOption, FeatureMissing: as ``open_broker``.
+        InvalidOption, DriverMissing: as ``open_broker``.
     """
     url = parse_url(text)
     opener = _opener_of(url)
@@ -77,7 +88,7 @@ def features_of(text: str) -> frozenset[Feature] | None:
     """What the broker of a URL can do; None when that is only known of one that is open.
 
     Raises:
-        InvalidOption, FeatureMissing: as ``open_broker``.
+        InvalidOption, DriverMissing: as ``open_broker``.
     """
     url = parse_url(text)
     opener = _opener_of(url)
@@ -93,7 +104,7 @@ def migrate_store(text: str) -> tuple[int, int] | None:
     None when stores of this kind need nothing of the sort.
 
     Raises:
-        InvalidOption, FeatureMissing, BrokerUnavailable: as ``open_broker``.
+        InvalidOption, DriverMissing, BrokerUnavailable: as ``open_broker``.
     """
     url = parse_url(text)
     opener = _opener_of(url)
@@ -120,6 +131,6 @@ def _driver(url: Url, module: str) -> Any:
         extra = _EXTRAS.get(error.name or "")
         if extra is None:
             raise
-        raise FeatureMissing(
+        raise DriverMissing(
             f"{url.scheme}:// needs {error.name}; install it: pip install 'tidemill[{extra}]'"
         ) from error

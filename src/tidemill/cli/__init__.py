@@ -94,7 +94,9 @@ def _sentence(error: TidemillError) -> str:
 def _exit_code(error: TidemillError) -> int:
     if isinstance(error, BrokerUnavailable):
         return 3
-    return 2 if isinstance(error, InvalidOption) else 1
+    from tidemill.brokers.schemes import DriverMissing
+
+    return 2 if isinstance(error, (InvalidOption, DriverMissing)) else 1
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -106,5 +108,6 @@ def main() -> None:
 
     Verbs find their jobs by --url or --app, else by $TIDEMILL_URL or $TIDEMILL_APP, else in
     .tidemill beside the nearest pyproject.toml or .git. With --json they print one JSON document.
-    Exit codes: 0 done, 1 it could not be done, 2 wrong usage, 3 the broker cannot be reached.
+    Exit codes: 0 done, 1 it could not be done, 2 wrong usage or a missing driver, 3 the broker
+    cannot be reached.
     """

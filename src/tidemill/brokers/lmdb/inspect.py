@@ -8,7 +8,7 @@ from typing import Any
 
 import lmdb
 
-from tidemill.brokers.base import Filter, Page, QueueStats, matches
+from tidemill.brokers.base import Filter, Page, QueueStats, bad_cursor, matches
 from tidemill.brokers.lmdb.find import Finding, queue_rows
 from tidemill.brokers.lmdb.flows import counts_of
 from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, read_limited
@@ -39,6 +39,7 @@ _SCAN = 2000
 
 _RANKS_MOST = 256  # priorities looked into for the oldest job; -100 to 100 are people's
 _ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
+_MARK = "id:"  # before the id in a cursor
 
 
 class Inspection:
@@ -110,10 +111,10 @@ class Inspection:
         return head.due / MICRO if head.flags & Flag.WALL else self._time.on_wall(head.due)
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
-        """Newest first. The cursor is the id to go on below."""
-        found: list[Record] = []
+        """Newest first. The cursor is the id to go on below, marked so that it is known for one."""
+        found, below = list[Record](), _id_of(cursor)
         with self._store.env.begin() as txn:
-            finding = Finding(self._store, txn, what, cursor.encode())
+            finding = Finding(self._store, txn, what, below)
         while len(found) < limit:
             with self._store.env.begin() as txn:
                 holders = Holders(txn, self._store.tables)
@@ -128,7 +129,7 @@ class Inspection:
                                 break
                 if not looked:
                     return Page(found)
-        return Page(found, finding.below.decode())
+        return Page(found, _MARK + finding.below.decode())
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
         """The first jobs of a queue that are of a state."""
@@ -264,6 +265,20 @@ def _names(store: Store, txn: lmdb.Transaction[bytes], prefix: str) -> list[str]
         names.append(cursor.key()[len(first) :].decode())
         more = cursor.next()
     return names
+
+
+def _id_of(cursor: str) -> bytes:
+    """The id in a cursor, empty for the beginning.
+
+    Raises:
+        InvalidOption: it is no cursor.
+    """
+    if not cursor:
+        return b""
+    job_id = cursor.removeprefix(_MARK).encode("utf-8", "backslashreplace")
+    if not cursor.startswith(_MARK) or not 0 < len(job_id) < _ID_MOST:
+        raise bad_cursor(cursor)
+    return job_id
 
 
 class Holders:

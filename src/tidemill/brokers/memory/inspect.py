@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.brokers.base import Filter, Page, QueueStats, matches
+from tidemill.brokers.base import Filter, Page, QueueStats, matches, number_of
 from tidemill.brokers.memory.jobs import Jobs
 from tidemill.job import Record, State
 
@@ -27,7 +27,7 @@ def get(jobs: Jobs, job_id: str) -> Record | None:
 
 def find(jobs: Jobs, what: Filter, limit: int, cursor: str) -> Page:
     """Newest first. The cursor is the number of the record to go on below."""
-    below = int(cursor) if cursor else float("inf")
+    below = number_of(cursor) if cursor else float("inf")
     records = [item.record for item in jobs.items.values()]
     found = [record for record in records if record.seq < below and matches(record, what)]
     found.sort(key=lambda record: -record.seq)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.base import KEEP_ATTEMPTS, Filter, Page, QueueStats, matches
+from tidemill.brokers.base import KEEP_ATTEMPTS, Filter, Page, QueueStats, matches, number_of
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import texts
 from tidemill.job import Attempt, Outcome, Record, State, decode_envelope
@@ -107,7 +107,7 @@ def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
     """Newest first. The cursor is the number of the record to go on below."""
     where, arguments = _conditions(session, what)
     inside = bool(what.task or what.tag or what.text)
-    below = int(cursor) if cursor else 1 << 62
+    below = number_of(cursor) if cursor else 1 << 62
     found: list[Record] = []
     while True:
         some = _SCAN if inside else limit - len(found) + 1

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pika
 
-from tidemill.brokers.base import Filter, Page, matches
+from tidemill.brokers.base import Filter, Page, matches, number_of
 from tidemill.brokers.rabbitmq.message import Carried, Writer, read
 from tidemill.brokers.rabbitmq.publisher import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
@@ -75,12 +75,12 @@ class Failed:
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
         """Those that match, the latest first. Later pages are of the look the first one took."""
+        start = number_of(cursor) if cursor else 0
         if not cursor or not self._shown:
             try:
                 self._shown = self._look()
             except BrokerUnavailable:  # who asks a queue that is just being made is cut off
                 self._shown = self._look()
-        start = int(cursor or 0)
         records: list[Record] = []
         for index in range(start, len(self._shown)):
             if matches(self._shown[index], what):

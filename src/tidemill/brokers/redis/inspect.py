@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.base import Filter, Page, QueueStats, matches
+from tidemill.brokers.base import Filter, Page, QueueStats, matches, number_of
 from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.record import STATES, read_record
@@ -40,7 +40,7 @@ class Inspection:
         found: list[Record] = []
         states = "".join(str(STATES.index(state)) for state in what.states).encode()
         most = limit if what == Filter() else max(limit, _SCAN)
-        below = cursor
+        below = str(number_of(cursor)) if cursor else ""
         while True:
             on, shown = self._lines.call("look", b"find", below.encode(), b"%d" % most, states)
             for one in shown:
