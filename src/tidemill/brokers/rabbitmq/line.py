@@ -354,12 +354,17 @@ class Line:
             self._loop.stop()
 
 
-
 def _cut(connection: pika.SelectConnection, why: str) -> None:
     # As pika itself does when heartbeats are missing; no other way closes at once.
     cast("Any", connection)._terminate_stream(AMQPHeartbeatTimeout(why))
 
 
 def _call_off(connecting: Any) -> None:
-    with contextlib.suppress(AssertionError):  # it is over just now, or was never heard of
+    try:
         connecting.abort()
+    except AssertionError:  # pika stops halfway when the greeting of the server is waited for
+        connector = connecting._connector
+        if connector._stack_timeout_ref is not None:
+            connector._stack_timeout_ref.cancel()
+        if not connector._amqp_conn.is_closing:
+            connector._amqp_conn.close()
