@@ -286,7 +286,8 @@ def test_cancelled_deleted_or_expired_before_the_sleeper_looked(
     micros = broker._time.micros
     monkeypatch.setattr(broker._time, "micros", lambda: tuple(t + 6_000_000 for t in micros()))
     assert worker.take() == ["f"]
-    assert state(broker, "c") is State.CANCELLED
+    [record] = broker.find(Filter(states=frozenset({State.CANCELLED}))).records
+    assert (record.envelope.id, record.error) == ("c", "cancelled before it started")
     assert state(broker, "e") is State.EXPIRED
     assert broker.get("d") is None
 

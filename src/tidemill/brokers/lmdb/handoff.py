@@ -25,7 +25,7 @@ from tidemill.brokers.lmdb.said import open_lease
 from tidemill.brokers.lmdb.verdicts import settle
 from tidemill.brokers.lmdb.wake import NOTHING, Terms
 from tidemill.crash import point
-from tidemill.job import Lease, Outcome, Verdict
+from tidemill.job import NOT_STARTED, Lease, Outcome, Verdict
 
 __all__ = ["fetch", "hand_over", "terms_of"]
 
@@ -76,7 +76,8 @@ def fetch(moves: Moves, member: Member, want: Want | None) -> list[Lease]:
         if lease is not None:
             leases.append(lease)
         else:
-            settle(moves, member.number, member.owner.name, Verdict(token, Outcome.RELEASE))
+            back = Verdict(token, Outcome.RELEASE, error=NOT_STARTED)
+            settle(moves, member.number, member.owner.name, back)
     return leases
 
 

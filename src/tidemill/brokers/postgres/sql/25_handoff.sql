@@ -138,7 +138,7 @@ BEGIN
                 FROM job WHERE seq = l.seq);
             got := got + 1;
         ELSE
-            PERFORM close_attempt(l, my_name, 3, 0, '', '', 0, 0, NULL, false, t, p);
+            PERFORM close_attempt(l, my_name, 3, 0, 'cancelled before it started', '', 0, 0, NULL, false, t, p);
         END IF;
     END LOOP;
 END $$;
