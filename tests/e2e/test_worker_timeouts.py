@@ -84,7 +84,7 @@ async def acleans():
 def neighbour(seconds=1.2):
     begin()
     until = time.time() + seconds
-    while time.time() < until:
+    while time.time() < until and not os.path.exists(HERE + "/go"):
         time.sleep(0.01)
     end()
 
@@ -149,12 +149,14 @@ def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # 
 def test_neighbours_go_back_uncounted(place: Place, name: str) -> None:  # case T6
     place.write(APP)
     worker = place.worker("--drain", "0.3", slots=3).wait_ready()
-    long = place.enqueue("neighbour", 1.8)  # outlasts the drain
+    long = place.enqueue("neighbour", 300.0)  # outlasts the drain
     brief = place.enqueue("neighbour", 0.2)
     place.wait_notes("begin", 2)
     stuck = place.enqueue(name)
     (record,) = place.finish([stuck])
     check_timed_out(record, "")
+    place.wait_notes(f"begin {long.id}", 2)
+    (place.path / "go").touch()
     one, two = place.finish([long, brief])
     assert (one.state, one.attempt) == (State.SUCCEEDED, 1)
     assert (two.state, two.attempt) == (State.SUCCEEDED, 1)
@@ -196,7 +198,7 @@ def leaves_a_child():
 """
     )
     place.worker("--drain", "0.6", slots=3).wait_ready()
-    place.enqueue("neighbour", 2.0)
+    place.enqueue("neighbour", 300.0)
     place.wait_notes("begin")
     job = place.enqueue("leaves_a_child")
     (record,) = place.finish([job])
@@ -227,8 +229,9 @@ def hangs():
         time.sleep(30)
 """
     )
-    first = place.worker("--drain", "0.5", slots=2).wait_ready()
-    place.enqueue("neighbour", 20.0)
+    drain = 3.0  # time enough to stop the supervisor in
+    first = place.worker("--drain", str(drain), slots=2).wait_ready()
+    place.enqueue("neighbour", 300.0)
     place.wait_notes("begin")
     job = place.enqueue("hangs")
     place.wait_notes("begin", 2)
@@ -245,7 +248,7 @@ def hangs():
         second = place.worker(slots=2).wait_ready()
         short = place.enqueue("short")
         place.finish([short])
-        time.sleep(2.5)
+        eventually(lambda: time.time() > attempt.ended + drain + 2.0)
         # then
         assert job.refresh().state is State.RUNNING
     finally:
@@ -261,7 +264,7 @@ def test_a_stuck_job_is_counted_once_when_its_worker_dies_too(place: Place) -> N
     # law 6: a run whose timeout is in the trail already uses no second attempt
     place.write(APP.replace("retries=0", "retries=1"))
     worker = place.worker("--drain", "20", slots=2).wait_ready()
-    neighbour = place.enqueue("neighbour", 20.0)
+    neighbour = place.enqueue("neighbour", 300.0)
     place.wait_notes("begin")
     job = place.enqueue("sleeps")
     eventually(lambda: job.refresh().attempts, "the verdict")
@@ -287,7 +290,7 @@ def test_timeouts_of_call_task_and_app(place: Place) -> None:  # case T7
         def by_app(): time.sleep(30)
         @mill.task(retries=0, timeout=0.3)
         def by_task(): time.sleep(30)
-        @mill.task(timeout=0.3)
+        @mill.task(timeout=1.0)
         def quick(): return 1
         @mill.task(timeout=0.3)
         def slow_enough():
