@@ -356,7 +356,7 @@ def limit_public(row: LimitStats) -> dict[str, Any]:
         "burst": terms.burst if terms.rate else None,
         "window": rate_text(terms.window) if terms.window else None,
         "concurrency": terms.concurrency,
-        "breaker": msgspec.to_builtins(terms.breaker),
+        "breaker": msgspec.to_builtins(Breaker(*terms.breaker)) if terms.breaker else None,
         "by_hand": row.by_hand,
         "running": row.running,
         "failures": row.failures,

@@ -34,7 +34,7 @@ def test_limits_are_listed_and_changed(desk: Desk) -> None:
     assert "sums" not in shown
     desk.run("limit", "sums", "--queue", "--rate", "none", "--breaker", "3", "--pause", "9")
     [queue] = desk.json("limit", "sums", "--queue")["limits"]
-    assert (queue["rate"], queue["breaker"]) == (None, [3, 9])
+    assert (queue["rate"], queue["breaker"]) == (None, {"failures": 3, "pause": 9})
     assert "breaker 3 failures, 9 s" in desk.run("queues").stdout
 
 

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from servers import rabbitmq_url
 from servers.http import JobServer
+
+from tidemill.clock import new_id
 
 JSON = {"Content-Type": "application/json"}
 
@@ -245,14 +248,17 @@ def test_queues_are_paused_bounded_and_purged(server: JobServer, queue: str) -> 
 
 def test_limits_are_set_and_lifted(server: JobServer, queue: str) -> None:
     path = f"/v1/queues/{queue}/limit"
+    breaker = {"failures": 3, "pause": 30}
     said = {"rate": "10/m", "burst": 1, "breaker": {"failures": 3}}
     made = server.request("PATCH", path, said).json
-    assert (made["rate"], made["burst"], made["breaker"]) == ("10/m", 1, [3, 30])
+    assert (made["rate"], made["burst"], made["breaker"]) == ("10/m", 1, breaker)
     server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(3)]})
     assert len(reserve(server, queue, count=3)) == 1
     lifted = server.request("PATCH", path, {"rate": None}).json
-    assert (lifted["rate"], lifted["breaker"]) == (None, [3, 30])
+    assert (lifted["rate"], lifted["breaker"]) == (None, breaker)
     assert len(reserve(server, queue, count=3)) == 2
+    # what comes out goes in again
+    assert server.request("PATCH", path, {"breaker": breaker}).json["breaker"] == breaker
     assert server.delete(path).json["breaker"] is None
     nobody = server.request("PATCH", "/v1/limits/nobody", {"rate": "1/s"})
     assert (nobody.status, nobody.json["detail"].partition(";")[0]) == (
@@ -285,6 +291,16 @@ def test_schedules(server: JobServer, queue: str) -> None:
     assert server.get(path).status == 404
 
 
+def test_a_schedule_that_is_run_while_its_key_is_held_makes_nothing(
+    server: JobServer, queue: str
+) -> None:
+    job = {"task": "math.sqrt", "args": [2], "queue": queue, "key": queue, "every": 3600}
+    assert server.put(f"/v1/schedules/{queue}", job).status == 201
+    first, second = (server.post(f"/v1/schedules/{queue}/run") for _ in range(2))
+    assert (first.status, first.json["placed"]) == (201, "created")
+    assert (second.status, second.json) == (200, {"id": first.json["id"], "placed": "kept"})
+
+
 def test_the_whole_in_numbers(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1})
     stats = server.get("/v1/stats").json
@@ -292,6 +308,22 @@ def test_the_whole_in_numbers(server: JobServer, queue: str) -> None:
     assert queue in [row["name"] for row in stats["queues"]]
     (worker,) = server.get("/v1/workers").json["workers"]
     assert (worker["kind"], worker["pid"]) == ("consumer", server.pid)
+
+
+def test_what_nobody_knows_is_null() -> None:
+    """RabbitMQ without a store tells what is ready, and little else."""
+    server = JobServer("--quiet", where=f"{rabbitmq_url()}?prefix=t{new_id()[-12:]}")
+    try:
+        for ready in (0, 1):  # of no queue, and of one
+            stats = server.get("/v1/stats").json
+            known = {name: n for name, n in stats["totals"].items() if n is not None}
+            assert known == {"ready": ready, "waiting": 0}
+            assert len(stats["totals"]) == 10
+            server.post("/v1/jobs", {"queue": "a", "body": 1})
+        assert stats["workers"] is None
+        assert server.get("/v1/workers").json == {"workers": None}
+    finally:
+        server.close()
 
 
 # -- streams --------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from tidemill.brokers.base import Filter
-from tidemill.job import Envelope, Record, State
+from tidemill.job import Envelope, Outcome, Record, State
 from tidemill.server.api import ENDPOINTS
 from tidemill.server.api.jobs import job_out
 from tidemill.server.endpoints import Endpoint, Endpoints
 from tidemill.server.openapi import describe
 from tidemill.server.pages import docs_page
-from tidemill.server.problems import KINDS, Problem, problem_of
+from tidemill.server.problems import KINDS, PREFIX, Problem, problem_of
 from tidemill.server.sentences import sentence_of
 from tidemill.server.shapes import jobs as shapes
 from tidemill.server.tokens import Role
@@ -129,3 +129,36 @@ def test_problems_are_those_of_the_rfc() -> None:
         "job_id": "7",
     }
     assert problem_of(ValueError("a secret")) is None
+
+
+def test_generators_of_clients_find_what_they_need() -> None:
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            if "enum" in part:
+                assert part["type"] == "string"
+            if "description" in part and isinstance(part["description"], str):
+                assert "``" not in part["description"]
+                assert "\n " not in part["description"]
+        if isinstance(part, (dict, list)):
+            for value in part.values() if isinstance(part, dict) else part:
+                look(value)
+
+    look(DESCRIPTION)
+    schemas, paths = DESCRIPTION["components"]["schemas"], DESCRIPTION["paths"]
+    moments = schemas["JobIn"]["properties"]["at"]["anyOf"]
+    assert {"type": "string", "format": "date-time"} in moments
+    assert PREFIX + "too-large" in schemas["ProblemBody"]["properties"]["type"]["examples"]
+    put = paths["/v1/jobs"]["post"]
+    assert put["requestBody"]["required"]
+    assert not paths["/v1/queues/{queue}/kick"]["post"]["requestBody"]["required"]
+    assert put["responses"]["200"]["description"] != put["responses"]["201"]["description"]
+    for operations in paths.values():
+        for operation in operations.values():
+            assert {"400", "401", "403", "429", "500", "501", "503"} <= set(operation["responses"])
+            for parameter in operation["parameters"]:
+                assert {"type": "null"} not in parameter["schema"].get("anyOf", ())
+
+
+def test_an_outcome_is_one_of_those_described() -> None:
+    described = set(typing.get_args(typing.get_type_hints(shapes.AttemptOut)["outcome"]))
+    assert described == {outcome.name.lower() for outcome in Outcome}

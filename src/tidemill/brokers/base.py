@@ -68,6 +68,7 @@ from tidemill.brokers.looking import (
     bad_cursor,
     matches,
     number_of,
+    totals_of,
 )
 from tidemill.brokers.schedules import Schedule, Schedules
 from tidemill.brokers.schemes import check_url, features_of, open_broker, register_scheme
@@ -97,6 +98,7 @@ __all__ = [
     "need",
     "open_broker",
     "register_scheme",
+    "totals_of",
 ]
 
 DEFAULT_TTR = 60.0

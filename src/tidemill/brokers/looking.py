@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from tidemill.errors import InvalidOption
 from tidemill.job import Record, State
 
-__all__ = ["Filter", "Page", "QueueStats", "bad_cursor", "matches", "number_of"]
+__all__ = ["Filter", "Page", "QueueStats", "bad_cursor", "matches", "number_of", "totals_of"]
 
 
 _UNKNOWN = frozenset(
@@ -93,6 +94,22 @@ class Page(msgspec.Struct):
 
     records: list[Record]
     cursor: str = ""
+
+
+TOTALS = (
+    *("waiting", "scheduled", "ready", "running"),
+    *("accepted", "succeeded", "failed", "retried", "cancelled", "expired"),
+)
+"""The numbers of a queue that all queues have a total of."""
+
+
+def totals_of(rows: Sequence[QueueStats], *, knows: bool) -> dict[str, int | None]:
+    """The totals of all queues; None for what the broker cannot tell.
+
+    ``knows`` says whether it can look into its queues, of which there may be none yet.
+    """
+    unknown = frozenset() if knows else _UNKNOWN
+    return {n: None if n in unknown else sum(getattr(row, n) for row in rows) for n in TOTALS}
 
 
 def number_of(cursor: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Feature
+from tidemill.brokers.base import Feature, totals_of
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.queues import queues_table
 from tidemill.config import lmdb_url
@@ -17,12 +17,6 @@ from tidemill.errors import TidemillError
 from tidemill.job import Owner
 
 __all__ = ["backup", "info"]
-
-_TOTALS = (
-    *("waiting", "scheduled", "ready", "running"),
-    *("accepted", "succeeded", "failed", "retried", "cancelled", "expired"),
-)
-
 
 @click.command()
 @json_option
@@ -32,12 +26,10 @@ def info(mill: Tidemill, as_json: bool) -> None:
     from tidemill.cli import show
 
     facts, rows, owners = mill.broker.info(), mill.queues(), mill.broker.owners()
-    totals: dict[str, Any] = {n: sum(getattr(row, n) for row in rows) for n in _TOTALS}
-    unknown = {name for row in rows for name in row.unknown}
     knows = Feature.INSPECT in mill.broker.features
+    totals = totals_of(rows, knows=knows)
     if as_json:
         workers = [_public(owner) for owner in owners] if knows else None
-        totals = {name: None if name in unknown else totals[name] for name in _TOTALS}
         queues = [row.public() for row in rows]
         show.print_json({"store": facts, "totals": totals, "queues": queues, "workers": workers})
         return
@@ -45,7 +37,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
     for name, value in facts.items():
         shown = show.size(value) if name.endswith("_bytes") else str(value)
         out.print(f"{name.removesuffix('_bytes'):<9} {show.clean(shown, one_line=True)}")
-    counts = ", ".join(f"{totals[name]:,} {name}" for name in _TOTALS if totals[name])
+    counts = ", ".join(f"{count:,} {name}" for name, count in totals.items() if count)
     out.print(f"totals    {counts or 'nothing yet'}")
     if rows:
         out.print()

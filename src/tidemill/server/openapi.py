@@ -10,14 +10,18 @@ import msgspec
 
 from tidemill import __version__
 from tidemill.server.endpoints import Document, Endpoint, Raw, Stream
-from tidemill.server.problems import KINDS, ProblemBody
+from tidemill.server.problems import KINDS, PREFIX, ProblemBody
 
 __all__ = ["describe"]
 
 _REF = "#/components/schemas/{name}"
 
-_ALWAYS = (400, 401, 403, 429, 503)
+_ALWAYS = (400, 401, 403, 429, 500, 501, 503)
 """What any endpoint may answer, besides what it says itself."""
+
+
+_DONE = {200: "Done", 201: "It is made", 202: "It has not ended yet", 204: "Done"}
+_NOT_MADE = "Nothing was made: it is there already, or another stands for it"
 
 
 def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
@@ -29,6 +33,8 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         types += [endpoint.answer] if _is_schema(endpoint.answer) else []
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     known = dict(zip(map(repr, types), schemas, strict=True))
+    components = {name: _clear(component) for name, component in components.items()}
+    components[ProblemBody.__name__]["properties"]["type"]["examples"] = [PREFIX + k for k in KINDS]
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         operation = _operation(endpoint, known, components)
@@ -49,6 +55,20 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
 
 
+def _clear(part: Any) -> Any:
+    """A schema with what generators of clients need said, and its texts without their indents."""
+    if isinstance(part, list):
+        return [_clear(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    clear = {name: _clear(value) for name, value in part.items()}
+    if isinstance(clear.get("enum"), list):
+        clear = {"type": "string", **clear}
+    if isinstance(clear.get("description"), str):
+        clear["description"] = inspect.cleandoc(clear["description"]).replace("``", "`")
+    return clear
+
+
 def _is_schema(answer: Any) -> bool:
     return answer is not None and answer not in (Stream, Document, type(None))
 
@@ -63,10 +83,10 @@ def _operation(
         "tags": [endpoint.handler.__module__.rpartition(".")[2]],
         "x-role": endpoint.role.name.lower(),
         "parameters": [_in_path(name) for name in endpoint.names],
-        "responses": {str(endpoint.status): _answer(endpoint, known)},
+        "responses": {str(endpoint.status): _answer(endpoint, known, endpoint.status)},
     }
     if more.strip():
-        operation["description"] = " ".join(more.split())
+        operation["description"] = " ".join(more.split()).replace("``", "`")
     if endpoint.query is not None:
         operation["parameters"] += _in_query(endpoint.query, components)
     if endpoint.body is Raw:
@@ -76,19 +96,23 @@ def _operation(
     elif endpoint.body is not None:
         schema = known[repr(endpoint.body)]
         operation["requestBody"] = {
-            "required": not _may_be_empty(endpoint.body),
+            "required": not _may_be_empty(endpoint),
             "content": {"application/json": {"schema": schema}},
         }
     always = (*_ALWAYS, 413, 415, 408) if endpoint.body is not None else _ALWAYS
     for status in sorted({*always, *endpoint.also, *((404,) if endpoint.names else ())}):
         if status < 300:
-            operation["responses"][str(status)] = operation["responses"][str(endpoint.status)]
+            operation["responses"][str(status)] = _answer(endpoint, known, status)
         else:
             operation["responses"][str(status)] = _problem(status)
     return operation
 
 
-def _may_be_empty(body: Any) -> bool:
+def _may_be_empty(endpoint: Endpoint) -> bool:
+    """Whether a request without a body says something; one that makes or changes does not."""
+    if endpoint.status == 201 or endpoint.method == "PATCH":
+        return False
+    body: Any = endpoint.body
     return not any(field.required for field in msgspec.structs.fields(body))
 
 
@@ -99,27 +123,39 @@ def _in_path(name: str) -> dict[str, Any]:
 
 def _in_query(query: Any, components: dict[str, Any]) -> list[dict[str, Any]]:
     shape = components[query.__name__]
+    needed = shape.get("required", ())
     return [
-        {"name": name, "in": "query", "required": name in shape.get("required", ()), "schema": part}
+        {"name": name, "in": "query", "required": name in needed, "schema": _given(part)}
         for name, part in shape["properties"].items()
     ]
 
 
-def _answer(endpoint: Endpoint, known: dict[str, Any]) -> dict[str, Any]:
+def _given(part: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a parameter when it is given: no query says null."""
+    kinds = [kind for kind in part.get("anyOf", ()) if kind != {"type": "null"}]
+    return kinds[0] if len(kinds) == 1 else part
+
+
+def _answer(endpoint: Endpoint, known: dict[str, Any], status: int) -> dict[str, Any]:
+    done = _NOT_MADE if status == 200 and endpoint.status == 201 else _DONE[status]
     if endpoint.answer is Stream:
         return {"description": "Server-sent events", "content": {"text/event-stream": {}}}
     if not _is_schema(endpoint.answer):
         if endpoint.answer is Document:
-            return {"description": "Done", "content": {"application/json": {}}}
-        return {"description": "Done"}
+            return {"description": done, "content": {"application/json": {}}}
+        return {"description": done}
     schema = known[repr(endpoint.answer)]
-    return {"description": "Done", "content": {"application/json": {"schema": schema}}}
+    return {"description": done, "content": {"application/json": {"schema": schema}}}
 
 
 def _problem(status: int) -> dict[str, Any]:
     titles = [kind.title for kind in KINDS.values() if kind.status == status]
     schema = {"$ref": _REF.format(name=ProblemBody.__name__)}
-    return {
+    problem = {
         "description": "; ".join(titles),
         "content": {"application/problem+json": {"schema": schema}},
     }
+    if status == 429:
+        seconds = {"description": "Seconds, of too many requests", "schema": {"type": "integer"}}
+        problem["headers"] = {"Retry-After": seconds}
+    return problem

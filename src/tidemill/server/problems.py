@@ -30,7 +30,7 @@ from tidemill.errors import (
 )
 from tidemill.server.sentences import sentence_of
 
-__all__ = ["KINDS", "Kind", "Problem", "ProblemBody", "not_allowed", "problem_of"]
+__all__ = ["KINDS", "PREFIX", "Kind", "Problem", "ProblemBody", "not_allowed", "problem_of"]
 
 
 class Kind(msgspec.Struct, frozen=True):

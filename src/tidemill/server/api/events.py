@@ -8,18 +8,17 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from tidemill import __version__
+from tidemill.brokers.base import Feature, totals_of
 from tidemill.errors import JobNotFound, ResultTimeout
 from tidemill.job import Owner, Record
 from tidemill.server.api.jobs import job_out
 from tidemill.server.api.queues import queue_out
 from tidemill.server.backend import Backend
 from tidemill.server.endpoints import Call, Endpoint, Stream
-from tidemill.server.shapes.whole import Stats, WorkerOut, Workers
+from tidemill.server.shapes.whole import Stats, Totals, WorkerOut, Workers
 from tidemill.server.snapshots import event
 
 __all__ = ["ENDPOINTS"]
-
-_TOTALS = ("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried")
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at a job that somebody watches; of its end it is told at once."""
@@ -33,20 +32,24 @@ async def get_stats(call: Call) -> Stats:
     backend = call.backend
     broker = backend.mill.broker
     rows, owners = await backend.run(lambda: (broker.stats(), broker.owners()))
+    knows = Feature.INSPECT in broker.features
     return Stats(
         version=__version__,
         url=broker.url,
         started=backend.started,
         time=time.time(),
-        workers=sum(1 for owner in owners if owner.kind == "worker"),
-        totals={name: sum(getattr(row, name) for row in rows) for name in _TOTALS},
+        workers=sum(1 for owner in owners if owner.kind == "worker") if knows else None,
+        totals=Totals(**totals_of(rows, knows=knows)),
         queues=[queue_out(row) for row in rows],
     )
 
 
 async def list_workers(call: Call) -> Workers:
     """Who is attached to the store now: workers, and others that hold jobs."""
-    owners = await call.backend.run(call.backend.mill.broker.owners)
+    broker = call.backend.mill.broker
+    if Feature.INSPECT not in broker.features:  # it knows no others than this server
+        return Workers(None)
+    owners = await call.backend.run(broker.owners)
     return Workers([_worker(owner) for owner in owners])
 
 

@@ -189,7 +189,12 @@ def _trail(mill: Tidemill, job_id: str) -> JobTrail:
     except CodecError as error:
         body, encoding = f"({error})", "repr"
     trail = [
-        {"time": e.time or None, "what": e.what, "detail": e.detail, "traceback": e.traceback}
+        {
+            "time": e.time or None,
+            "what": e.what,
+            "detail": e.detail,
+            "traceback": e.traceback or None,
+        }
         for e in trail_of(record)
     ]
     explanation = explain_in(mill.broker, record)

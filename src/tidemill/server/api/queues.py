@@ -115,7 +115,7 @@ async def list_limits(call: Call) -> LimitsOut:
 
 
 def _limits(mill: Tidemill) -> list[LimitOut]:
-    return [LimitOut(**limit_public(row)) for row in mill.limits.list()]
+    return [msgspec.convert(limit_public(row), LimitOut) for row in mill.limits.list()]
 
 
 async def change_limit(call: Call, name: str, body: LimitIn) -> LimitOut:

@@ -69,6 +69,8 @@ async def resume_schedule(call: Call, name: str) -> ScheduleOut:
 async def run_schedule(call: Call, name: str) -> Placed:
     """Put a schedule's job now, besides its times."""
     job = await call.backend.mill.schedules.arun(name)
+    if job.placed != "created":
+        call.status = 200
     return Placed(job.id, str(job.placed))  # type: ignore[arg-type]  # one of those
 
 
@@ -84,6 +86,10 @@ ENDPOINTS = (
     Endpoint("PUT", "/v1/schedules/{name}", put_schedule, ADMIN, status=201, also=(200, 409, 507)),
     Endpoint("POST", "/v1/schedules/{name}/pause", pause_schedule, OPERATOR),
     Endpoint("POST", "/v1/schedules/{name}/resume", resume_schedule, OPERATOR),
-    Endpoint("POST", "/v1/schedules/{name}/run", run_schedule, OPERATOR, status=201),
+    Endpoint(
+        *("POST", "/v1/schedules/{name}/run", run_schedule, OPERATOR),
+        status=201,
+        also=(200, 409, 507),
+    ),
     Endpoint("DELETE", "/v1/schedules/{name}", delete_schedule, ADMIN, status=204),
 )

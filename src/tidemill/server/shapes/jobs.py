@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
@@ -11,6 +10,7 @@ from tidemill.server.shapes.terms import (
     LONGEST_POLL,
     Conflict,
     Encoding,
+    Moment,
     Name,
     OutEncoding,
     Priority,
@@ -40,7 +40,7 @@ class MessageOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
 class JobOptions(MessageOptions):
     """The same in JSON, with those of tasks; ``at`` may be a time with its zone (RFC 3339)."""
 
-    at: float | dt.datetime | None = None  # type: ignore[assignment]  # wider
+    at: float | Moment | None = None  # type: ignore[assignment]  # wider
     timeout: Seconds | None = None
     result_ttl: Seconds | None = None
     headers: dict[str, str] | None = None
@@ -94,7 +94,9 @@ class AttemptOut(Struct):
     leased: float | None
     started: float | None
     ended: float | None
-    outcome: str
+    outcome: Literal[
+        "success", "retry", "fail", "release", "snooze", "cancelled", "expired", "carry"
+    ]
     error: str | None
     traceback: str | None
 
@@ -112,11 +114,14 @@ class EventOut(Struct):
     time: float | None
     what: str
     detail: str
-    traceback: str
+    traceback: str | None
 
 
 class JobOut(Struct, kw_only=True):
-    """A job as it stands. A message has no task."""
+    """A job as it stands. A message has no task; ``max_attempts`` is 0 for no limit.
+
+    ``progress`` is how much is done and of how much, 0 when that is not known.
+    """
 
     id: str
     queue: str

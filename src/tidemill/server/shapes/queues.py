@@ -10,7 +10,11 @@ from tidemill.server.shapes.terms import Seconds
 
 
 class QueueOut(Struct, kw_only=True):
-    """A queue in numbers; totals count since the store was made. Null: the broker cannot tell."""
+    """A queue in numbers; totals count since the store was made. Null: the broker cannot tell.
+
+    ``oldest`` is also null when nothing is ready; ``consumers`` is there where a broker can count
+    them, and tell little else.
+    """
 
     name: str
     size: int | None
@@ -81,8 +85,19 @@ class QueueLimitIn(LimitIn):
     breaker: BreakerIn | UnsetType | None = UNSET
 
 
+class BreakerOut(Struct):
+    """A breaker as it is set: see ``BreakerIn``."""
+
+    failures: int
+    pause: float
+
+
 class LimitOut(Struct, kw_only=True):
-    """A limit in numbers; ``queue`` says whether it is a queue's."""
+    """A limit in numbers; ``queue`` says whether it is a queue's.
+
+    ``failures`` are those in a row that its breaker counts, ``keys`` how many it knows;
+    ``opens_in`` seconds it lets a job start, null when no time does that.
+    """
 
     name: str
     queue: bool
@@ -90,7 +105,7 @@ class LimitOut(Struct, kw_only=True):
     burst: float | None
     window: str | None
     concurrency: int | None
-    breaker: list[float] | None
+    breaker: BreakerOut | None
     by_hand: bool
     running: int
     failures: int

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from tidemill.config import MAX_SECONDS
 
+Moment = Annotated[dt.datetime, Meta(extra_json_schema={"format": "date-time"})]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Priority = Annotated[float, Meta(ge=-100, le=100)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from tidemill.server.shapes.queues import QueueOut
-from tidemill.server.shapes.terms import Name, Priority, Seconds
+from tidemill.server.shapes.terms import Moment, Name, Priority, Seconds
 
 
 class ScheduleIn(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -19,10 +18,10 @@ class ScheduleIn(Struct, kw_only=True, forbid_unknown_fields=True):
     kwargs: dict[str, Any] = {}
     cron: str | None = None
     every: float | str | None = None
-    at: float | dt.datetime | None = None
+    at: float | Moment | None = None
     zone: str | None = None
-    start: float | dt.datetime | None = None
-    end: float | dt.datetime | None = None
+    start: float | Moment | None = None
+    end: float | Moment | None = None
     repeats: int | None = None
     jitter: Seconds | None = None
     catch_up: bool = False
@@ -77,18 +76,33 @@ class WorkerOut(Struct, kw_only=True):
 
 
 class Workers(Struct):
-    """Who is attached now."""
+    """Who is attached now. Null: the broker cannot tell."""
 
-    workers: list[WorkerOut]
+    workers: list[WorkerOut] | None
+
+
+class Totals(Struct, kw_only=True):
+    """Numbers of all queues together. Null: the broker cannot tell."""
+
+    waiting: int | None
+    scheduled: int | None
+    ready: int | None
+    running: int | None
+    accepted: int | None
+    succeeded: int | None
+    failed: int | None
+    retried: int | None
+    cancelled: int | None
+    expired: int | None
 
 
 class Stats(Struct, kw_only=True):
-    """The store and the server in numbers; totals are those of all queues together."""
+    """The store and the server in numbers. ``workers`` is null where the broker cannot tell."""
 
     version: str
     url: str
     started: float
     time: float
-    workers: int
-    totals: dict[str, int]
+    workers: int | None
+    totals: Totals
     queues: list[QueueOut]
