@@ -159,6 +159,16 @@ def test_generators_of_clients_find_what_they_need() -> None:
                 assert {"type": "null"} not in parameter["schema"].get("anyOf", ())
 
 
+def test_options_are_explained() -> None:
+    schemas = DESCRIPTION["components"]["schemas"]
+    plain = {"body", "encoding", "task", "args", "kwargs"}  # which the shape's own text explains
+    assert {
+        name for name, field in schemas["JobIn"]["properties"].items() if "description" not in field
+    } == plain
+    parameters = DESCRIPTION["paths"]["/v1/queues/{queue}/messages"]["post"]["parameters"]
+    assert all("description" in each for each in parameters if each["in"] == "query")
+
+
 def test_an_outcome_is_one_of_those_described() -> None:
     described = set(typing.get_args(typing.get_type_hints(shapes.AttemptOut)["outcome"]))
     assert described == {outcome.name.lower() for outcome in Outcome}

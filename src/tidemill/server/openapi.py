@@ -11,6 +11,7 @@ import msgspec
 from tidemill import __version__
 from tidemill.server.endpoints import Document, Endpoint, Raw, Stream
 from tidemill.server.problems import KINDS, PREFIX, ProblemBody
+from tidemill.server.shapes.meanings import MEANINGS
 
 __all__ = ["describe"]
 
@@ -34,6 +35,9 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     known = dict(zip(map(repr, types), schemas, strict=True))
     components = {name: _clear(component) for name, component in components.items()}
+    for name, meanings in MEANINGS.items():
+        for field, text in meanings.items():
+            components[name]["properties"][field]["description"] = text
     components[ProblemBody.__name__]["properties"]["type"]["examples"] = [PREFIX + k for k in KINDS]
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
@@ -124,16 +128,21 @@ def _in_path(name: str) -> dict[str, Any]:
 def _in_query(query: Any, components: dict[str, Any]) -> list[dict[str, Any]]:
     shape = components[query.__name__]
     needed = shape.get("required", ())
-    return [
-        {"name": name, "in": "query", "required": name in needed, "schema": _given(part)}
-        for name, part in shape["properties"].items()
-    ]
+    found = []
+    for name, part in shape["properties"].items():
+        parameter = {"name": name, "in": "query", "required": name in needed}
+        if "description" in part:
+            parameter["description"] = part["description"]
+        found.append({**parameter, "schema": _given(part)})
+    return found
 
 
 def _given(part: dict[str, Any]) -> dict[str, Any]:
     """The schema of a parameter when it is given: no query says null."""
     kinds = [kind for kind in part.get("anyOf", ()) if kind != {"type": "null"}]
-    return kinds[0] if len(kinds) == 1 else part
+    if len(kinds) == 1:
+        return dict(kinds[0])
+    return {key: value for key, value in part.items() if key != "description"}
 
 
 def _answer(endpoint: Endpoint, known: dict[str, Any], status: int) -> dict[str, Any]:

@@ -10,10 +10,7 @@ from tidemill.server.shapes.terms import LONGEST_POLL, Name, OutEncoding, Second
 
 
 class ReserveIn(Struct, forbid_unknown_fields=True):
-    """Take messages: all of the first queue before any of the second, unless ``order`` is merged.
-
-    Waits ``timeout`` seconds until there is one.
-    """
+    """Take messages: all of the first queue before any of the second, or as ``order`` says."""
 
     queues: Annotated[list[Name], Meta(min_length=1, max_length=1000)]
     count: Annotated[int, Meta(ge=1, le=1000)] = 1

@@ -96,7 +96,7 @@ class LimitOut(Struct, kw_only=True):
     """A limit in numbers; ``queue`` says whether it is a queue's.
 
     ``failures`` are those in a row that its breaker counts, ``keys`` how many it knows;
-    ``opens_in`` seconds it lets a job start, null when no time does that.
+    ``opens_in`` is the seconds until it lets a job start, null when no time does that.
     """
 
     name: str

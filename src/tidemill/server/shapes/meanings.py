@@ -1,0 +1,67 @@
+"""What fields mean whose names and types do not say it, for the description of the API."""
+
+from __future__ import annotations
+
+__all__ = ["MEANINGS"]
+
+_OPTIONS = {
+    "id": "an id of your own; one that is taken is refused",
+    "delay": "seconds before it is ready",
+    "at": "when it is ready, instead of a delay: epoch seconds",
+    "priority": "-100 to 100, higher first",
+    "ttr": "of a message: seconds in which who took it must settle it; 0: it is gone when taken",
+    "key": "at most one unfinished job has it",
+    "on_conflict": "what a put does whose key is taken; keep when it is not given",
+    "unique_for": "beside key: seconds for which a success holds it, too",
+    "max_wait": "beside on_conflict replace: seconds for which a job is put off at most",
+    "expires": "seconds within which it must start, else it ends expired",
+    "retries": "attempts after the first",
+    "limit": "how many may start over all workers, as 10/s, 100/m or 10/30s",
+    "tags": "names to find it by",
+}
+
+MEANINGS: dict[str, dict[str, str]] = {
+    "MessageOptions": _OPTIONS,
+    "JobIn": _OPTIONS
+    | {
+        "at": "when it is ready, instead of a delay: epoch seconds, or a time with its zone",
+        "timeout": "of a call: seconds one run may take",
+        "result_ttl": "of a call: seconds a success is kept",
+        "headers": "kept with the job, and given with it",
+        "queue": "where it waits: default, or as its task says",
+    },
+    "JobQuery": {
+        "tag": "one of its tags",
+        "group": "the id of a group, a chain or a flow: all its parts",
+        "search": "a text in what a job shows of its arguments or its body",
+        "limit": "how many at most; there may be more though it is fewer, as the cursor tells",
+        "cursor": "as the list before gave it, to go on",
+    },
+    "ReserveIn": {
+        "count": "how many at most",
+        "timeout": "seconds to wait until there is one",
+        "order": "strict empties the first queue before the second, fair gives each its turn, "
+        "merged goes by priority and age over all",
+    },
+    "ScheduleIn": {
+        "cron": "five fields, or six with seconds first; or @hourly, @daily and so on",
+        "every": "seconds, or a text as 15 minutes, day or 3 months",
+        "zone": "of cron, and of days and longer, as Europe/Berlin; else UTC",
+        "repeats": "after how many it ends",
+        "jitter": "seconds by which a time may be late, at random",
+        "catch_up": "each missed time is made up for",
+    },
+    "ScheduleOut": {
+        "arguments": "of its jobs, as text",
+        "when": "its rule, as text",
+        "last": "the time its latest job was for",
+        "fired": "how many jobs it has put",
+        "code": "it is declared in code",
+        "app": "which declares it, where a worker has told",
+        "declared": "whether a worker lives that declares it; null when none ever did",
+        "undeclared": "since when no such worker lives; null when one does",
+        "known": "whether the app of this server has its task; null when it has no tasks",
+    },
+    "ResultOut": {"error": "the last error, as one line", "encoding": "of result"},
+}
+"""By schema and field."""
