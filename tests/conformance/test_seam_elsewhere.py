@@ -567,7 +567,7 @@ def test_only_who_hears_gives_up(broker: Broker, worker: Hand) -> None:
 
 def test_a_consumer_keeps_a_message_for_its_ttr(broker: Broker) -> None:
     # law 5
-    broker.put([message(ttr=3.0)])
+    broker.put([message(ttr=30.0)])
     guest = Guest(broker, lease=0.2, kind="consumer")
     [lease] = guest.take()
     end = time.monotonic() + 1.2

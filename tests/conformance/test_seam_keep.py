@@ -255,7 +255,7 @@ def test_wait_for_returns_when_all_have_finished(broker: Broker, worker: Hand) -
     )
     thread.start()
     worker.settle(two, Outcome.FAIL)
-    thread.join(10)
+    thread.join(30)
     assert answers == [State.SUCCEEDED, State.FAILED]
 
 
@@ -275,7 +275,7 @@ def test_wait_for_the_first_returns_when_one_has_finished(broker: Broker, worker
         thread = threading.Thread(target=wait)
         thread.start()
         worker.settle(lease)
-        thread.join(10)
+        thread.join(30)
         assert answers.count(State.SUCCEEDED) == 1
         assert answers[left.index(jobs[ended].id)] is State.SUCCEEDED
 
@@ -329,7 +329,7 @@ def sleeping(broker: Broker, hand: Hand, *queues: str) -> Callable[[], float]:
     broker.wait(hand.id, 0)  # takes what was left to wake for
     thread = threading.Thread(target=sleep)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(30)
     start = time.monotonic()
 
     def woken() -> float:
@@ -381,7 +381,7 @@ def test_a_sleeper_is_woken_for_what_it_can_take(broker: Broker, event: str) -> 
         broker.release(other.id, {})
     elif event == "detach":
         broker.detach(other.id)
-    assert woken() < 5
+    assert woken() < 15
 
 
 def test_a_sleeper_is_woken_when_anothers_message_is_not_acked(broker: Broker) -> None:
@@ -391,7 +391,7 @@ def test_a_sleeper_is_woken_when_anothers_message_is_not_acked(broker: Broker) -
     [lease] = busy.take()
     woken = sleeping(broker, idle)
     assert busy.touch(lease, 0.3)  # and does not come back
-    assert woken() < 5
+    assert woken() < 15
 
 
 def test_wait_sleeps_and_burns_no_time(broker: Broker) -> None:
@@ -403,7 +403,7 @@ def test_wait_sleeps_and_burns_no_time(broker: Broker) -> None:
         worker.broker.wait(worker.id, 0.2)
         if time.monotonic() - start > 0.19:
             break
-    assert 0.19 < time.monotonic() - start < 2
+    assert 0.19 < time.monotonic() - start < 10
     assert time.process_time() - cpu < 0.1
 
 
@@ -419,7 +419,7 @@ def test_wait_returns_readable_descriptors_and_for_wake(broker: Broker, worker: 
     start = time.monotonic()
     broker.wait(worker.id, 30)
     broker.wait(worker.id, 0)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
     broker.wake("nobody")
 
 

@@ -146,8 +146,8 @@ def test_an_importable_callable_runs_once_allowed(make_mill: Any) -> None:
     path = mill.enqueue("os.path.join", "a", "b")
     sly = [mill.enqueue(p, "x") for p in ("tidemill.app.os.getenv", "math.copysign.__class__")]
     with worker(mill):
-        assert good.result(timeout=10) == -2.0
-        assert path.result(timeout=10) == "a/b"
+        assert good.result(timeout=30) == -2.0
+        assert path.result(timeout=30) == "a/b"
         for job in sly:  # a module that a module imports is no part of it
             with pytest.raises(ResultTimeout):
                 job.result(timeout=0.1)
@@ -173,7 +173,7 @@ def test_three_ways_to_have_no_result_are_three_errors(mill: Tidemill) -> None:
     threading.Event().wait(0.01)
     with worker(mill):
         with pytest.raises(JobFailed, match="ValueError: no good") as caught:
-            fail.enqueue().result(timeout=10)
+            fail.enqueue().result(timeout=30)
         assert caught.value.error == "ValueError: no good"
         assert 'raise ValueError("no good")' in caught.value.traceback
         assert "tidemill/worker" not in caught.value.traceback
@@ -183,7 +183,7 @@ def test_three_ways_to_have_no_result_are_three_errors(mill: Tidemill) -> None:
         with pytest.raises(TimeoutError):
             running.wait(timeout=0)
         go.set()
-        assert running.result(timeout=10) == "done"
+        assert running.result(timeout=30) == "done"
     with pytest.raises(JobExpired):
         late.result(timeout=0)
     with pytest.raises(JobCancelled):
@@ -228,7 +228,7 @@ def test_retries_and_what_a_task_can_raise(mill: Tidemill) -> None:
     always, retried, failed = (work.enqueue(how) for how in ("raise", "retry", "fail"))
     once = work.using(retries=0).enqueue("raise")  # the call's option over the task's
     with worker(mill):
-        assert [job.wait(10) for job in (always, retried, failed, once)] == [
+        assert [job.wait(30) for job in (always, retried, failed, once)] == [
             *(State.FAILED, State.SUCCEEDED, State.FAILED, State.FAILED)
         ]
     assert [a.number for a in always.attempts] == [1, 2, 3]
@@ -258,14 +258,14 @@ def test_progress_and_log_are_seen_outside(mill: Tidemill) -> None:
 
     with worker(mill):
         job = work.enqueue()
-        assert said.wait(10)
+        assert said.wait(30)
         for _ in range(1000):  # a note travels without anybody waiting for it
             if job.refresh().progress:
                 break
             threading.Event().wait(0.01)
         assert job.progress == (3.0, 10.0)
         go.set()
-        job.wait(10)
+        job.wait(30)
     events = [(event.what, event.detail) for event in job.trail]
     assert ("log", "a line") in events
     assert events[0][0] == "created"
@@ -377,7 +377,7 @@ def test_the_worker_leaves_nothing_behind(mill: Tidemill) -> None:
     for turn in range(4):
         with worker(mill, concurrency=3):
             jobs = [task.enqueue(1), asleep.enqueue(), task.enqueue(2)]
-            assert [job.wait(10) for job in jobs] == [State.SUCCEEDED] * 3
+            assert [job.wait(30) for job in jobs] == [State.SUCCEEDED] * 3
         threads = [thread.name for thread in threading.enumerate() if thread not in others]
         assert [name for name in threads if name.startswith(("tide", "asyncio"))] == []
         files = files or open_files()
@@ -387,7 +387,7 @@ def test_the_worker_leaves_nothing_behind(mill: Tidemill) -> None:
 def test_the_fixture(tidemill_worker: Any, mill: Tidemill) -> None:
     task = mill.task(lambda_free)
     tidemill_worker(mill)
-    assert task.enqueue(5).result(timeout=10) == 5
+    assert task.enqueue(5).result(timeout=30) == 5
 
 
 def test_what_ends_the_worker_is_raised(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:

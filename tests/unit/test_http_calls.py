@@ -293,9 +293,9 @@ def test_an_idle_owner_asks_seldom(broker: Broker, lossy: Lossy) -> None:
 
 
 def test_a_wait_ends_in_time_to_renew_the_lease(store: str) -> None:
-    broker = open_broker(f"{store}?owner_lease=1")
+    broker = open_broker(f"{store}?owner_lease=3")
     hand = Hand(broker)
-    until = time.monotonic() + 3
+    until = time.monotonic() + 7
     while time.monotonic() < until:
         assert hand.exchange(want=Want(1)).commands == []
         hand.wait(20)
