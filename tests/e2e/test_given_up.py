@@ -45,7 +45,7 @@ def test_a_run_that_is_stuck_is_ended_although_its_lease_is_lost(place: Place) -
     # laws 4, 8
     place.write(
         """
-        @mill.task(timeout=1.5)
+        @mill.task(timeout=5)  # time enough to give it up in
         def stuck():
             first = not os.path.exists(os.path.join(HERE, "ledger"))
             begin()

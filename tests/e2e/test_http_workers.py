@@ -45,7 +45,7 @@ def server() -> Iterator[JobServer]:
 def place(server: JobServer, tmp_path: Path) -> Iterator[Place]:
     folder = tmp_path / "p"
     folder.mkdir()
-    with open_place(folder, f"{server.url}?owner_lease=2&patience=60") as place:
+    with open_place(folder, f"{server.url}?owner_lease=5&patience=60") as place:
         place.write(APP)
         yield place
 
@@ -84,7 +84,7 @@ def test_workers_go_on_when_the_server_was_killed(place: Place, server: JobServe
     worker.wait_line("cannot reach the job server")
     (place.path / "go").touch()
     place.wait_notes("end", 4)
-    time.sleep(2.5)  # longer than the lease: time in which nobody hears does not count
+    time.sleep(5.5)  # longer than the lease: time in which nobody hears does not count
     server.start()
     for n, record in enumerate(place.finish(jobs)):
         assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 0)

@@ -47,7 +47,8 @@ def shaky():
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     folder = tmp_path / "p"
     folder.mkdir()
-    url = NETWORK[request.param](f"t{new_id()}&owner_lease=1") if request.param in NETWORK else ""
+    lease = "&owner_lease=4" if request.param == "http" else ""  # else the dead are seen at once
+    url = NETWORK[request.param](f"t{new_id()}{lease}") if request.param in NETWORK else ""
     with open_place(folder, url) as place:
         place.write(APP)
         yield place

@@ -206,7 +206,7 @@ def test_an_unreachable_server_is_one_sentence(
     with pytest.raises(BrokerUnavailable, match=sentence) as caught:
         open_broker(url.format(port=server.port if server else 0))
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_info_says_what_its_settings_mean(start: Callable[..., Redis]) -> None:
