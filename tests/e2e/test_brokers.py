@@ -208,10 +208,10 @@ def test_shutdown(place: Place, patient: bool) -> None:  # case T11
 
 
 def test_a_long_job_that_holds_the_lock_runs_once(at: Callable[..., Place]) -> None:  # case T12
-    place = at(owner_lease=1)
+    place = at(owner_lease=2)
     place.worker(slots=2).wait_ready()
     place.worker(slots=2).wait_ready()
-    (record,) = place.finish([place.enqueue("holds", 4.0)])
+    (record,) = place.finish([place.enqueue("holds", 4.9)])
     assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 0)
     assert len(runs_of(place.ledger())[record.envelope.id]) == 1
 
