@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import itertools
 import os
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,26 @@ from harness import Place, open_place
 from servers import share_servers
 from xdist.scheduler import LoadScopeScheduling
 
+import tidemill
+
 os.environ.pop("COLUMNS", None)  # which tests in several processes find set
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that test whole folders share the servers that no test kills."""
+    _import_all()
     several = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if several and any(Path(each).is_dir() for each in config.args):
         share_servers()
+
+
+def _import_all() -> None:
+    """Before there are threads: pytest parses anew what is imported, as we bring a plugin for it,
+    and Pythons before 3.11.8 fail when two threads do so at once."""
+    for module in pkgutil.walk_packages(tidemill.__path__, "tidemill."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # it needs what is not installed
+                importlib.import_module(module.name)
 
 
 @pytest.hookimpl(optionalhook=True)

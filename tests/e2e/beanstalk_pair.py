@@ -12,11 +12,14 @@ from collections.abc import Callable
 
 from servers.beanstalk import Tongue
 
+from tidemill.server.beanstalk.stats import COUNTED
+
 TUBES = (b"default", b"a", b"b.c")
 _PASSING = {
     *("pid", "rusage-utime", "rusage-stime", "uptime", "id", "hostname", "os"),
     *("platform", "binlog-max-size", "age", "time-left", "pause-time-left", "total-connections"),
 }
+_COUNTED = {"current-jobs-urgent", "current-jobs-buried"}
 
 
 class Pair:
@@ -64,7 +67,7 @@ class Pair:
             number = b" %d " % int(words[1])
             theirs = theirs.replace(number, b" %d " % self.ids[int(words[1])], 1)
         if words[:1] == [b"OK"]:
-            apart = set(_facts(theirs).items()) ^ set(_facts(ours).items())
+            apart = set(_facts(theirs).items()) ^ set(_facts(ours, theirs).items())
             assert not apart, f"{self.story(theirs, ours)}\n{sorted(apart)}"
         else:
             assert theirs == ours, self.story(theirs, ours)
@@ -213,11 +216,16 @@ def _connections(keeper: Tongue) -> int:
     return int(facts["current-connections"])
 
 
-def _facts(reply: bytes) -> dict[str, str]:
-    """The lines of YAML, but for what passes, in no order."""
+def _facts(reply: bytes, theirs: bytes = b"") -> dict[str, str]:
+    """The lines of YAML, but for what passes, in no order; of ours those that are only counted so
+    far are taken from theirs."""
     lines = reply.decode().split("\r\n", 1)[1].splitlines()
     assert lines[0] == "---"
     facts = dict(line.split(": ", 1) if ": " in line else (line, "") for line in lines[1:])
+    if theirs:
+        for name, exact in _facts(theirs).items():
+            if name in _COUNTED and COUNTED <= int(facts.get(name, 0)) < int(exact):
+                facts[name] = exact
     return {k: "passing" if k in _PASSING else v for k, v in facts.items() if k != "cmd-stats"}
 
 
