@@ -403,12 +403,10 @@ def test_high_priority_first(place: Place) -> None:  # case T13
     place.write(APP)
     worker = place.worker(slots=1).wait_ready()
     place.finish(place.enqueue_many("short", [(n,) for n in range(100)]))
-    let_go = place.gate("gate")
-    blocker = place.enqueue("is_held")
+    blocker = place.enqueue("holds", 2.0)
     place.wait_notes(f"begin {blocker.id}")
     low = place.enqueue_many("short", [(n,) for n in range(10)], priority=-5)
     high = place.enqueue_many("short", [(n,) for n in range(10)], priority=5)
-    let_go()
     place.finish([*low, *high])
     order = [line.id for line in place.ledger() if line.what == "begin"][-20:]
     assert order == [job.id for job in (*high, *low)]
@@ -430,9 +428,9 @@ def test_expired_and_cancelled_before_the_start(place: Place) -> None:  # case T
     held = place.enqueue_many("short", [(n,) for n in range(5)])
     place.wait_notes(f"begin {blocker.id}")
     assert all(job.cancel() for job in held)
-    (place.path / "go").touch()
     for record in place.finish(held):
         assert record.state is S.CANCELLED
+    (place.path / "go").touch()
     place.finish([blocker])
     assert len(place.ledger()) == ran + 2
     assert worker.stop() == 0
