@@ -204,18 +204,6 @@ def test_a_queue_that_is_slow_to_tell_what_it_has_is_not_taken_for_empty(
     assert ids_of([lease.open() for lease in leases]) == ids_of([urgent, plain])
 
 
-def test_a_queue_that_does_not_tell_what_it_has_takes_no_share(
-    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # law 10: it is asked for ever, and has the first turn
-    monkeypatch.setattr("tidemill.brokers.rabbitmq.intake.ANSWER_WITHIN", 1e9)
-    broker = open_one()
-    broker.put([job("mute"), job("well")])
-    with suspended(server, f"{prefix}.tasks.normal.mute"):
-        (lease,) = Hand(broker).await_all(1, queues=("mute", "well"))
-    assert lease.open().queue == "well"
-
-
 def test_what_a_queue_answers_after_it_was_given_up_breaks_no_line(
     server: RabbitMQ,
     open_one: Open,

@@ -24,17 +24,9 @@ UNWANTED = 1.0
 """Seconds after which what nobody wants goes back."""
 
 
-def _is_open(row: Sequence[Shelf]) -> bool:
-    """Whether a row may bring something soon: what does not answer holds up those after it."""
-    for shelf in row:
-        if not shelf.place.alone and (shelf.may_bring or shelf.late):
-            return shelf.may_bring
-    return False
-
-
 def _parts(missing: int, rows: Sequence[Sequence[Shelf]]) -> list[int]:
     """What to ask each row for: those that may have something share it; else each may bring all."""
-    open_rows = [_is_open(row) for row in rows]
+    open_rows = [any(s.may_bring for s in row if not s.place.alone) for row in rows]
     count = sum(open_rows)
     if not count:
         return [missing] * len(rows)

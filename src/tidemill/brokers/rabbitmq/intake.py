@@ -215,12 +215,7 @@ class Intake:
         def answer(count: int | None, why: str) -> None:
             if count is not None:
                 shelf.unsure = 0.0
-            elif not shelf.is_given_up(machine_time(), ANSWER_WITHIN):
-                with self._lock:
-                    heard(False)
-                    slow()
-                return
-            if count:
+            if count or (count is None and not shelf.is_given_up(machine_time(), ANSWER_WITHIN)):
                 heard(False)
             elif why:  # what cannot be asked holds up nothing less urgent
                 heard(True)
