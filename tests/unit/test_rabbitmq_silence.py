@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 from harness import eventually
-from rabbitmq_desk import Hand, ids_of, job, leaderless, open_rabbit, put_until, suspended
+from rabbitmq_desk import Hand, job, leaderless, open_rabbit, put_until
 from servers import RabbitMQ
 
 from tidemill.brokers.base import Want
-from tidemill.brokers.rabbitmq import RabbitBroker, declaring, probing
-from tidemill.brokers.rabbitmq.names import Place
+from tidemill.brokers.rabbitmq import RabbitBroker, probing
 
 pytestmark = pytest.mark.slow
 
@@ -157,7 +156,6 @@ def test_a_queue_that_does_not_answer_holds_up_no_other(
     # as one does whose log was lost with its server
     monkeypatch.setattr("tidemill.brokers.rabbitmq.probing.ANSWERS_WITHIN", 1.0)
     monkeypatch.setattr("tidemill.brokers.rabbitmq.probing._PAUSE", 0.2)
-    monkeypatch.setattr("tidemill.brokers.rabbitmq.intake.ANSWER_WITHIN", 1.0)
     producer, broker, urgent, plain = open_one(), open_one(), job(priority=5), job()
     producer.put([urgent, plain, job("other")])
     worker = Hand(broker)
@@ -181,27 +179,6 @@ def test_a_queue_that_does_not_answer_holds_up_no_other(
     # and when it answers again, its jobs come
     (lease,) = worker.await_all(1, queues=("default",))
     assert lease.open().id == urgent.id
-
-
-def test_a_queue_that_is_slow_to_tell_what_it_has_is_not_taken_for_empty(
-    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # law 10: the server says so for it after a quarter of a second
-    broker, urgent, plain = open_one(), job(priority=5), job()
-    broker.put([plain, urgent])
-    worker, high = Hand(broker), f"{prefix}.tasks.high.default"
-    told, count = list[str](), declaring.Declarer.count
-
-    def counted(self: declaring.Declarer, place: Place, then: Any, slow: Any) -> None:
-        count(self, place, lambda *said: (then(*said), told.append(place.name)), slow)
-
-    monkeypatch.setattr(declaring.Declarer, "count", counted)
-    with suspended(server, high):
-        while told.count(high) < 3:
-            assert not worker.exchange(want=Want(1, ("default",))).leases
-            broker.wait(worker.id, 0.1)
-    leases = [worker.await_all(1, queues=("default",))[0] for _ in range(2)]
-    assert ids_of([lease.open() for lease in leases]) == ids_of([urgent, plain])
 
 
 def test_what_a_queue_answers_after_it_was_given_up_breaks_no_line(

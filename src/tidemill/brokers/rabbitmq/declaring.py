@@ -8,8 +8,7 @@ A queue that has lost its log lets whoever asks for it wait, and all that is beh
 So who is not answered soon keeps the channel to himself, and the others go on on another.
 
 Of a quorum queue that does not answer the server says after a quarter of a second that it is there,
-and empty, also when it is only slow. So where that took long nobody knows whether it answers
-(``doubts``), nor whether it is empty.
+and empty. So where that took long nobody knows whether it answers (``doubts``).
 """
 
 from __future__ import annotations
@@ -162,19 +161,14 @@ class Declarer:
         self._run(acts, names, over)
 
     def count(
-        self, place: Place, then: Callable[[int | None, str], None], slow: Callable[[], None]
+        self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
     ) -> None:
-        """How many messages are ready in a queue; ``slow`` is called if that is not told soon.
-
-        None: there are none, or the queue does not answer.
-        """
+        """How many messages are ready in a queue; ``slow`` is called if that is not told soon."""
 
         def answer(frame: Any, why: str) -> None:
-            count = 0 if why else int(frame.method.message_count)
-            then(count if count or why or errand.prompt else None, why)
+            then(0 if why else int(frame.method.message_count), why)
 
-        errand = _Errand([_queue(place)], answer, slow)
-        self._begin(errand)
+        self._begin(_Errand([_queue(place)], answer, slow))
 
     def _exchange(self, level: int) -> list[_Act]:
         name = self._clockwork.exchange(level)

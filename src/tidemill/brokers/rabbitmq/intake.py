@@ -212,10 +212,8 @@ class Intake:
     def _ask(self, shelf: Shelf) -> None:
         arrivals = shelf.arrivals
 
-        def answer(count: int | None, why: str) -> None:
-            if count is not None:
-                shelf.unsure = 0.0
-            if count or (count is None and not shelf.is_given_up(machine_time(), ANSWER_WITHIN)):
+        def answer(count: int, why: str) -> None:
+            if count:
                 heard(False)
             elif why:  # what cannot be asked holds up nothing less urgent
                 heard(True)

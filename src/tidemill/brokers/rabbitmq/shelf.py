@@ -66,7 +66,6 @@ class Shelf:
         held: how many messages of it are leased, and not the server's again.
         empty: the server had none when it was asked, and none has come since.
         asking, late: the server is just being asked, and does not answer soon.
-        unsure: machine time since which it does not tell whether it is empty; 0: it does.
         wanted: machine time at which something was last wanted of it.
         back: machine time at which a message was last sent there by ourselves.
         begun: machine time at which a consumer of it last began.
@@ -78,7 +77,7 @@ class Shelf:
         self.trim = self.resting = False
         self._begin_anew()
         self.empty = self.asking = self.late = False
-        self.wanted = self.back = self.begun = self.unsure = 0.0
+        self.wanted = self.back = self.begun = 0.0
         self.arrivals = 0
         self._holds: deque[Hold] = deque()
         self._in_order = True
@@ -94,7 +93,6 @@ class Shelf:
     def add(self, hold: Hold) -> None:
         """A message came."""
         self.doubt()
-        self.unsure = 0.0
         holds = self._holds
         if holds and hold.rank < holds[-1].rank:
             self._in_order = False
@@ -110,11 +108,6 @@ class Shelf:
         """The server may have something: an answer that is under way does not count."""
         self.arrivals += 1
         self.empty = self.asking = self.late = False
-
-    def is_given_up(self, now: float, patience: float) -> bool:
-        """Whether the place did not tell for so many seconds if it has something."""
-        self.unsure = self.unsure or now
-        return now - self.unsure >= patience
 
     @property
     def may_bring(self) -> bool:
