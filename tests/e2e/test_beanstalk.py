@@ -175,6 +175,23 @@ def test_a_tube_is_gone_when_nobody_needs_it(come: Callable[[], Tongue]) -> None
     assert client.ask(b"pause-tube a 5\r\n") == b"NOT_FOUND"
 
 
+@pytest.mark.parametrize(
+    ("put", "said", "producers"),
+    [
+        (b"put 0 0 9 1\r\nx\r\n", b"INSERTED 1", b"1"),
+        (b"put 0 0 9 1\r\nxyz", b"EXPECTED_CRLF", b"1"),
+        (b"put 0 0 9 70000\r\n" + bytes(70_000) + b"\r\n", b"JOB_TOO_BIG", b"0"),
+        (b"put 1 2 3\r\n", b"BAD_FORMAT", b"0"),
+    ],
+)
+def test_who_has_begun_a_put_is_a_producer(
+    come: Callable[[], Tongue], put: bytes, said: bytes, producers: bytes
+) -> None:
+    client = come()
+    assert client.ask(put) == said
+    assert b"\ncurrent-producers: %b\n" % producers in client.ask(b"stats\r\n")
+
+
 def test_what_stats_tell_of_the_machine_is_text_for_yaml(client: Tongue) -> None:
     lines = client.ask(b"stats\r\n").decode().splitlines()
     assert f'hostname: "{platform.node()}"' in lines

@@ -96,7 +96,7 @@ def test_a_put_with_tags() -> None:
 
 def test_a_body_without_its_end_and_one_that_is_too_big() -> None:
     assert read_all(b"put 0 0 1 2\r\nabcdstats\r\n") == [
-        Refused(EXPECTED_CRLF, "put"),
+        Refused(EXPECTED_CRLF, "put", produces=True),
         Command("stats"),
     ]
     data = b"put 0 0 1 101\r\n" + b"z" * 103 + b"stats\r\n"

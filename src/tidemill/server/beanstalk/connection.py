@@ -118,6 +118,7 @@ class Connection(asyncio.Protocol):
                 break
             if isinstance(what, Refused):
                 self._count(what.verb)
+                client.produces |= what.produces
                 said.append(what.reply)
                 continue
             if what.verb == "quit":

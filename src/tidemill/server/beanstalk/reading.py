@@ -51,10 +51,12 @@ class Command(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """What cannot be done, and the answer to it; ``verb`` where it counts as that command."""
+    """What cannot be done, and the answer to it; ``verb`` where it counts as that command, and
+    ``produces`` where it makes the client a producer all the same."""
 
     reply: bytes
     verb: str = ""
+    produces: bool = False
 
 
 class _Head(NamedTuple):
@@ -135,7 +137,7 @@ class Reader:
         body, end = bytes(buffer[:size]), bytes(buffer[size : size + 2])
         del buffer[: size + 2]
         if end != b"\r\n":
-            return Refused(EXPECTED_CRLF, "put")
+            return Refused(EXPECTED_CRLF, "put", produces=True)
         return Command("put", job=head.given._replace(body=body))
 
     def _command(self, line: bytes) -> Command | Refused | None:
