@@ -10,7 +10,7 @@ OTHERS := 3.12 3.13
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel storm fuzz beanstalk clients long bench clean
+.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel storm abuse fuzz beanstalk clients long bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -56,6 +56,9 @@ wheel: $(VENV)/dev       ## the wheel, installed into a clean environment, runs 
 storm: $(VENV)/dev       ## random kills at full size; SEED, KILLS and BROKER may be given
 	$(BIN)/python -m tests.faults.storm --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER))
 
+abuse: $(VENV)/dev       ## misdeeds of tasks in all pools, writes docs/misdeeds.md; ONLY, WITHIN may be given
+	$(BIN)/python -m tests.abuse --jobs $(JOBS) $(if $(WITHIN),--within $(WITHIN)) $(if $(ONLY),--only $(ONLY),--write)
+
 fuzz: $(VENV)/dev        ## random requests to the job server, at length; SEED and SECONDS may be given
 	$(BIN)/python -m tests.faults.fuzz $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
@@ -67,9 +70,10 @@ beanstalk: $(VENV)/dev   ## our beanstalk port, at length; SEEDS, FIRST, STEPS (
 clients: $(VENV)/dev     ## test suites of clients of beanstalkd, from PyPI and npm, against our beanstalk port
 	$(BIN)/python scripts/clients $(ARGS)
 
-long: $(VENV)/dev servers  ## each crash point twenty times, random moves at length
+long: $(VENV)/dev servers  ## each crash point twenty times, a signal at each bytecode, random moves at length
 	TIDEMILL_ROUNDS=20 TIDEMILL_EXAMPLES=300 $(PYTEST) \
-		tests/faults/test_crash_points.py tests/conformance/test_seam_machine.py
+		tests/faults/test_crash_points.py tests/conformance/test_seam_machine.py \
+		tests/conformance/test_seam_signals.py
 
 bench: $(VENV)/dev       ## tidemill beside its peers, one table; ARGS go to benchmarks/run.py
 	$(BIN)/python benchmarks/run.py $(ARGS)

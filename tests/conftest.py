@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import mounted
 from harness import Place, open_place
 from servers import share_servers
 from xdist.scheduler import LoadScopeScheduling
@@ -68,3 +69,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
     folder.mkdir()
     with open_place(folder) as place:
         yield place
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 12 MiB."""
+    with mounted(tmp_path / "disk") as disk:
+        yield disk

@@ -238,6 +238,7 @@ class Place:
         file = self.path / f"{self.app}.py"
         file.write_text(code)
         if load:
+            self._unload()
             spec = importlib.util.spec_from_file_location(self.app, file)
             assert spec is not None
             assert spec.loader is not None
@@ -365,8 +366,11 @@ class Place:
         for worker in self.workers:
             worker.close()
         self.mill.close()
+        self._unload()
+
+    def _unload(self) -> None:
         if self.module is not None:
-            self.module.mill.close()
+            self.module.mill.close()  # else its connections stay open until a collection
             sys.modules.pop(self.app, None)
 
 

@@ -18,11 +18,14 @@ from tidemill.errors import (
     JobNotFound,
     JobPruned,
     LeaseLost,
+    NotReplicated,
     QueueFull,
+    ResultNotKept,
     ResultTimeout,
     ScheduleExists,
     ScheduleNotFound,
     StoreFull,
+    StoreGone,
     StoreMoved,
     TidemillError,
 )
@@ -34,7 +37,15 @@ from tidemill.job import State
 from tidemill.limits import Breaker, Limit
 from tidemill.middleware import Middleware
 from tidemill.queue import Message, Queue
-from tidemill.retry import Fail, JobTerminated, JobTimeout, Retries, Retry, Snooze
+from tidemill.retry import (
+    Fail,
+    JobTerminated,
+    JobTimeout,
+    Retries,
+    Retry,
+    Snooze,
+    WorkerStopping,
+)
 from tidemill.schedules.book import Schedule
 from tidemill.schedules.reading import When
 from tidemill.task import Call, Task
@@ -73,9 +84,11 @@ __all__ = [
     "Limit",
     "Message",
     "Middleware",
+    "NotReplicated",
     "Queue",
     "QueueFull",
     "QueueStats",
+    "ResultNotKept",
     "ResultTimeout",
     "Retries",
     "Retry",
@@ -85,11 +98,13 @@ __all__ = [
     "Snooze",
     "State",
     "StoreFull",
+    "StoreGone",
     "StoreMoved",
     "Task",
     "Tidemill",
     "TidemillError",
     "When",
+    "WorkerStopping",
     "as_completed",
     "chain",
     "current_job",

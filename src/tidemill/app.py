@@ -6,35 +6,27 @@ import contextvars
 import fnmatch
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from tidemill.arguments import TEXT_OF_BODY, summary
 from tidemill.batch import Batch
-from tidemill.brokers.base import (
-    Broker,
-    Feature,
-    Filter,
-    Page,
-    QueueStats,
-    check_url,
-    open_broker,
-)
+from tidemill.brokers.base import Broker, Feature, Filter, Page, QueueStats, check_url, open_broker
 from tidemill.clock import new_id, wall_time
 from tidemill.codec import pack_call, pack_pickle_call, sign
 from tidemill.compose import Composition
 from tidemill.config import (
     Seconds,
     check_app,
-    check_body,
     check_known,
     check_name,
+    check_size,
     default_url,
     url_from_environment,
 )
 from tidemill.consumers import Consumers
+from tidemill.deferral import restarted
 from tidemill.enqueuing import enqueue_composed, enqueue_many, given, is_composed, txn_of
 from tidemill.errors import InvalidOption
 from tidemill.features import Features
@@ -45,6 +37,7 @@ from tidemill.handle import Job
 from tidemill.inline import run_inline
 from tidemill.job import Envelope, Links
 from tidemill.limits import Limits, QueueSettings
+from tidemill.locks import LongLock
 from tidemill.middleware import Middleware
 from tidemill.options import TASK_OPTIONS, Options
 from tidemill.queue import Message, Queue
@@ -123,11 +116,11 @@ class Tidemill:
         self.threads, self.waiters = _pools()
         self.before_close: list[Callable[[], None]] = []  # ends the workers of this process
         self.inner: set[str] = set()  # tasks declared inside functions, that nobody named
-        self._url = url
-        self._found = url is None  # not given: looked for, and so worth a line in the log
+        self.looking = False  # True: its broker is opened to read, so no file is made
+        self._url, self._found = url, url is None  # a url that was looked for is worth a log line
         self._env = env, prefix
         self._broker: Broker | None = None
-        self._lock = threading.Lock()
+        self._lock = LongLock()
         self.consumers = Consumers(self)  # the owners this process takes messages by
         self.gathered = GatheredPuts(self)
         self.schedules = Schedules(self)
@@ -137,11 +130,11 @@ class Tidemill:
         )
         _apps.add(self)
         if env is not None:  # at first use the caller may be inside a transaction, too late to open
-            self._broker = self._open()
+            self._open()
 
     def after_fork_child(self) -> None:
         """In a forked child: no lock is held and nobody is at work there."""
-        self._lock = threading.Lock()
+        self._lock = LongLock()
         self.gathered.after_fork()
 
     # -- the broker -----------------------------------------------------------------------------
@@ -156,22 +149,21 @@ class Tidemill:
     @property
     def broker(self) -> Broker:
         """The broker, opened at first use."""
-        if self._broker is None:
-            with self._lock:
-                if self._broker is None:
-                    self._broker = self._open()
-        return self._broker
+        return self._broker or self._open()
 
+    @restarted
     def _open(self) -> Broker:
         env, prefix = self._env
-        if env is not None:
-            from tidemill.brokers.lmdb import LmdbBroker
+        with self._lock:
+            if self._broker is None and env is not None:
+                from tidemill.brokers.lmdb import LmdbBroker
 
-            return LmdbBroker.around(env, prefix)
-        broker = open_broker(self.url)
-        if self._found:
-            log.info("jobs live in %s", broker.url)
-        return broker
+                self._broker = LmdbBroker.around(env, prefix)
+            elif self._broker is None:
+                self._broker = open_broker(self.url, reading=self.looking)
+                if self._found:
+                    log.info("jobs live in %s", self._broker.url)
+            return self._broker
 
     def close(self) -> None:
         """Give up the broker; it is opened again when next needed. Idempotent."""
@@ -182,10 +174,12 @@ class Tidemill:
             broker, self._broker = self._broker, None
             pools = self.threads, self.waiters
             self.threads, self.waiters = _pools()
-        if broker is not None:
-            broker.close()
-        for pool in pools:
-            pool.close()
+        try:
+            if broker is not None:
+                broker.close()
+        finally:
+            for pool in pools:
+                pool.close()
 
     def __enter__(self) -> Tidemill:
         return self
@@ -301,8 +295,10 @@ class Tidemill:
     async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
         what = given(self, call, args, kwargs)
-        if self.sync or self.in_batch() or txn_of(what) is not None:
+        if self.sync or self.in_batch():
             return self.enqueue(what)
+        if (txn := txn_of(what)) is not None:
+            return await self.threads.inside(txn, lambda: self.enqueue(what))
         if is_composed(what):
             return await self.threaded(enqueue_composed, self, what)
         put = await self.gathered.put(self.envelope(what))
@@ -317,8 +313,10 @@ class Tidemill:
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """As ``enqueue_many``, without blocking the event loop."""
         calls = list(calls)
-        if self.sync or self.in_batch() or any(call.options.txn is not None for call in calls):
+        if self.sync or self.in_batch():
             return self.enqueue_many(calls)
+        for txn in [call.options.txn for call in calls if call.options.txn is not None]:
+            return await self.threads.inside(txn, lambda: self.enqueue_many(calls))
         return await self.threaded(lambda: self.enqueue_many(calls))
 
     def batch(self) -> Batch:
@@ -377,7 +375,7 @@ class Tidemill:
 
     def seal(self, envelope: Envelope) -> Envelope:
         """What every job of this app gets at last: an id, its time, a signature."""
-        check_body(envelope.body)
+        check_size(envelope.body, envelope.headers, envelope.tags)
         envelope.id = envelope.id or new_id()
         envelope.created = wall_time()
         envelope.pickled = self.pickles
@@ -417,6 +415,7 @@ class Tidemill:
         """The next message of several queues: all of the first before any of the second.
 
         Returns None when nothing came within ``timeout`` seconds; without one, waits for ever.
+        Raises BrokerUnavailable when another process holds an LMDB store's write lock as long.
         """
         return self.consumers.get(queues, timeout)
 

@@ -101,7 +101,7 @@ class _InNotebook(Bar):
     def __init__(self, total: int | None) -> None:
         super().__init__(total)
         # There in a notebook, and nowhere else.
-        from IPython.display import display  # type: ignore[import-not-found]
+        from IPython.display import display  # type: ignore[import-not-found]  # is optional
 
         self._drawn = time.monotonic()
         self._display: _Display = display(self._picture(), raw=True, display_id=True)

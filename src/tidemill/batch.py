@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemill.deferral import Deferred
 from tidemill.errors import TidemillError
 from tidemill.handle import Job
 from tidemill.job import Envelope
+from tidemill.locks import Lock
 
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
@@ -23,7 +24,7 @@ class Batch:
     def __init__(self, mill: Tidemill, current: contextvars.ContextVar[Batch | None]) -> None:
         self._mill = mill
         self._current = current
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._open = False
         self._envelopes: list[Envelope] = []
         self._jobs: list[Job[Any]] = []
@@ -58,8 +59,13 @@ class Batch:
             )
         if self._envelopes:
             raise TidemillError("this batch has been used; mill.batch() makes a new one")
-        self._open = True
-        self._token = self._current.set(self)
+        try:
+            with Deferred():
+                self._open = True
+                self._token = self._current.set(self)
+        except BaseException:  # a signal handler has raised
+            self._end()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end()
@@ -75,9 +81,17 @@ class Batch:
             await self._mill.threaded(self._commit)
 
     def _end(self) -> None:
-        self._current.reset(self._token)
+        try:
+            self._leave()
+        except BaseException:  # a signal handler has raised; an open batch would take what follows
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
         with self._lock:
-            self._open = False
+            if self._open:
+                self._open = False
+                self._current.reset(self._token)
 
     def _commit(self) -> None:
         if not self._envelopes:

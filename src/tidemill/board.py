@@ -1,36 +1,57 @@
-"""The board: a mapped file that says what a worker runs at this moment.
+"""The scoreboard: a mapped file that says what a worker runs at this moment.
 
-Worker processes write it, one slot per running job, and whoever outlives them reads it: the
-supervisor, or, when everything died at once, the next worker to look. A token on the board was
-running and used an attempt; a job handed out but not on the board was only prefetched (law 6).
+Worker processes write it and any survivor reads it: the supervisor, or, when everything died at
+once, the next worker to look. A job on the board was running and used an attempt; a job handed out
+but not on the board was only prefetched (law 6).
 
-It begins with the id of the owner it belongs to, so that nobody takes another's board for it. A
-slot is (token, generation, started, deadline); the top bit of the generation says that the job
-waits for another. Starting writes the token last, ending clears it first, so that a kill in between
-never shows a job that does not run with another one's times.
+The file begins with the id of its owner, so that nobody takes another owner's board for it. Then
+come rows of (token, thread, started, deadline). Each process has a *share* of them: a header, and
+one row for each job that runs or has ended and may not be stored yet. A process takes its rows in
+turn and does not clear the row of a job that ended: a share has more rows than the process can hold
+leases, so the row is written anew only when that job has long been settled. A token of a settled
+job means nothing to anybody, since each lease has a fresh one.
 
-Who claims a board holds a ``flock`` on it as long as it lives. Whoever finds one unlocked, and its
-owner on no list, may remove it, and does so while holding the lock itself: a claim that waited for
-that lock sees that its file is gone, and makes another.
+The header says which process has the share, when its clerk last ran, how many of its jobs wait for
+other jobs, and since when it has outlived its SIGKILL.
+
+Starting a job writes the token last, so that a kill in between never shows a job with the times of
+another one.
+
+The owner of a board holds a ``flock`` on it as long as the owner lives. A process that finds a
+board unlocked, and its owner on no list, may remove it, and does so while holding the lock itself:
+a claim that waited for that lock sees that its file is gone, and makes another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from typing import NamedTuple
 
-__all__ = ["Board", "Running", "allocate", "read_board", "remove_board", "sweep_boards"]
+from tidemill.errors import BrokerUnavailable
+from tidemill.files import Folder, create_file
+
+__all__ = [
+    "Board",
+    "Running",
+    "allocate",
+    "read_board",
+    "read_unkillable",
+    "remove_board",
+    "sweep_boards",
+]
 
 _OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")
 _REST = struct.Struct("=Qdd")
 _SLOT = struct.Struct("=QQdd")
-_GENERATION = struct.Struct("=Q")
-_WAITS = 1 << 63
+_TIME = struct.Struct("=d")
+_HEADER = (1 << 64) - 1
+"""Stands where a row has its token."""
 
 
 def allocate(fd: int, size: int) -> None:
@@ -45,17 +66,16 @@ def allocate(fd: int, size: int) -> None:
 
 
 class Running(NamedTuple):
-    """One occupied slot. ``started`` is wall time, ``deadline`` machine time, 0 for none.
+    """A row of a board. ``started`` is wall time, ``deadline`` machine time, 0 for none.
 
-    ``waits`` says that the job does nothing but wait for another one.
+    ``thread`` is the kernel's number of the thread that runs the job.
     """
 
     slot: int
     token: int
-    generation: int
+    thread: int
     started: float
     deadline: float
-    waits: bool = False
 
 
 class Board:
@@ -68,13 +88,16 @@ class Board:
 
     def _open(self) -> None:
         size = _at(max(1, self.slots))
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = create_file(self.path)
+        new = not os.fstat(self._fd).st_size
         try:
             if os.fstat(self._fd).st_size < size:
                 allocate(self._fd, size)
-            self._map = mmap.mmap(self._fd, size)
+            self._map = mmap.mmap(self._fd, max(size, os.fstat(self._fd).st_size))
         except BaseException:
             os.close(self._fd)
+            if new:
+                os.unlink(self.path)
             raise
 
     def claim(self, owner_id: str) -> None:
@@ -87,40 +110,65 @@ class Board:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         _OWNER.pack_into(self._map, 0, claim)
 
-    def start(
-        self, slot: int, token: int, generation: int, started: float, deadline: float
-    ) -> None:
+    def grow(self, slots: int) -> None:
+        """Have at least so many rows, for processes that start from now on."""
+        size = _at(slots)
+        if os.fstat(self._fd).st_size < size:
+            allocate(self._fd, size)
+        self.slots = max(slots, self.slots)
+        self._map = mmap.mmap(self._fd, os.fstat(self._fd).st_size)
+
+    # -- rows of jobs ---------------------------------------------------------------------------
+
+    def start(self, slot: int, token: int, thread: int, started: float, deadline: float) -> None:
         """Say that the slot runs the lease ``token`` from now on."""
         at = _at(slot)
-        _REST.pack_into(self._map, at + 8, generation, started, deadline)
+        _REST.pack_into(self._map, at + 8, thread, started, deadline)
         _TOKEN.pack_into(self._map, at, token)
-
-    def wait(self, slot: int, waits: bool) -> None:
-        """Say that what runs in the slot waits for another job, or no longer does."""
-        at = _at(slot) + _TOKEN.size
-        (generation,) = _GENERATION.unpack_from(self._map, at)
-        generation = generation | _WAITS if waits else generation & ~_WAITS
-        _GENERATION.pack_into(self._map, at, generation)
 
     def end(self, slot: int) -> None:
         """Say that the slot is idle."""
         _TOKEN.pack_into(self._map, _at(slot), 0)
 
-    def running(self, first: int = 0, count: int | None = None) -> list[Running]:
-        """The occupied slots among ``count`` from ``first``."""
-        last = self.slots if count is None else first + count
-        rows = []
-        for slot in range(first, last):
-            token, generation, started, deadline = _SLOT.unpack_from(self._map, _at(slot))
-            if token:
-                waits = bool(generation & _WAITS)
-                rows.append(Running(slot, token, generation & ~_WAITS, started, deadline, waits))
-        return rows
+    def running(self, first: int, count: int, tokens: Container[int]) -> list[Running]:
+        """The rows of these tokens among ``count`` rows from ``first``."""
+        rows = _SLOT.iter_unpack(self._map[_at(first) : _at(first + count)])
+        return [Running(first + n, *row) for n, row in enumerate(rows) if row[0] in tokens]
 
     def clear(self, first: int, count: int) -> None:
-        """Empty a range of slots: their process is gone and accounted for."""
-        for slot in range(first, first + count):
-            self.end(slot)
+        """Empty a range of slots: their process is gone and its verdicts are stored."""
+        self._map[_at(first) : _at(first + count)] = bytes(count * _SLOT.size)
+
+    # -- headers --------------------------------------------------------------------------------
+
+    def sign(self, slot: int, pid: int, beat: float) -> None:
+        """Make a slot the header of a share."""
+        _SLOT.pack_into(self._map, _at(slot), _HEADER, pid, beat, 0.0)
+
+    def beat(self, slot: int, now: float) -> None:
+        """Say that the clerk of a process has run: nobody keeps the interpreter lock from it."""
+        _TIME.pack_into(self._map, _at(slot) + 16, now)
+
+    def beat_of(self, slot: int) -> float:
+        """When the clerk of a process last ran."""
+        return float(_TIME.unpack_from(self._map, _at(slot) + 16)[0])
+
+    def set_waiting(self, slot: int, pid: int, waiting: int) -> None:
+        """Say how many jobs of a process wait for other jobs."""
+        _TOKEN.pack_into(self._map, _at(slot) + 8, pid | waiting << 32)
+
+    def waiting(self, share: int) -> int:
+        """How many jobs of all processes, with so many rows each, wait for other jobs."""
+        if os.fstat(self._fd).st_size > len(self._map):
+            self._map = mmap.mmap(self._fd, os.fstat(self._fd).st_size)
+        starts = range(_at(0), len(self._map), share * _SLOT.size)
+        heads = (self._map[at : at + 16] for at in starts)
+        words = [struct.unpack("=QQ", head) for head in heads if len(head) == 16]
+        return sum(word >> 32 for mark, word in words if mark == _HEADER)
+
+    def mark_unkillable(self, slot: int, since: float) -> None:
+        """Say since when (wall time) a process has outlived its SIGKILL."""
+        _TIME.pack_into(self._map, _at(slot) + 24, since)
 
     def close(self) -> None:
         """Unmap; the file stays for whoever needs it."""
@@ -138,6 +186,27 @@ class Board:
             pass
 
 
+def _rows(
+    path: str, owner_id: str, folder: Folder | None = None
+) -> list[tuple[int, int, float, float]] | None:
+    """All rows of an owner's board; None when no board of it is left.
+
+    With ``folder`` the board is looked for there under its name: the owner may have seen the same
+    folder under another path. A file that is torn is read as far as it goes.
+    """
+    try:
+        fd = _found(path, folder)
+        with open(fd, "rb") as file:
+            data = file.read()
+    except (OSError, BrokerUnavailable):
+        return None
+    if data[: _OWNER.size] != owner_id.encode().ljust(_OWNER.size, b"\0"):
+        return None
+    slots = data[_OWNER.size :]
+    usable = len(slots) - len(slots) % _SLOT.size
+    return [row for row in _SLOT.iter_unpack(slots[:usable]) if row[0]]
+
+
 def _at(slot: int) -> int:
     return _OWNER.size + slot * _SLOT.size
 
@@ -149,21 +218,37 @@ def _claim(owner_id: str) -> bytes:
     return claim.ljust(_OWNER.size, b"\0")
 
 
-def read_board(path: str, owner_id: str) -> dict[int, float] | None:
-    """The tokens that a dead owner was running, with their start; None when no board of it is left.
+def read_board(path: str, owner_id: str, folder: Folder | None = None) -> dict[int, float] | None:
+    """Return the tokens of the jobs a dead owner ran, with their start; None without a board.
 
-    A file that is torn is read as far as it goes.
+    Tokens of jobs that are settled may be among them.
     """
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError:
+    rows = _rows(path, owner_id, folder)
+    if rows is None:
         return None
-    if data[: _OWNER.size] != owner_id.encode().ljust(_OWNER.size, b"\0"):
-        return None
-    slots = data[_OWNER.size :]
-    usable = len(slots) - len(slots) % _SLOT.size
-    return {token: started for token, _, started, _ in _SLOT.iter_unpack(slots[:usable]) if token}
+    return {token: started for token, _, started, _ in rows if token != _HEADER}
+
+
+def read_unkillable(path: str, owner_id: str) -> list[tuple[int, float]]:
+    """Processes of an owner that have outlived their SIGKILL, and since when (wall time)."""
+    rows = _rows(path, owner_id) or []
+    return [
+        (word & 0xFFFFFFFF, since)
+        for mark, word, _, since in rows
+        if mark == _HEADER and since
+    ]
+
+
+def _found(path: str, folder: Folder | None) -> int:
+    """A descriptor of the board, which is a regular file."""
+    above, name = os.path.split(path)
+    if folder is not None:
+        try:
+            return folder.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            pass  # a worker without a folder of its broker's has the board among temporary files
+    with contextlib.closing(Folder(above or ".")) as there:
+        return there.open(name, os.O_RDONLY)
 
 
 def _is_at(path: str, fd: int) -> bool:
@@ -174,33 +259,36 @@ def _is_at(path: str, fd: int) -> bool:
         return False
 
 
-def sweep_boards(folder: str, listed: Collection[str]) -> None:
+def sweep_boards(folder: Folder, listed: Collection[str]) -> None:
     """Delete boards left by the dead: their names not ``listed``, and not claimed by who lives.
 
-    Called while the list of owners cannot change.
+    Called while the list of owners cannot change. Files that are no board, or another user's, are
+    left.
     """
-    for name in os.listdir(folder):
+    for name in folder.names():
         if name in listed:
             continue
-        path = os.path.join(folder, name)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+            fd = folder.open(name, os.O_RDWR)
+        except (OSError, BrokerUnavailable):
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(path, fd):
-                os.unlink(path)
+            found = folder.stat(name)
+            if found is not None and os.path.samestat(found, os.fstat(fd)):
+                folder.remove(name)
         except OSError:
             pass  # somebody has it
         finally:
             os.close(fd)
 
 
-def remove_board(path: str, owner_id: str) -> None:
+def remove_board(path: str, owner_id: str, folder: Folder | None = None) -> None:
     """Delete the board of an owner that is gone, unless the file is somebody else's."""
-    if read_board(path, owner_id) is not None:
-        try:
+    if read_board(path, owner_id, folder) is None:
+        return
+    try:
+        if folder is None or not folder.remove(os.path.basename(path)):
             os.unlink(path)
-        except OSError:
-            pass
+    except OSError:
+        pass

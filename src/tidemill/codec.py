@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext
 
-from tidemill.errors import BadSignature, CodecError
-from tidemill.job import Envelope, Ref
+from tidemill.errors import BadSignature, CodecError, ResultNotKept
+from tidemill.job import RESULT_NOT_KEPT, Envelope, Ref
 
 __all__ = [
     "pack",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 10)
-_BIGINT, _MAPPING, _REF = 10, 11, 12
+_BIGINT, _MAPPING, _REF = 10, 11, 12  # 13: RESULT_NOT_KEPT
 
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN = frozenset({str, bytes, bool, float, type(None)})
@@ -104,8 +104,11 @@ def unpack(data: bytes) -> Any:
     """Decode what :func:`pack` made.
 
     Raises:
+        ResultNotKept: they stand for a result that was not kept.
         CodecError: the bytes are no such thing.
     """
+    if data == RESULT_NOT_KEPT:
+        raise ResultNotKept("the job succeeded, and the store had no room to keep its result")
     try:
         return _decode(data)
     except _UNDECODABLE as error:

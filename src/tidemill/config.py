@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,7 @@ __all__ = [
     "MAX_BODY",
     "Url",
     "check_app",
-    "check_body",
+    "check_size",
     "check_conflict",
     "check_count",
     "check_known",
@@ -66,8 +66,8 @@ def check_name(field: str, value: object) -> str:
     """An id, queue, key or task name: 1 to 200 bytes of UTF-8, no control characters."""
     if not isinstance(value, str):
         raise InvalidOption(f"{field} must be a string, not {type(value).__name__}")
-    if not value:
-        raise InvalidOption(f"{field} must not be empty")
+    if not value or value.isspace():
+        raise InvalidOption(f"{field} must not be {'blank' if value else 'empty'}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -134,6 +134,7 @@ def check_retries(value: object) -> Retries:
         check_count("retries", value.limit, 0, 65_000)
         check_seconds("delay of retries", value.delay)
         check_seconds("cap of retries", value.cap)
+        check_count("immediate of retries", value.immediate, 0, 65_000)
         if not isinstance(value.factor, (int, float)) or not 1 <= value.factor <= 1000:
             raise InvalidOption(
                 f"factor of retries must be from 1 to 1000, not {_shown(value.factor)}"
@@ -189,18 +190,26 @@ class BodyTooLarge(InvalidOption):
     """A job has more in it than stores take."""
 
 
-def check_body(body: bytes) -> bytes:
-    """Refuse a body beyond the limit.
+def check_size(body: bytes, headers: Mapping[str, str], tags: Sequence[str]) -> None:
+    """Refuse a job whose body, headers and tags have more than ``MAX_BODY`` bytes together.
 
     Raises:
-        BodyTooLarge: it is.
+        BodyTooLarge: they have; the sentence names the part that has most.
     """
-    if len(body) > MAX_BODY:
-        raise BodyTooLarge(
-            f"the body has {len(body):,} bytes, and {MAX_BODY:,} is the most; "
-            "store large data elsewhere and pass its name"
-        )
-    return body
+    beside = 0
+    if headers or tags:
+        texts = [*headers, *headers.values(), *tags]
+        beside = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    if len(body) + beside <= MAX_BODY:
+        return
+    if beside <= len(body):
+        part = f"the body has {len(body):,} bytes"
+    else:
+        part = f"the headers and tags have {beside:,} bytes"
+    raise BodyTooLarge(
+        f"{part}, and body, headers and tags may have {MAX_BODY:,} bytes together; "
+        "store large data elsewhere and pass its name"
+    )
 
 
 def storable(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tidemill.clock import wall_time
 from tidemill.config import storable
 from tidemill.job import Envelope, Note, priority_of
+from tidemill.stopping import NEVER, Stopping
 
 __all__ = ["JobContext", "Waits", "current_job", "running_job", "waiting_for"]
 
@@ -44,12 +45,12 @@ class JobContext:
     __slots__ = (
         "_envelope",
         "_say",
+        "_stopping",
+        "_token",
         "_waits",
         "attempt",
         "cancelled",
-        "slot",
         "state",
-        "token",
         "waiting",
     )
 
@@ -60,18 +61,24 @@ class JobContext:
         token: int = 0,
         say: Callable[[Note], None] | None = None,
         waits: Waits | None = None,
+        stopping: Stopping = NEVER,
     ) -> None:
         self._envelope = envelope
         self._say = say
         self._waits = waits
-        self.slot = 0
+        self._stopping = stopping
         self.waiting = 0  # for how many other jobs it waits now
         self.attempt = attempt
-        self.token = token
+        self._token = token
         self.cancelled = False
         """True once somebody asked for the job to be cancelled: stop when it suits, and raise
         ``JobCancelled`` so that the job ends ``cancelled``; one that returns has succeeded."""
         self.state: dict[str, Any] = {}
+
+    @property
+    def token(self) -> int:
+        """Number of the lease under which it runs."""
+        return self._token
 
     @property
     def id(self) -> str:
@@ -125,13 +132,28 @@ class JobContext:
         """How often the job runs at most; 0 for no limit."""
         return self._envelope.retries.max_attempts
 
+    @property
+    def stopping(self) -> bool:
+        """True once the worker was told to stop. The job has time until the shutdown timeout, and
+        gets ``WorkerStopping`` shortly before. The task may also raise ``WorkerStopping`` itself,
+        to go back uncounted."""
+        return self._stopping.is_set()
+
+    def wait_stopping(self, timeout: float | None = None) -> bool:
+        """Block until the worker is told to stop; False when the time is over before."""
+        return self._stopping.wait(timeout)
+
+    async def await_stopping(self, timeout: float | None = None) -> bool:
+        """As ``wait_stopping``, for async tasks."""
+        return await self._stopping.await_set(timeout)
+
     def progress(self, done: float, total: float = 0.0) -> None:
         """Say how far the job is; a total of 0 means it is not known."""
-        self._tell(Note(self.token, done=float(done), total=float(total)))
+        self._tell(Note(self._token, done=float(done), total=float(total)))
 
     def log(self, line: str) -> None:
         """Add a line to the job's trail; the last 100 are kept, 2,000 characters each."""
-        self._tell(Note(self.token, line=storable(str(line)[:2000]), time=wall_time()))
+        self._tell(Note(self._token, line=storable(str(line)[:2000]), time=wall_time()))
 
     def _tell(self, note: Note) -> None:
         if self._say is not None:

@@ -4,6 +4,8 @@
     ├── InvalidOption   (also ValueError)   an option, name or value that cannot be used
     ├── FeatureMissing                      the broker cannot do what was asked for
     ├── BrokerUnavailable                   the store cannot be opened or reached
+    │   ├── StoreGone                       the store was deleted or replaced while it was open
+    │   └── NotReplicated                   stored, but too few replicas had it in time
     ├── StoreMoved                          all of the store goes, or went, to another url
     ├── StoreFull                           disk or map nearly full: puts are refused, work goes on
     ├── QueueFull       (also queue.Full)   the queue holds max_size jobs
@@ -18,11 +20,12 @@
     ├── JobCancelled                        the job ended ``cancelled``
     ├── JobExpired                          the job ended ``expired``: it was not started in time
     └── CodecError                          data that cannot be encoded or decoded
-        └── BadSignature                    the signature is missing or wrong
+        ├── BadSignature                    the signature is missing or wrong
+        └── ResultNotKept                   the job succeeded; the store had no room for its result
 
 What a task raises to steer its own job (``Retry``, ``Fail``, ``Snooze``) and what is raised inside
-a task to stop it (``JobTimeout``, ``JobTerminated``) are no errors of tidemill and live in
-:mod:`tidemill.retry`.
+a task to stop it (``JobTimeout``, ``JobTerminated``, ``WorkerStopping``) are no errors of tidemill
+and live in :mod:`tidemill.retry`.
 """
 
 from __future__ import annotations
@@ -42,11 +45,14 @@ __all__ = [
     "JobNotFound",
     "JobPruned",
     "LeaseLost",
+    "NotReplicated",
     "QueueFull",
+    "ResultNotKept",
     "ResultTimeout",
     "ScheduleExists",
     "ScheduleNotFound",
     "StoreFull",
+    "StoreGone",
     "StoreMoved",
     "TidemillError",
 ]
@@ -66,6 +72,14 @@ class FeatureMissing(TidemillError):
 
 class BrokerUnavailable(TidemillError):
     """The store cannot be opened or reached; the driver's own error is the ``__cause__``."""
+
+
+class StoreGone(BrokerUnavailable):
+    """The store was deleted, or replaced by another, while it was open: open it again."""
+
+
+class NotReplicated(BrokerUnavailable):
+    """The server did what was asked, but fewer replicas than ``replicas=`` had it in time."""
 
 
 class StoreMoved(TidemillError):
@@ -152,3 +166,7 @@ class CodecError(TidemillError):
 
 class BadSignature(CodecError):
     """The signature of a job is missing or wrong."""
+
+
+class ResultNotKept(CodecError):
+    """The job succeeded, and its result is lost: the store was nearly full."""

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidemill.deferral import Deferred
 from tidemill.gathering import EACH_CLIENT, Gathering
 from tidemill.job import Envelope, Put
 
@@ -39,9 +40,18 @@ class GatheredPuts:
         future: asyncio.Future[Put] = loop.create_future()
         self._waiting.append(_Waiting(envelope, loop, future))
         self._gathering.arrived(len(self._waiting))
-        if self._busy.acquire(blocking=False):
-            self._mill.threads.start(self._work)
+        if not self._busy.locked():
+            self._start()
         return await future
+
+    def _start(self) -> None:
+        with Deferred():
+            if self._busy.acquire(blocking=False):
+                try:
+                    self._mill.threads.start(self._work)
+                except BaseException:  # no thread to be had
+                    self._busy.release()
+                    raise
 
     def after_fork(self) -> None:
         """In a forked child: what waited is the parent's to put."""
@@ -85,10 +95,11 @@ class GatheredPuts:
 
 
 def _answer(pairs: list[tuple[asyncio.Future[Put], Any]]) -> None:
-    for future, answer in pairs:
-        if future.cancelled():
-            continue
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+    with Deferred():
+        for future, answer in pairs:
+            if future.cancelled():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)

@@ -83,8 +83,14 @@ class JobChain(Job[R]):
         finally:
             self._forget()
 
-    def retry(self) -> bool:
-        """Run the step again that stopped the chain, and then those after it."""
+    def retry(self, force: bool = False) -> bool:
+        """Run the step again that stopped the chain, and then those after it.
+
+        Raises:
+            InvalidOption: ``force`` is given, and no part that succeeded runs again.
+        """
+        if force:
+            raise InvalidOption("force runs no step of a chain again that succeeded; leave it out")
         try:
             for step in self.steps[:-1]:
                 if step.state is not State.SUCCEEDED:

@@ -201,10 +201,14 @@ class Job(Generic[R]):
         self._mill.features.need(Feature.CANCEL, "cancel()")
         return not self._mill.sync and self._mill.broker.cancel([self.id], terminate=terminate)[0]
 
-    def retry(self) -> bool:
-        """Make a failed, cancelled, expired or scheduled job ready, with all its attempts anew."""
+    def retry(self, force: bool = False) -> bool:
+        """Begin a new run of a failed, cancelled or expired job, or make a scheduled one ready.
+
+        ``force`` runs a job again that succeeded, and one whose key another success holds
+        (``unique_for``). False: the job is refused; ``tidemill retry ID`` says why.
+        """
         try:
-            return self._mill.broker.kick([self.id])[0]
+            return self._mill.broker.kick([self.id], force=force)[0]
         finally:
             self._forget()
 
@@ -254,9 +258,9 @@ class Job(Generic[R]):
         """As ``cancel``."""
         return await self._mill.threaded(self.cancel, terminate)
 
-    async def aretry(self) -> bool:
+    async def aretry(self, force: bool = False) -> bool:
         """As ``retry``."""
-        return await self._mill.threaded(self.retry)
+        return await self._mill.threaded(self.retry, force)
 
     async def adelete(self) -> bool:
         """As ``delete``."""

@@ -14,16 +14,18 @@ an owner, a :class:`Verdict` says what became of it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from tidemill.attempt import Attempt, latest_error, run_of, was_held
 from tidemill.gate import Claim
 from tidemill.owner import RELAY, Command, Owner
-from tidemill.retry import Retries
+from tidemill.retry import Retries, backoff
 
 __all__ = [
+    "CONSUMER_DIED",
+    "DEFAULT_TTR",
     "GROUP",
     "GUARD",
     "RELAY",
@@ -46,8 +48,10 @@ __all__ = [
     "Unique",
     "Verdict",
     "Waits",
+    "delay_of",
     "priority_of",
     "rank_of",
+    "run_of",
     "was_held",
 ]
 
@@ -73,6 +77,11 @@ class State(enum.StrEnum):
 FINISHED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED})
 
 
+DEFAULT_TTR = 60.0
+"""Seconds a consumer has for a message that was put without ``ttr``."""
+
+
+CONSUMER_DIED = "its consumer died"
 NOT_STARTED = "cancelled before it started"
 WHILE_RUNNING = "cancelled while it was running"
 CANCEL_ASKED = {False: "cancel was asked for", True: "cancel was asked for, at once"}
@@ -99,7 +108,11 @@ class Placed(enum.StrEnum):
 
 
 class Outcome(enum.IntEnum):
-    """How one lease ended. ``RELEASE`` and ``SNOOZE`` count no attempt.
+    """How one lease ended. ``RELEASE``, ``SNOOZE`` and ``UNKNOWN`` count no attempt.
+
+    ``UNKNOWN`` sets a task aside: the owner does not know it. The job is scheduled, without a time,
+    until an owner comes that knows the task (``Want.knows``). With ``Verdict.delay`` the job fails
+    after so many seconds, with the verdict's error, if it is still set aside.
 
     ``CARRY`` does not end it: it goes to the carrier (:mod:`tidemill.brokers.base`).
     """
@@ -112,6 +125,7 @@ class Outcome(enum.IntEnum):
     CANCELLED = 5
     EXPIRED = 6
     CARRY = 7
+    UNKNOWN = 8
 
 
 # Priorities are 0 to 4,294,967,295 in the store, lower first, as beanstalkd has them; its usual
@@ -241,6 +255,11 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         """True for a raw message: a job with no task."""
         return not self.task
 
+    @property
+    def at_most_once(self) -> bool:
+        """True for a message that its consumer acknowledges before the message is handed on."""
+        return self.ttr == 0 and not self.task
+
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
@@ -293,11 +312,11 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
     """What became of a lease, and what to store in the same step.
 
     ``result`` is encoded; empty stands for None. ``delay`` is seconds until the job is ready again.
+    For ``RETRY`` of a message, no delay means the delay of the message's own retry policy.
     ``started`` and ``ended`` are wall time. A ``rank`` from 0 on is the job's from then on.
 
-    ``hold`` is for a job whose run cannot be ended yet: a retry is counted and written down at
-    once, but the lease stays, so that nothing runs the job again before a second verdict gives it
-    back. A job that ends all the same (no attempts are left, it was cancelled) ends at once.
+    ``hold`` is for a job whose run cannot be ended yet: a retry is counted at once, and the lease
+    stays until a second verdict gives the job back. A job without another attempt ends at once.
     """
 
     token: int
@@ -313,9 +332,15 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
     rank: int = -1
 
 
-def was_held(attempts: Sequence[Attempt], leased: float) -> bool:
-    """True when the run of a lease made at that time is written down already (``Verdict.hold``)."""
-    return bool(attempts) and attempts[-1].leased == leased
+RESULT_NOT_KEPT = msgspec.msgpack.encode(msgspec.msgpack.Ext(13, b""))
+"""In place of the result of a job that succeeded when the store had no room for it."""
+
+
+def delay_of(verdict: Verdict, envelope: Envelope, attempt: int) -> float:
+    """Seconds until a job runs again whose attempt number ``attempt`` ended with this verdict."""
+    if verdict.outcome == Outcome.RETRY and verdict.delay <= 0 and envelope.is_message:
+        return backoff(envelope.retries, attempt)
+    return verdict.delay
 
 
 class Note(msgspec.Struct, array_like=True, gc=False):
@@ -328,24 +353,14 @@ class Note(msgspec.Struct, array_like=True, gc=False):
     time: float = 0.0
 
 
-class Attempt(msgspec.Struct, array_like=True, gc=False):
-    """One run of a job, as the trail shows it. Times are wall time, 0 where unknown."""
-
-    number: int
-    worker: str
-    leased: float
-    started: float
-    ended: float
-    outcome: int
-    error: str = ""
-    traceback: str = ""
-
-
 class Record(msgspec.Struct, kw_only=True):
     """A job as it stands in the store: the envelope, and all that has happened to it.
 
-    ``max_attempts`` is 0 where there is no limit; it grows when a job is kicked. ``pending`` jobs
-    before it have not ended, and ``failures`` did not succeed. Times are wall time.
+    ``attempt`` counts the failed or finished attempts of the current run, ``max_attempts`` bounds
+    them, and is 0 where there is no limit. ``pending`` jobs before it have not ended, and
+    ``failures`` did not succeed. Times are wall time. A job that is
+    ``unknown`` is set aside: it is scheduled until a worker comes that knows its task, and ``due``
+    is when it fails.
     """
 
     envelope: Envelope
@@ -368,6 +383,15 @@ class Record(msgspec.Struct, kw_only=True):
     attempts: list[Attempt] = []
     progress: tuple[float, float] | None = None
     log: list[tuple[float, str]] = []
+    unknown: bool = False
+
+    @property
+    def run(self) -> int:
+        """The run the job is in: 1, and one more for each kick after an attempt."""
+        if not self.attempts:
+            return 1
+        last = self.attempts[-1]
+        return last.run if self.attempt >= last.number else last.run + 1
 
     @property
     def due_by_wall(self) -> bool:
@@ -395,18 +419,22 @@ class Record(msgspec.Struct, kw_only=True):
             "summary": e.text,
             "schedule": e.planned.schedule if e.planned else None,
             "planned": e.planned.time if e.planned else None,
+            "run": self.run,
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
             "losses": self.losses,
             "pending": self.pending,
             "failures": self.failures,
             "timeout": e.timeout or None,
+            "ttr": (e.ttr if e.ttr >= 0 else DEFAULT_TTR) if e.is_message else None,
             "worker": self.worker or None,
-            "error": self.error or None,
+            "error": self.error or latest_error([] if self.finished else self.attempts) or None,
             "cancelling": self.cancelling,
+            "unknown": self.unknown,
             "progress": list(self.progress) if self.progress else None,
             "attempts": [
                 {
+                    "run": a.run,
                     "number": a.number,
                     "worker": a.worker,
                     "leased": a.leased or None,

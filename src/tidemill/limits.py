@@ -65,6 +65,9 @@ class Breaker:
     failures: int = 5
     pause: Seconds = 30.0
 
+    def __post_init__(self) -> None:
+        check_count("failures of a breaker", self.failures, 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
@@ -197,7 +200,7 @@ class Limits:
         if limit is None:
             return
         name = limit.name or task
-        for other in self._mill.tasks.values():
+        for other in list(self._mill.tasks.values()):
             theirs = other.options.limit
             if theirs is None or other.name == task or (theirs.name or other.name) != name:
                 continue
@@ -308,8 +311,7 @@ def _check_window(value: object) -> tuple[float, float]:
 def _check_breaker(value: object) -> tuple[int, float]:
     # What is no number is refused by the next line.
     breaker = value if isinstance(value, Breaker) else Breaker(value)  # type: ignore[arg-type]
-    failures = check_count("failures of a breaker", breaker.failures, 1)
-    return failures, check_seconds("pause of a breaker", breaker.pause)
+    return breaker.failures, check_seconds("pause of a breaker", breaker.pause)
 
 
 def _holds_ref(value: object) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from tidemill.brokers.base import Broker, Departure, Feature, Filter, need
 from tidemill.brokers.limiting import limiting
+from tidemill.brokers.unknown import arriving
 from tidemill.crash import point
 from tidemill.drain import drain
 from tidemill.errors import InvalidOption, StoreMoved
@@ -197,7 +198,7 @@ def _copy(
             cursor = page.cursor
             mark = f"{number}:{cursor}" if cursor else f"{number + 1}:"
             point("move.adopting")
-            records = [record for record in page.records if goes(record)]
+            records = [arriving(record) for record in page.records if goes(record)]
             if any(record.envelope.links for record in records):
                 need(target, Feature.FLOWS, "a job that waits for others")
             taken = target.adopt(departure, records, mark)

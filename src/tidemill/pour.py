@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from tidemill.brokers.base import Broker, Departure, Feature, Filter
 from tidemill.brokers.draining import Contents, draining
 from tidemill.brokers.limiting import limiting
+from tidemill.brokers.unknown import arriving
 from tidemill.crash import point
 from tidemill.errors import InvalidOption
 from tidemill.gate import Terms
@@ -72,7 +73,8 @@ def pour(
         ids = [job_id for *_, job_id in fitting[start : start + PAGE]]
         found = source.wait_for(ids, 0)
         point("move.adopting")
-        target.adopt(departure, [r for r in found if r is not None], str(start + len(ids)))
+        records = [arriving(record) for record in found if record is not None]
+        target.adopt(departure, records, str(start + len(ids)))
         point("move.adopted")
         progress.done += len(ids)
         tell(progress)

@@ -6,16 +6,19 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
+
 from tidemill.arguments import TEXT_OF_BODY, summary
 from tidemill.brokers.base import Feature, Step
 from tidemill.clock import wall_time
 from tidemill.codec import pack, pack_pickle, unpack, unpack_pickle
 from tidemill.config import Seconds, check_count, check_known, check_name, check_seconds, storable
+from tidemill.deletion import delete_queue
 from tidemill.errors import CodecError, InvalidOption, LeaseLost, QueueFull
 from tidemill.job import Envelope, Lease, Outcome, Verdict
 from tidemill.limits import TERMS, QueueSettings
 from tidemill.options import PUT_OPTIONS, Options
-from tidemill.retry import ENDLESS
+from tidemill.retry import MESSAGE, Retries
 
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
@@ -40,7 +43,7 @@ class Queue:
         max_size = settings.pop("max_size", None)
         self._mill = mill
         self.name = check_name("queue", name)
-        self._options = Options(queue=name, retries=ENDLESS)
+        self._options = Options(queue=name, retries=MESSAGE)
         if max_size is not None:
             check_count("max_size", max_size)
             mill.features.need(Feature.MAX_SIZE, "max_size=")
@@ -58,6 +61,9 @@ class Queue:
             timeout: seconds to wait for room in a queue of ``max_size``; at once when not given.
             options: ``id delay at ttr priority key on_conflict unique_for max_wait expires retries
                 tags headers``, and ``txn`` to store it inside the caller's own transaction.
+                A ``Retries`` of your own has ``immediate=0, jitter=True`` unless you set them:
+                ``Retries(5, delay=1, immediate=1, jitter=False)`` returns the message to its place
+                after the first failed hand-out, as a number of retries does.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
@@ -70,7 +76,7 @@ class Queue:
     ) -> list[Job[Any]]:
         """Store many messages in one commit, all or none, in order; options as for ``put``."""
         mill = self._mill
-        changed = self._options.changed("put", options, PUT_OPTIONS)
+        changed = self._changed(options)
         mill.features.use(changed)
         envelopes = [self._envelope(body, changed) for body in bodies]
         if changed.id and len(envelopes) > 1:
@@ -99,9 +105,17 @@ class Queue:
         """
         changed = self._options
         if options:
-            changed = changed.changed("put", options, PUT_OPTIONS)
+            changed = self._changed(options)
             self._mill.features.use(changed)
         return self._envelope(body, changed)
+
+    def _changed(self, options: dict[str, Any]) -> Options:
+        """The options of a put, checked. A number of retries keeps the delays of a message."""
+        changed = self._options.changed("put", options, PUT_OPTIONS)
+        if options.get("retries") is None or isinstance(options["retries"], Retries):
+            return changed
+        retries = msgspec.structs.replace(MESSAGE, limit=changed.retries.limit)
+        return msgspec.structs.replace(changed, retries=retries)
 
     def _envelope(self, body: Any, options: Options) -> Envelope:
         mill = self._mill
@@ -122,8 +136,8 @@ class Queue:
 
     async def aput_many(self, bodies: Iterable[Any], **options: Any) -> list[Job[Any]]:
         """As ``put_many``, without blocking the event loop."""
-        if options.get("txn") is not None:  # a transaction belongs to its thread
-            return self.put_many(bodies, **options)
+        if (txn := options.get("txn")) is not None:
+            return await self._mill.threads.inside(txn, lambda: self.put_many(bodies, **options))
         bodies = list(bodies)
         run = self._mill.patiently if options.get("timeout") else self._mill.threaded
         return await run(lambda: self.put_many(bodies, **options))
@@ -143,15 +157,19 @@ class Queue:
         return await self._mill.aget([self.name], timeout)
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages without end."""
-        while True:
-            message = self.get()
+        """Messages until the app is closed."""
+        consumers = self._mill.consumers
+        session = consumers.session
+        while not session.over:
+            message = consumers.get([self.name], None, session=session)
             if message is not None:
                 yield message
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        while True:
-            message = await self.aget()
+        consumers = self._mill.consumers
+        session = consumers.session
+        while not session.over:
+            message = await consumers.aget([self.name], None, session)
             if message is not None:
                 yield message
 
@@ -187,6 +205,17 @@ class Queue:
         """Delete everything that is not running or finished; how many that were."""
         return self._mill.broker.purge(self.name)
 
+    def delete(self, *, force: bool = False) -> int:
+        """Delete the queue with its counters and settings; returns how many jobs went with it.
+
+        A queue with running jobs is never deleted. A queue with other jobs, also finished jobs, is
+        deleted only with ``force``, and its jobs with it. The next put makes the queue anew.
+
+        Raises:
+            TidemillError: the queue has jobs, or there is no such queue.
+        """
+        return delete_queue(self._mill, self.name, force=force)
+
     def __repr__(self) -> str:
         return f"<queue {self.name}>"
 
@@ -198,7 +227,7 @@ class Message:
         id, queue, body, key, tags, headers: as they were put.
         attempt: 1 the first time it is handed out, more after a redelivery.
         ttr: seconds to acknowledge it in, from the lease or the latest ``touch``; 0 for a message
-            that was gone when taken.
+            that is handed out at most once, and was acknowledged before it was handed out.
     """
 
     __slots__ = (
@@ -216,7 +245,7 @@ class Message:
         self.tags = envelope.tags
         self.headers = envelope.headers
         self.attempt = lease.attempt
-        self.ttr = lease.deadline
+        self.ttr = 0.0 if envelope.at_most_once else lease.deadline
         self._body = envelope.body
         self._pickled = envelope.pickled
         self._leased = lease.leased
@@ -237,12 +266,24 @@ class Message:
             self._garbled = True
             raise
 
+    @property
+    def at_most_once(self) -> bool:
+        """True for a message that was put with ``ttr=0``."""
+        return not self.ttr
+
+    def claim(self) -> bool:
+        """Acknowledge a message that is handed out at most once, before it is handed out.
+
+        False when its lease was lost: the message is not its consumer's.
+        """
+        return not self.at_most_once or self._settle(Outcome.SUCCESS)
+
     def ack(self) -> bool:
         """It is done: forget it. False when the lease was lost; then nothing changes."""
         return self._settle(Outcome.SUCCESS)
 
     def release(self, delay: Seconds = 0) -> bool:
-        """Back into the queue, after ``delay`` seconds, as if it had not been taken."""
+        """Put the message back into its place, after ``delay`` seconds. This counts no attempt."""
         return self._settle(Outcome.RELEASE, delay=check_seconds("delay", delay))
 
     def bury(self, reason: str = "buried") -> bool:
@@ -293,7 +334,7 @@ class Message:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if not self.ttr or self._settled:  # it was gone when taken, or the block said what is to be
+        if self._settled:  # when it was handed out, or the block said what is to be
             return
         if error is None:
             if not self.ack():
@@ -304,7 +345,7 @@ class Message:
         elif isinstance(error, CodecError) and self._garbled:
             self.bury(str(error))
         elif isinstance(error, Exception):
-            # It counts as an attempt, so that retries= can end a message that never works.
+            # The store counts the attempt and delays the message by its retry policy.
             self._settle(Outcome.RETRY, error=f"{type(error).__name__}: {error}")
         else:
             self.release()  # the consumer was stopped; the message is not to blame

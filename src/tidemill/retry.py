@@ -15,12 +15,14 @@ from tidemill.errors import InvalidOption
 
 __all__ = [
     "ENDLESS",
+    "MESSAGE",
     "Fail",
     "JobTerminated",
     "JobTimeout",
     "Retries",
     "Retry",
     "Snooze",
+    "WorkerStopping",
     "backoff",
 ]
 
@@ -34,6 +36,7 @@ class Retries(msgspec.Struct, array_like=True, gc=False, frozen=True):
         factor: by what the bound grows with each retry.
         cap: the bound never exceeds this many seconds.
         jitter: False waits the full bound instead of drawing from it.
+        immediate: this many first retries have no delay; the backoff begins after them.
     """
 
     limit: int = 3
@@ -41,6 +44,7 @@ class Retries(msgspec.Struct, array_like=True, gc=False, frozen=True):
     factor: float = 2.0
     cap: float = 3600.0
     jitter: bool = True
+    immediate: int = 0
 
     @property
     def max_attempts(self) -> int:
@@ -49,15 +53,27 @@ class Retries(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 ENDLESS = Retries(limit=-1)
-"""Raw messages come back until somebody acknowledges them, unless told otherwise."""
+"""The policy of beanstalk jobs: they fail without end and without delay, as the protocol says."""
+
+
+MESSAGE = Retries(limit=19, delay=1.0, factor=2.0, cap=300.0, jitter=False, immediate=1)
+"""The policy of a message put without ``retries``.
+
+The first failed hand-out returns the message to its place, later ones delay it by 1 s doubling to
+5 minutes, and the 20th ends it.
+"""
 
 
 def backoff(policy: Retries, attempt: int) -> float:
-    """Seconds until a job whose attempt number ``attempt`` (from 1) failed runs again."""
-    if policy.delay <= 0:
+    """Seconds until a job whose attempt number ``attempt`` (from 1) failed runs again.
+
+    Redis and PostgreSQL compute the same numbers for messages: ``backoff.lua``, ``29_backoff.sql``.
+    """
+    step = attempt - 1 - policy.immediate
+    if policy.limit < 0 or policy.delay <= 0 or step < 0:
         return 0.0
     # 2.0 ** 1024 overflows; past 64 doublings every cap has long been reached.
-    bound = min(policy.cap, policy.delay * policy.factor ** min(attempt - 1, 64))
+    bound = min(policy.cap, policy.delay * policy.factor ** min(step, 64))
     return random.uniform(0.0, bound) if policy.jitter else bound
 
 
@@ -105,3 +121,11 @@ class JobTimeout(BaseException):
 
 class JobTerminated(BaseException):
     """Raised inside a running task that was cancelled with ``terminate=True``."""
+
+
+class WorkerStopping(BaseException):
+    """Raised inside a running task whose worker stops, shortly before the process is killed.
+
+    The job goes back uncounted. A task may catch it, clean up and return: then its result counts.
+    Async tasks get ``asyncio.CancelledError`` instead.
+    """

@@ -4,26 +4,32 @@ A worker stops a job in a thread by raising an exception inside it
 (:mod:`tidemill.worker.interrupt`). Raised in the middle of a store step made from that job, it
 would leave other threads waiting for a leader that is gone.
 
-Who interrupts *aims* first and looks then; who raises its shield raises it first and looks then
-whether somebody aims. So one of the two sees the other, whatever runs between their steps, and
-without a lock, which a signal handler or a forked child could find held. A thread that is aimed at
-waits, unshielded, until it is hit or the aim is taken off.
+The clerk *aims* at a thread first and then looks for a shield. A thread raises its shield first and
+then looks for an aim. So one of the two sees the other, whatever runs between their steps. No lock
+is needed: a signal handler or a forked child could find a lock held.
+
+The clerk leaves its aim on a shielded thread. When the shield ends, the thread tells the clerk and
+waits, unshielded, until the exception lands or the clerk takes the aim off. So a job that is nearly
+always shielded is interrupted at the end of one shield.
 
 An exception set for a thread (``PyThreadState_SetAsyncExc``) is raised by a step that gives others
-a turn; the end of any call is one. From Python 3.13 on that is not the step in which the others had
-their turn, but the one after it. So raising the shield ends with a call of no other use: what was
-sent before the shield was up is raised there, and not behind it.
+a turn; the end of any call is one. From Python 3.13 on, the exception is raised one step later.
+So raising the shield ends with a call of no other use: an exception sent before is raised there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-__all__ = ["aim", "lower_shield", "raise_shield", "shielded", "take_off"]
+__all__ = ["aim", "lower_shield", "raise_shield", "take_off"]
+
+PAUSE = 0.0005
+"""Seconds between two looks of a thread that waits for its exception."""
 
 _threads: dict[int, int] = {}
-_aimed: set[int] = set()
+_aimed: dict[int, Callable[[], None]] = {}
 
 
 def raise_shield() -> None:
@@ -34,36 +40,44 @@ def raise_shield() -> None:
         _threads[ident] = depth + 1
         while ident in _aimed and not depth:
             del _threads[ident]
-            while ident in _aimed:
-                time.sleep(0)
+            _stand_still(ident)
             _threads[ident] = 1
-        threading.get_ident()  # the step that raises what was sent before
+        threading.get_ident()  # the step that raises an exception sent before
     except BaseException:
         _threads.pop(ident, None)
         raise
 
 
 def lower_shield() -> None:
-    """The end of a shielded stretch."""
+    """End a shielded stretch; an interruption that waits for its end lands here."""
     ident = threading.get_ident()
     depth = _threads[ident] - 1
     if depth:
         _threads[ident] = depth
     else:
         del _threads[ident]
+        if ident in _aimed:
+            _stand_still(ident)
 
 
-def shielded(ident: int) -> bool:
-    """True while the thread must not be interrupted."""
-    return ident in _threads
+def _stand_still(ident: int) -> None:
+    """Tell the clerk that the shield is down; wait for its decision."""
+    tell = _aimed.get(ident)
+    if tell is not None:
+        tell()
+    while ident in _aimed:
+        time.sleep(PAUSE)
 
 
-def aim(ident: int) -> bool:
-    """Before an exception is sent to a thread: True when it may be. ``take_off`` in any case."""
-    _aimed.add(ident)
+def aim(ident: int, tell: Callable[[], None] = lambda: None) -> bool:
+    """Aim at a thread; True when an exception may be sent to it now.
+
+    Until ``take_off`` the thread waits at the end of its shield, and calls ``tell`` first.
+    """
+    _aimed[ident] = tell
     return ident not in _threads
 
 
 def take_off(ident: int) -> None:
     """The exception is sent, or will not be."""
-    _aimed.discard(ident)
+    _aimed.pop(ident, None)

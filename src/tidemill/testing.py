@@ -112,7 +112,8 @@ def _kick_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
     ids, cursor = [], ""
     while True:
         page = mill.find(what, limit=500, cursor=cursor)
-        tasks = [r.envelope for r in page.records if not r.envelope.is_message]
+        known = [r for r in page.records if not r.unknown]
+        tasks = [r.envelope for r in known if not r.envelope.is_message]
         ids += [task.id for task in tasks if not queues or task.queue in queues]
         cursor = page.cursor
         if not cursor:

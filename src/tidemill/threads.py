@@ -16,7 +16,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["ACTING", "WAITING", "Threads"]
+from tidemill.brokers.loops import WAITING_LOOP
+from tidemill.locks import Condition
+
+__all__ = ["ACTING", "WAITING", "Threads", "cancel_later"]
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ class Threads:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -42,9 +45,28 @@ class Threads:
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """The value of the call; made not at all when cancelled before its turn came."""
+        return await self.begin(function, *args)
+
+    async def inside(self, txn: Any, put: Callable[[], T]) -> T:
+        """Put in a caller's transaction, which belongs to this thread, or to this loop.
+
+        One that is the loop's is used from a thread, and for no longer than this call.
+        """
+        if not hasattr(type(txn), "__aenter__"):
+            return put()
+        future = self.begin(put)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    def begin(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Make the call in a thread, unless the future is cancelled before its turn comes."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         context = contextvars.copy_context()
+        context.run(WAITING_LOOP.set, loop)
 
         def call() -> None:
             if future.cancelled():
@@ -60,7 +82,7 @@ class Threads:
                 loop.call_soon_threadsafe(_tell, future, *answer)
 
         self.start(call)
-        return await future
+        return future
 
     def start(self, call: Callable[[], object]) -> None:
         """Make a call that nobody waits for."""
@@ -72,10 +94,24 @@ class Threads:
             if len(self._calls) <= self._idle:
                 self._changed.notify()
             elif len(self._threads) < self.most:
-                name = f"tidemill-{self.name}-{len(self._threads)}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Start one thread more; without any, the latest call is not made.
+
+        Raises:
+            RuntimeError: the system has no thread for us, and none is here to make the call.
+        """
+        name = f"tidemill-{self.name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            if not self._threads:
+                self._calls.pop()
+                raise
+        else:
+            self._threads.append(thread)
 
     @property
     def crowded(self) -> bool:
@@ -105,6 +141,23 @@ class Threads:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(patience)
+
+
+def cancel_later() -> None:
+    """Cancel the current task at its next ``await``, for a cancellation that came too late.
+
+    Nothing happens when somebody has taken the cancellation back by then, as ``asyncio.timeout``
+    does at its end. The count of ``Task.cancelling`` stays as it is.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel(task: asyncio.Task[Any]) -> None:
+        if not task.done() and task.cancelling():
+            task.uncancel()
+            task.cancel()
+
+    asyncio.get_running_loop().call_soon(cancel, task)
 
 
 def _tell(future: asyncio.Future[Any], say: Callable[[Any], None], answer: Any) -> None:

@@ -7,11 +7,12 @@ import msgspec
 from tidemill.brokers.base import Broker, Feature, QueueStats
 from tidemill.brokers.limiting import limiting
 from tidemill.brokers.links import was_dropped
+from tidemill.clock import wall_time
 from tidemill.gate import Held
 from tidemill.job import Attempt, Outcome, Owner, Record, State, Waits, priority_of
 from tidemill.limits import terms_text
 
-__all__ = ["Event", "explain", "explain_in", "serving", "trail_of"]
+__all__ = ["Event", "attempt_text", "explain", "explain_in", "serving", "trail_of", "why_not_run"]
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -32,6 +33,12 @@ _OUTCOMES = {
 }
 
 
+def attempt_text(record: Record, run: int, number: int) -> str:
+    """An attempt in words: ``attempt 1 of 4``, or ``run 2, attempt 1 of 4`` after a kick."""
+    most = f" of {record.max_attempts}" if record.max_attempts else ""
+    return f"{f'run {run}, ' if run > 1 else ''}attempt {number}{most}"
+
+
 def trail_of(record: Record) -> list[Event]:
     """Every event the record tells of, oldest first."""
     envelope = record.envelope
@@ -42,7 +49,9 @@ def trail_of(record: Record) -> list[Event]:
         if attempt.leased:
             events.append(Event(attempt.leased, "leased", f"by {attempt.worker}"))
         if attempt.started:
-            events.append(Event(attempt.started, "started", f"attempt {attempt.number}"))
+            events.append(
+                Event(attempt.started, "started", attempt_text(record, attempt.run, attempt.number))
+            )
         took = f"after {attempt.ended - attempt.started:.3f} s" if attempt.started else ""
         events.append(
             Event(
@@ -69,10 +78,13 @@ def trail_of(record: Record) -> list[Event]:
 
 
 def _ended(record: Record, attempt: Attempt) -> str:
-    """How an attempt ended; the last of a failed job was to be retried and could not."""
+    """How an attempt ended. The last attempt of a run fails, whatever its verdict asked for."""
+    if attempt.outcome == Outcome.RETRY:
+        most = record.max_attempts
+        ended = record.state is State.FAILED and attempt is record.attempts[-1]
+        if ended or 0 < most <= attempt.number:
+            return "failed, no attempts are left"
     outcome = Outcome(attempt.outcome)
-    if outcome is Outcome.RETRY and record.state is State.FAILED and attempt is record.attempts[-1]:
-        return "failed, no attempts are left"
     return _OUTCOMES[outcome]
 
 
@@ -96,12 +108,18 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
         if not workers:
             return f"It is ready, but no worker serves queue {queue!r}: start one"
         return f"It is ready and waits for a free slot among {workers} worker(s) of queue {queue!r}"
+    if record.unknown:
+        left = record.due - wall_time()
+        end = f"; it fails in {max(0.0, left):.3g} s if none comes" if record.due else ""
+        name = record.envelope.task
+        return f"It is set aside, as {record.error}: start a worker whose app has {name!r}{end}"
     if record.state is State.SCHEDULED:
         why = ", as it was put with a delay"
         if record.error:
             why = f": {record.error}"
-        elif record.attempts:
-            why = f": attempt {record.attempt} failed ({record.attempts[-1].error})"
+        elif record.attempts and record.attempt:
+            told = attempt_text(record, record.run, record.attempt)
+            why = f": {told} failed ({record.attempts[-1].error})"
         return f"It waits for its time{why}"
     if record.state is State.WAITING and record.envelope.links is not None:
         return _waits_for(record)
@@ -111,8 +129,26 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
         if _held(record):
             return "Its latest run is stuck, and it is tried again when that has been killed"
         asked = ", and was asked to cancel" if record.cancelling else ""
-        return f"It was leased by {record.worker}{asked}"
+        told = attempt_text(record, record.run, record.attempt + 1)
+        again = f" for {told}" if record.run > 1 else ""
+        return f"It was leased by {record.worker}{again}{asked}"
     return f"It {record.state}" + (f": {record.error}" if record.error else "")
+
+
+def why_not_run(record: Record) -> str:
+    """Why a retry of a job was refused, and how to run the job again all the same."""
+    e, state = record.envelope, record.state
+    if state is State.SUCCEEDED and e.links is not None:
+        return "it succeeded already, and jobs after it in its chain, group or flow went on"
+    if state is State.SUCCEEDED:
+        held = f", and holds its key {e.key!r} for a time" if e.key and e.unique else ""
+        return f"it succeeded already{held}; retry with --force (force=True) runs it again"
+    if e.key and state.finished:
+        return (
+            f"it {state}, and another job has its key {e.key!r}: one that is unfinished, or "
+            "that succeeded within its unique_for; for the latter retry with --force (force=True)"
+        )
+    return f"it is {state}"
 
 
 def serving(broker: Broker, queue: str) -> list[Owner]:

@@ -43,7 +43,7 @@ CARRIED = {
     f"test_seam_{name}"
     for name in (
         *("act", "features", "flows", "keep", "keys", "lease", "limits", "moving", "named", "put"),
-        *("schedules", "taken", "unique"),
+        *("schedules", "taken", "unique", "unknown"),
     )
 }
 

@@ -35,7 +35,8 @@ def job(
     """A task's job."""
     fields.setdefault("id", new_id())
     fields.setdefault("task", "app.work")
-    return Envelope(queue=queue, rank=rank_of(priority), retries=Retries(limit=retries), **fields)
+    policy = Retries(limit=retries, jitter=False)
+    return Envelope(queue=queue, rank=rank_of(priority), retries=policy, **fields)
 
 
 def message(queue: str = "default", **fields: Any) -> Envelope:

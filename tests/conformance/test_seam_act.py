@@ -126,11 +126,14 @@ def test_a_kicked_job_has_fresh_attempts_and_keeps_its_trail(broker: Broker, wor
     assert record is not None
     assert (record.state, record.error, record.finished, record.expires) == (State.READY, "", 0, 0)
     assert [a.number for a in record.attempts] == [1, 2]
-    for number in (3, 4):
+    assert (record.run, record.attempt, record.max_attempts) == (2, 0, 2)
+    for number in (1, 2):
         [lease] = worker.take()
         assert lease.attempt == number
         worker.settle(lease, Outcome.RETRY, error="bad again")
     assert state(broker, given.id) is State.FAILED
+    shown = [(a.run, a.number) for a in broker.get(given.id).attempts]
+    assert shown == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
 def test_a_kick_respects_the_key(broker: Broker, worker: Hand) -> None:

@@ -66,6 +66,43 @@ def until(holds: Callable[[], object], limit: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+# -- a store that has lost steps -----------------------------------------------------------------
+
+
+@pytest.mark.needs(Feature.DURABLE)  # memory ends with its owners
+def test_a_step_after_lost_ones_is_told_so(broker: Broker) -> None:
+    guest = Guest(broker)
+    assert not guest.say().behind
+    guest.serial += 1  # a step that the store answered, and forgot when a replica took over
+    assert guest.say().behind
+    assert not guest.say().behind
+
+
+@pytest.mark.needs(Feature.DURABLE)  # memory ends with its owners
+def test_leases_that_the_owner_does_not_hold_are_strays_until_they_are_settled(
+    broker: Broker,
+) -> None:
+    # law 4: their job would be running for the life of the owner
+    jobs = [job() for _ in range(4)]
+    broker.put(jobs)
+    guest = Guest(broker)
+    first, second, third = guest.take(3)
+    other = Guest(broker).take(1)
+    assert guest.say().strays == []
+    # when
+    reply = guest.say(held=[second.token, 10**9], want=guest.want(1))
+    # then: nothing is done to them
+    assert sorted(reply.strays) == sorted([first.token, third.token])
+    assert [row.running for row in broker.stats()] == [4]
+    assert other
+    verdicts = [Verdict(first.token, Outcome.SUCCESS), Verdict(third.token, Outcome.RELEASE)]
+    reply = guest.say(held=[second.token, first.token, third.token], verdicts=verdicts)
+    assert (reply.settled, reply.strays) == ([True, True], [])
+    assert guest.say(held=[second.token]).strays == []
+    assert state(broker, jobs[0].id) is State.SUCCEEDED
+    assert state(broker, jobs[2].id) is State.READY
+
+
 # -- a step that comes twice ---------------------------------------------------------------------
 
 

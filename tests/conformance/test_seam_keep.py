@@ -167,6 +167,18 @@ def test_find_shows_each_once_newest_first_on_every_page_size(broker: Broker, wo
         assert found == newest_first, limit
 
 
+def test_find_shows_the_newest_first_whatever_the_ids(broker: Broker) -> None:
+    # given ids of the user's own among ours
+    jobs = [job(id=own) if own else job() for own in ("zebra", "", "17", "apple", "", "Z", "0")]
+    broker.put(jobs)
+    newest_first = ids_of(reversed(jobs))
+    ready = Filter(states=frozenset({State.READY}))
+    for limit in (1, 3, 100):
+        for what in (Filter(), ready):
+            found = [r.envelope.id for r in everything(broker, what, limit)]
+            assert found == newest_first, (what, limit)
+
+
 def test_find_goes_on_where_it_was_although_jobs_come_and_go(broker: Broker) -> None:
     jobs = [job() for _ in range(9)]
     broker.put(jobs)
@@ -178,7 +190,7 @@ def test_find_goes_on_where_it_was_although_jobs_come_and_go(broker: Broker) -> 
     assert rest == ids_of(jobs[4::-1])
 
 
-@pytest.mark.parametrize("cursor", ["nix", "-1", "1.5", "id:" + "x" * 600, "\0", "9" * 30])
+@pytest.mark.parametrize("cursor", ["nix", "-1", "1.5", "id:" + "x" * 600, "n:x", "\0", "9" * 30])
 def test_a_cursor_that_no_list_ended_with_is_refused(broker: Broker, cursor: str) -> None:
     broker.put([job() for _ in range(2)])
     with pytest.raises(InvalidOption, match=r"^cursor .* leave it out"):

@@ -260,7 +260,7 @@ def test_what_goes_back_leaves_the_part_of_the_window_it_was_taken_in(
     assert len(worker.take(9)) == 1
 
 
-def test_messages_are_limited_as_well_and_so_are_those_that_are_gone_when_taken(
+def test_messages_are_limited_as_well_and_so_are_those_with_ttr_0(
     broker: Broker, limits: Limiting, consumer: Hand, clock: Clock
 ) -> None:
     limits.set_limit("a", Terms(rate=(1, 10), burst=2), queue=True)

@@ -172,7 +172,10 @@ def test_the_order_and_the_times_go_on(broker: Broker, target: Broker, clock: Cl
     in_b = [r.envelope.id for r in ready if r.envelope.queue == "b"]
     assert [lease.open().id for lease in leases if lease.open().queue == "b"] == in_b
     kicked = next(lease for lease in leases if lease.open().id == jobs[4].id)
-    assert kicked.attempt == 2
+    assert kicked.attempt == 1
+    record = target.get(jobs[4].id)
+    assert record is not None
+    assert record.run == 2
     for lease in leases:
         assert worker.settle(lease)
     # a flow goes on, and one that failed has another chance

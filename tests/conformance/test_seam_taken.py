@@ -182,19 +182,6 @@ def test_a_message_may_be_taken_so_often_and_no_more(broker: Broker, consumer: H
     assert consumer.take() == []
 
 
-@pytest.mark.parametrize("sleep", [True, False])
-def test_at_most_once_is_gone_when_taken(broker: Broker, consumer: Hand, sleep: bool) -> None:
-    # case Q16, law 2
-    given = [message(ttr=0), message(ttr=0)]
-    broker.put(given)
-    want = Want(9, ("default",), Mode.STRICT, tasks=False, messages=True, sleep=sleep)
-    leases = consumer.take_all(want)
-    assert [lease.open() for lease in leases] == given
-    assert not consumer.settle(leases[0])
-    broker.detach(consumer.id)
-    assert Hand(broker, "c2", "consumer").take() == []
-
-
 def test_a_held_retry_is_nobodys_before_the_second_verdict(broker: Broker, worker: Hand) -> None:
     # law 8
     broker.put([job()])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from harness import eventually
 from port_here import PortHere, port_of
 from servers import NETWORK, free_port
 from servers.beanstalk import Beanstalkd, Tongue
@@ -316,6 +317,24 @@ def test_a_client_gets_what_python_puts(mill: Tidemill, client: Tongue) -> None:
     assert mill.broker.get(f"mine-{b'raw'!r}") is None
 
 
+@pytest.mark.parametrize(("by", "states"), [("python", "ready delayed"), ("client", "ready ready")])
+def test_the_policy_of_a_job_comes_from_its_put_whoever_takes_it(
+    mill: Tidemill, client: Tongue, by: str, states: str
+) -> None:
+    if by == "python":
+        mill.queue("default").put("order", ttr=1)
+    else:
+        client.put(b"order", ttr=1)
+    # when the ttr runs out twice in a client's hands
+    for state in states.split():
+        reply = client.ask(b"reserve-with-timeout 20\r\n")
+        assert reply.startswith(b"RESERVED"), reply
+        question = b"stats-job %d\r\n" % int(reply.split()[1])
+        eventually(lambda q=question: b"state: reserved" not in client.ask(q), "the ttr ends")
+        # then the message of Python is delayed, and the job of a client is there at once
+        assert f"state: {state}".encode() in client.ask(question)
+
+
 def test_priorities_of_both_are_one_order(mill: Tidemill, client: Tongue) -> None:
     mill.queue("default").put("0", priority=0)  # 1024
     client.put(b"1023", pri=1023)
@@ -383,6 +402,17 @@ def test_a_task_is_put_and_seen_as_json(mill: Tidemill) -> None:
         wrong = b'{"task": "app.add", "args": []}'
         reply = client.ask(b"put 0 0 1 %d\r\n%b\r\n" % (len(wrong), wrong))
         assert reply == b"BAD_FORMAT"
+        client.close()
+
+
+def test_a_call_that_is_nested_too_deeply_is_refused(mill: Tidemill) -> None:
+    with port_of(mill, tasks=True, max_job_size=1 << 19) as port:
+        client = Tongue(port.number)
+        for depth in (*range(800, 1000, 10), 100_000):
+            body = b'{"task": "app.f", "args": [%b%b]}' % (b"[" * depth, b"]" * depth)
+            reply = client.ask(b"put 0 0 1 %d\r\n%b\r\n" % (len(body), body))
+            assert reply == b"BAD_FORMAT" or (depth < 1000 and reply.startswith(b"INSERTED "))
+        assert client.put(b"x")
         client.close()
 
 
@@ -538,3 +568,36 @@ def test_a_jobs_life_on_every_store(kind: str) -> None:
         other.close()
         assert client.ask(b"reserve\r\n") == b"RESERVED %d 5\r\nfirst" % first
         client.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/" + "x" * 435])
+def test_a_web_page_cannot_drive_the_port(mill: Tidemill, port: PortHere, path: str) -> None:
+    # given the POST of a page on another site, whose body holds commands
+    body = b"put 0 0 60 4\r\nevil\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port.number}\r\nContent-Type: text/plain\r\n"
+    # when a browser sends it to the port
+    with socket.create_connection(("127.0.0.1", port.number), 10) as browser:
+        browser.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        browser.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            while browser.recv(4096):
+                pass
+    # then the port has hung up and put nothing
+    assert mill.queue("default").size() == 0
+
+
+def test_tasks_are_not_handed_to_clients_unless_asked(mill: Tidemill, client: Tongue) -> None:
+    # given a task and a message in the default tube
+    @mill.task(name="app.pay")
+    def pay(amount: int) -> None: ...
+
+    job = pay.enqueue(5)
+    mill.queue("default").put("a message")
+    number = int(client.ask(b"peek-ready\r\n").split()[1])
+    # when a client reserves, names the task, and deletes it
+    assert client.ask(b"reserve-with-timeout 0\r\n").endswith(b"a message")
+    assert client.ask(b"reserve-with-timeout 0\r\n") == b"TIMED_OUT"
+    assert client.ask(b"reserve-job %d\r\n" % number) == b"NOT_FOUND"
+    assert client.ask(b"delete %d\r\n" % number) == b"NOT_FOUND"
+    # then the task still waits for a worker
+    assert job.refresh().state == "ready"

@@ -11,7 +11,7 @@ from cli_store import Desk
 
 import tidemill.cli.act
 import tidemill.cli.queues
-from tidemill import State, Tidemill, chain, group
+from tidemill import InvalidOption, State, Tidemill, chain, group
 
 
 @pytest.fixture
@@ -294,6 +294,22 @@ def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     single = desk.add.enqueue(1)
     assert desk.run("delete", "--task", "add").exit_code == 2
     assert desk.json("delete", "--task", "add", "--all")["deleted"] == [single.id]
+
+
+def test_force_is_refused_for_a_group_and_a_chain(desk: Desk) -> None:
+    # given a group and a chain, each with a part that failed
+    failed = desk.bad.enqueue("x")
+    members = desk.mill.enqueue(group([desk.add.call(1), desk.bad.call("x")]))
+    steps = desk.mill.enqueue(chain(desk.add.call(1), desk.bad))
+    desk.work()
+    # when they are to run again by force
+    result = desk.run("retry", failed.id, members.id, "--force")
+    with pytest.raises(InvalidOption, match="force runs no step of a chain again"):
+        steps.retry(force=True)
+    # then a sentence says why not, and nothing runs
+    assert result.exit_code == 2
+    assert "--force runs no member of a group again that succeeded" in result.stderr
+    assert [job.state for job in (failed, members[1], steps)] == [State.FAILED] * 3
 
 
 def test_the_beginning_of_a_groups_or_chains_id_is_enough(desk: Desk) -> None:

@@ -30,7 +30,13 @@ from test_docs import ROOT, blocks
 from tidemill import Tidemill
 
 EXAMPLES = ROOT / "examples"
-REQUIRED = {"bash": "bash", "curl": "curl", "node": "nodejs", "npm": "npm"}
+REQUIRED = {
+    "bash": "bash",
+    "curl": "curl",
+    "java": "default-jdk-headless",
+    "node": "nodejs",
+    "npm": "npm",
+}
 
 
 class Language:
@@ -68,6 +74,7 @@ GO = Language("go", "go", "run")
 RUBY = Language("rb", "ruby", library=("-e", "require 'beaneater'"))
 BASH = Language("sh", "bash")
 CURL = Language("sh", "sh", needs="curl")
+JAVA = Language("java", "java")
 
 
 def run(folder: Path, env: Mapping[str, str], command: list[str]) -> None:
@@ -187,6 +194,44 @@ def test_over_http(tmp_path: Path, both: tuple[JobServer, int], language: Langua
     orders_arrive(tmp_path, {"SERVER": server.url}, language, left)
 
 
+@pytest.mark.parametrize("language", [NODE, JAVA], ids=lambda x: x.ending)
+def test_a_task_whose_worker_is_killed_runs_on_another(
+    both: tuple[JobServer, int], language: Language
+) -> None:
+    # case W6, law 5
+    server, _ = both
+    name = "Worker" if language is JAVA else "worker"
+    env = {**os.environ, "SERVER": server.url, "TTR": "1"}
+    folder, command = EXAMPLES / "http", language.command(name)
+
+    def call(name: str, **kwargs: object) -> str:
+        body = {"task": "shop.resize", "queue": "images", "args": [name], "kwargs": kwargs}
+        return str(server.post("/v1/jobs", body).json["id"])
+
+    def log_of(job_id: str) -> list[str]:
+        return [line["line"] for line in server.get(f"/v1/jobs/{job_id}").json["log"]]
+
+    with running(folder, env, command):
+        # given a job in the middle of its run, beyond its first ttr
+        job_id = call('a "ä".png', seconds=1.5)
+        eventually(lambda: log_of(job_id), "the job runs")
+    # when its worker is killed, and another comes
+    with running(folder, env, command):
+        end = server.get(f"/v1/jobs/{job_id}/result?wait=60").json
+        # then it has run there
+        assert (end["state"], end["result"]) == ("succeeded", 'a "ä".png at 640'), end
+        found = server.get(f"/v1/jobs/{job_id}").json
+        outcomes = [each["outcome"] for each in found["attempts"]]
+        assert (outcomes[0], outcomes[-1]) == ("retry", "success"), found["attempts"]
+        assert len(log_of(job_id)) == len(outcomes)
+        # and one that is cancelled stops with the next heartbeat
+        job_id = call("b.png", seconds=600)
+        eventually(lambda: log_of(job_id), "the job runs")
+        assert server.post(f"/v1/jobs/{job_id}/cancel").status == 204
+        end = server.get(f"/v1/jobs/{job_id}/result?wait=30").json
+        assert end["state"] == "cancelled"
+
+
 # -- without a server ----------------------------------------------------------------------------
 
 
@@ -222,7 +267,7 @@ def test_a_task_from_another_language(tmp_path: Path) -> None:
         env={**os.environ, **env}, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        command = shlex.split(re.findall(r"\$ (curl .*)", (EXAMPLES / "README.md").read_text())[0])
+        command = shlex.split(re.findall(r"\$ (curl .*)", (EXAMPLES / "README.md").read_text())[-1])
         assert command[-1] == "localhost:8333/v1/jobs"
         command[-1] = f"{server.url}/v1/jobs"
         done = subprocess.run([*command, "-sS"], check=True, capture_output=True, timeout=LIMIT)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from harness import LIMIT, Place, Worker, check_counters, open_place
 from servers import Machine, Postgres, Redis, Server, may_have_machines
+from servers.base import lacks
 from servers.http import JobServer
 
 from tidemill.job import State
@@ -77,7 +78,7 @@ class Site:
 @pytest.fixture(params=["redis", "postgresql", "http"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     if not may_have_machines():
-        pytest.skip("network namespaces are not permitted here: run the tests as root")
+        lacks("network namespaces are not permitted here: run the tests as root")
     with contextlib.ExitStack() as stack:
         yield Site(stack, tmp_path, request.param)
 

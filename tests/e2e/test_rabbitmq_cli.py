@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 from harness import Place, eventually, open_place
 from servers import rabbitmq_url
@@ -25,6 +26,9 @@ def fails(n): note("ran", n); raise ValueError(f"broken {n}")
 @mill.task
 def mends(n): note("ran", n)
 """
+
+
+CHECKS = {"versions", "broker", "server", "durability", "queues", "backlog", "policies"}
 
 
 @pytest.fixture
@@ -99,7 +103,7 @@ def test_queues_shows_what_is_known(place: Place) -> None:
 def test_the_doctor_tells_no_lies(place: Place) -> None:
     place.enqueue("mends", 1)
     checks = {check["check"]: check for check in read(place, "doctor")["checks"]}
-    assert set(checks) == {"versions", "broker", "server", "durability", "queues", "backlog"}
+    assert set(checks) == CHECKS
     assert "1 ready jobs, and nobody asks" in checks["queues"]["message"]
     place.worker().wait_ready()
     place.wait_notes("ran")
@@ -129,6 +133,10 @@ def test_looking_at_the_failed_keeps_them_and_their_order(place: Place) -> None:
     of_one = read(place, "jobs", "--state", "failed", "--queue", "q1")["jobs"]
     assert [row["queue"] for row in of_one] == ["q1"] * 6
     assert [job.id for job in failed(place, 12)] == [job.id for job in jobs]
+    told = run(place, "explain", jobs[3].id)
+    assert told.strip() == f"It failed: {shown[-4]['error']}"
+    assert read(place, "job", jobs[3].id)["error"] == shown[-4]["error"]
+    assert "no failed job has the id 'other'" in run(place, "explain", "other", code=1)
     text = run(place, "jobs", code=1)
     assert "looking for jobs that have not failed" in text
     assert "needs the feature inspect, which amqp:// does not have" in text
@@ -162,3 +170,20 @@ def test_a_kill_while_retrying_loses_nothing(place: Place) -> None:  # law 3
         return next(row.ready for row in place.mill.queues() if row.name == "q0")
 
     eventually(lambda: ready() == 3, "they run, and may be tried once more: at worst twice")
+
+
+def test_what_is_listed_as_failed_is_retried_or_refused_with_the_reason(place: Place) -> None:
+    # given: a message among the failed that is no job, from nowhere
+    fail_some(place, 1)
+    prefix = place.url.rpartition("prefix=")[2]
+    connection = pika.BlockingConnection(pika.URLParameters(place.url.partition("?")[0]))
+    strange = pika.BasicProperties(message_id="strange")
+    connection.channel().basic_publish("", f"{prefix}.failed", b"no job", strange)
+    connection.close()
+    failed(place, 2)
+    # then
+    assert run(place, "explain", "strange").startswith("It failed: it cannot be read: ")
+    text = run(place, "retry", "--all", code=1)
+    assert "retried 1 job" in text
+    assert "not strange: it is no job, and nobody knows its queue; tidemill delete takes" in text
+    assert run(place, "delete", "strange").strip() == "deleted 1 job"

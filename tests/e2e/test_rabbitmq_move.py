@@ -158,4 +158,3 @@ def test_what_workers_of_the_source_hold_is_told(places: tuple[Place, Place]) ->
     assert "consumers still take jobs" in done.stdout
     (carrier.path / "go").touch()
     assert worker.stop() == 0
-

@@ -8,10 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import LIMIT, Place, check_counters, eventually, open_place
-from servers import Proxy, Redis, free_port, program
+from servers import Proxy, Redis, Sentinel, free_port, program
 
 from tidemill import BrokerUnavailable, chain, group
 from tidemill.brokers.base import open_broker
@@ -72,14 +73,18 @@ def certificate(folder: Path) -> tuple[str, str]:
     return cert, key
 
 
-def test_tls(stack: contextlib.ExitStack, folder: Path) -> None:
+def tls_options(folder: Path, port: int) -> list[str]:
     cert, key = certificate(folder)
-    port = free_port()
-    server(
-        stack,
+    return [
         *("--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key),
         *("--tls-ca-cert-file", cert, "--tls-auth-clients", "no"),
-    )
+    ]
+
+
+def test_tls(stack: contextlib.ExitStack, folder: Path) -> None:
+    port = free_port()
+    server(stack, *tls_options(folder, port))
+    cert = folder / "cert.pem"
     url = f"rediss://localhost:{port}/0"
     with pytest.raises(BrokerUnavailable, match="certificate"):
         open_broker(f"{url}?patience=0")
@@ -89,9 +94,37 @@ def test_tls(stack: contextlib.ExitStack, folder: Path) -> None:
         assert place.enqueue("brief", n).result(LIMIT) == n
         time.sleep(0.1)
     assert worker.stop() == 0
+    with pytest.raises(BrokerUnavailable, match="certificate"):  # it is for localhost
+        open_broker(f"rediss://127.0.0.1:{port}/0?tls_ca={cert}&patience=0")
     unchecked = open_broker(f"{url}?tls_verify=no")
     assert unchecked.info()["jobs"] == 3
     unchecked.close()
+
+
+def test_sentinels_with_tls_and_the_authorities_of_the_system(
+    stack: contextlib.ExitStack, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, sentinel_port = free_port(), free_port()
+    options = tls_options(folder, port)
+    master = server(stack, *options, "--tls-replication", "yes")
+    options[1] = str(sentinel_port)
+    one = Sentinel(port, options=[*options, "--tls-replication", "yes"], host="localhost")
+    stack.callback(one.close)
+    url = f"rediss+sentinel://localhost:{sentinel_port}/mymaster/0"
+    with pytest.raises(BrokerUnavailable, match="certificate"):
+        open_broker(url)
+    # when
+    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "cert.pem"))
+    broker = eventually(lambda: opened(url), "Sentinel knows the master", 20)
+    # then
+    stack.callback(broker.close)
+    broker.put([Envelope(id="a", task="t")])
+    assert master.run("HLEN", "{tidemill}:job") == "1"
+
+
+def opened(url: str) -> Any:
+    with contextlib.suppress(BrokerUnavailable):
+        return open_broker(url)
 
 
 # -- a cluster ------------------------------------------------------------------------------------
@@ -152,18 +185,26 @@ def holds(node: Redis, slot: int) -> bool:
     return any(int(pair[0]) <= slot <= int(pair[-1]) for pair in ranges)
 
 
-def test_a_cluster_whose_master_dies_for_good(stack: contextlib.ExitStack, folder: Path) -> None:
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_a_cluster_whose_master_ends_for_good(
+    stack: contextlib.ExitStack, folder: Path, how: str
+) -> None:
     nodes = cluster(stack, 6)
-    place = place_on(stack, folder, f"redis://127.0.0.1:{nodes[0].port}?prefix=app&patience=30")
+    place = place_on(stack, folder, f"redis://127.0.0.1:{nodes[0].port}?prefix=app&patience=60")
     worker = place.worker(slots=4).wait_ready()
     assert place.enqueue("brief", 1).result(LIMIT) == 1
     slot = int(nodes[0].run("CLUSTER", "KEYSLOT", "{app}"))
     owner = next(node for node in nodes if holds(node, slot))
     owner.run("WAIT", "1", "5000")
     # when
-    owner.kill()
+    if how == "hangs":
+        stack.enter_context(owner.stalled())
+    else:
+        owner.kill()
     # then: another node is asked, and knows who has it now
+    began = time.monotonic()
     jobs = [place.enqueue("brief", n) for n in range(20)]
+    assert time.monotonic() - began < 30
     assert [job.result(LIMIT) for job in jobs] == list(range(20))
     assert worker.stop() == 0
 
@@ -203,27 +244,8 @@ def test_sentinels_and_a_failover(stack: contextlib.ExitStack, folder: Path) -> 
         open_broker(f"redis+sentinel://{hosts}/unknown?patience=0")
 
 
-class Sentinel(Redis):
-    """``redis-server --sentinel``, which writes its own configuration."""
-
-    def __init__(self, master: int) -> None:
-        self.master = master
-        super().__init__()
-
-    def start(self) -> None:
-        config = self.path / "sentinel.conf"
-        config.write_text(
-            f"port {self.port}\nbind 127.0.0.1\ndir {self.path}\n"
-            f"sentinel monitor mymaster 127.0.0.1 {self.master} 2\n"
-            "sentinel down-after-milliseconds mymaster 1000\n"
-            "sentinel failover-timeout mymaster 3000\n"
-        )
-        command = [program("redis-server", "redis-server"), str(config), "--sentinel"]
-        self.launch(command, self._answers)
-
-
 def sentinel(stack: contextlib.ExitStack, master: int) -> Sentinel:
-    one = Sentinel(master)
+    one = Sentinel(master, quorum=2)
     stack.callback(one.close)
     return one
 

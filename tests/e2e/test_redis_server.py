@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,9 @@ import pytest
 from harness import LIMIT, Place, check_counters, eventually, open_place, runs_of
 from servers import Redis
 
-from tidemill import BrokerUnavailable, StoreFull, Tidemill
-from tidemill.brokers.base import open_broker
-from tidemill.job import Envelope, State
+from tidemill import BrokerUnavailable, ResultNotKept, StoreFull, Tidemill
+from tidemill.brokers.base import Filter, Step, Want, open_broker
+from tidemill.job import Envelope, Outcome, Owner, State, Verdict
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))
@@ -22,6 +23,13 @@ def brief(n): begin(); time.sleep(0.02); end(); return n
 
 @mill.task
 def silent(n): pass
+
+@mill.task
+def give(size):
+    begin()
+    while not os.path.exists(HERE + "/go"):
+        time.sleep(0.01)
+    return b"x" * size
 
 @mill.task
 def waits():
@@ -121,6 +129,40 @@ def test_functions_that_are_gone_are_loaded_again(
         assert place.enqueue("brief", n).result(LIMIT) == n
 
 
+def test_libraries_of_earlier_versions_are_removed_after_a_day(start: Callable[..., Redis]) -> None:
+    server = start()
+    hour_ago = f"{time.time() - 3600:.0f}"
+    two_days_ago = f"{time.time() - 2 * 86400:.0f}"
+    for name, description in (
+        ("tidemill_first", ""),  # of a version that did not tell when it was loaded
+        ("tidemill_old", two_days_ago),
+        ("tidemill_young", hour_ago),
+        ("others", ""),
+    ):
+        said = f"description = '{description}', " if description else ""
+        server.run(
+            "FUNCTION",
+            "LOAD",
+            f"#!lua name={name}\nredis.register_function{{function_name = '{name}_loaded', "
+            f"{said}callback = function() return 1 end}}",
+        )
+    # when
+    broker = open_broker(server.url)
+    # then
+    [ours] = libraries(server) - {"tidemill_young", "others"}
+    assert libraries(server) == {ours, "tidemill_young", "others"}
+    # and a process that still uses a removed one loads it again, and removes nothing
+    server.run("FUNCTION", "DELETE", ours)
+    broker.put([Envelope(id="a", task="t")])
+    assert libraries(server) == {ours, "tidemill_young", "others"}
+    broker.close()
+
+
+def libraries(server: Redis) -> set[str]:
+    lines = server.run("FUNCTION", "LIST").splitlines()
+    return {name for before, name in itertools.pairwise(lines) if before == "library_name"}
+
+
 def test_a_full_server_refuses_puts_and_settles_what_is_there(
     start: Callable[..., Redis], place_on: Callable[[str], Place]
 ) -> None:
@@ -139,6 +181,52 @@ def test_a_full_server_refuses_puts_and_settles_what_is_there(
     place.worker(slots=8)
     eventually(lambda: len(place.records()) < count - 100, "it drains", 60)
     eventually(lambda: accepts(place), "puts are accepted again", 60)
+
+
+def test_a_full_server_keeps_outcomes_without_results(
+    start: Callable[..., Redis], place_on: Callable[[str], Place]
+) -> None:
+    # laws 15, 16
+    server = start("--maxmemory", "6mb")
+    place = place_on(f"{server.url}?patience=0")
+    worker = place.worker(slots=20).wait_ready()
+    small = place.enqueue_many("give", [(10,)] * 60)
+    large = place.enqueue_many("give", [(100_000,)] * 60)
+    place.wait_notes("begin", 20)
+    while accepts(place, 100) or accepts(place):
+        pass
+    # when jobs end that return more than the server has room for
+    (place.path / "go").touch()
+    # then the worker settles them all, without what there is no room for
+    records = place.finish([*small, *large])
+    assert {(record.state, record.attempt) for record in records} == {(State.SUCCEEDED, 1)}
+    for job in large:
+        with pytest.raises(ResultNotKept):
+            job.result(0)
+    # and the log says so once
+    assert worker.output.count("results are not kept") == 1
+    assert worker.stop() == 0
+    check_counters(place)
+
+
+def test_a_full_server_refuses_a_step_once_however_many_results_it_has(
+    start: Callable[..., Redis],
+) -> None:
+    # law 16
+    server = start()
+    broker = open_broker(f"{server.url}?patience=0")
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([Envelope(id=f"{n}", task="t", body=b"") for n in range(100)])
+    leases = broker.exchange(Step("o", want=Want(100))).leases
+    verdicts = [Verdict(lease.token, Outcome.SUCCESS, b"x" * 10_000) for lease in leases]
+    server.run("CONFIG", "SET", "maxmemory", "1")
+    # when the worker hands in 100 large results
+    reply = broker.exchange(Step("o", verdicts))
+    # then the server refuses the step once, and settles them all
+    assert reply.settled == [True] * 100
+    assert "errorstat_OOM:count=1\r" in server.run("INFO", "errorstats") + "\r"
+    assert {r.state for r in broker.find(Filter(), 1000).records} == {State.SUCCEEDED}
+    broker.close()
 
 
 def accepts(place: Place, count: int = 1) -> bool:

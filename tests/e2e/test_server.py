@@ -45,9 +45,10 @@ def test_another_name_is_not_answered(server: JobServer, host: str) -> None:
 
 
 def test_a_page_of_another_site_changes_nothing(server: JobServer) -> None:
+    job = {"queue": "a", "body": 1}
     for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        assert server.post("/v1/jobs", {"body": 1}, headers=headers).status == 403
-    assert server.post("/v1/jobs", {"body": 1}, headers={"Origin": server.url}).status == 201
+        assert server.post("/v1/jobs", job, headers=headers).status == 403
+    assert server.post("/v1/jobs", job, headers={"Origin": server.url}).status == 201
 
 
 def test_what_is_wrong_is_named_in_one_sentence(server: JobServer) -> None:

@@ -253,7 +253,12 @@ ACCEPTED: dict[str, Any] = {
     "/v1/jobs/kick": {"ids": ["buried"]},
     "/v1/jobs/delete": {"ids": ["ready"]},
     "/v1/reserve": {"queues": ["a"]},
-    "/v1/ack": {"receipts": []},
+    **{f"/v1/{act}": {"receipts": []} for act in ("ack", "release", "touch", "bury")},
+    "/v1/tasks/reserve": {"tasks": ["math.sqrt"], "queues": ["a"]},
+    "/v1/reservations/{receipt}/fail": {"error": "E"},
+    "/v1/matching/cancel": {"state": ["ready"]},
+    "/v1/matching/kick": {"state": ["failed"]},
+    "/v1/matching/delete": {"state": ["ready"]},
     "/v1/queues/{queue}": {"max_size": 5},
     "/v1/schedules/{name}": {"task": "math.sqrt", "args": [2], "every": 60},
 }

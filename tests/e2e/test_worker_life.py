@@ -608,7 +608,7 @@ def test_large_bodies_do_not_block_the_supervisor(place: Place) -> None:
         def holds(): begin(); hold_gil(60)
         """
     )
-    place.worker("--drain", "0.3", slots=12).wait_ready()
+    place.worker("--stuck-grace", "0.3", slots=12).wait_ready()
     stuck = place.enqueue("holds")
     place.wait_notes("begin")
     jobs = place.enqueue_many("takes", [("x" * 1_000_000,) for _ in range(24)])

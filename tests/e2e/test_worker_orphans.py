@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 from harness import Place, eventually
+from servers.base import lacks
 
 from tidemill.job import State
 
@@ -45,7 +46,7 @@ def permitted() -> bool:
 @pytest.mark.parametrize("under", [SUBREAPER, NAMESPACE], ids=["subreaper", "process 1"])
 def test_orphans_are_reaped(place: Place, under: tuple[str, ...]) -> None:
     if under is NAMESPACE and not permitted():
-        pytest.skip("not permitted to make a namespace")
+        lacks("not permitted to make a namespace")
     place.write(APP)
     worker = place.worker(under=under).wait_ready()
     supervisor = psutil.Process(worker.pid)

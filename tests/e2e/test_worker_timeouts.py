@@ -124,7 +124,7 @@ def check_timed_out(record: Record, line: str) -> None:
 def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # case T6
     line, in_main, in_threads = CASES[name]
     place.write(APP)
-    worker = place.worker("--drain", "0.5", slots=slots).wait_ready()
+    worker = place.worker("--stuck-grace", "0.5", slots=slots).wait_ready()
     eventually(worker.children, "the process")
     (before,) = [child.pid for child in worker.children()]
     job = place.enqueue(name)
@@ -148,7 +148,7 @@ def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # 
 @pytest.mark.parametrize("name", ["sleeps", "holds", "ablocks"])
 def test_neighbours_go_back_uncounted(place: Place, name: str) -> None:  # case T6
     place.write(APP)
-    worker = place.worker("--drain", "0.3", slots=3).wait_ready()
+    worker = place.worker("--stuck-grace", "0.3", slots=3).wait_ready()
     long = place.enqueue("neighbour", 300.0)  # outlasts the drain
     brief = place.enqueue("neighbour", 0.2)
     place.wait_notes("begin", 2)
@@ -197,7 +197,7 @@ def leaves_a_child():
         end()
 """
     )
-    place.worker("--drain", "0.6", slots=3).wait_ready()
+    place.worker("--stuck-grace", "0.6", slots=3).wait_ready()
     place.enqueue("neighbour", 300.0)
     place.wait_notes("begin")
     job = place.enqueue("leaves_a_child")
@@ -230,7 +230,7 @@ def hangs():
 """
     )
     drain = 3.0  # time enough to stop the supervisor in
-    first = place.worker("--drain", str(drain), slots=2).wait_ready()
+    first = place.worker("--stuck-grace", str(drain), slots=2).wait_ready()
     place.enqueue("neighbour", 300.0)
     place.wait_notes("begin")
     job = place.enqueue("hangs")
@@ -263,7 +263,7 @@ def hangs():
 def test_a_stuck_job_is_counted_once_when_its_worker_dies_too(place: Place) -> None:
     # law 6: a run whose timeout is in the trail already uses no second attempt
     place.write(APP.replace("retries=0", "retries=1"))
-    worker = place.worker("--drain", "20", slots=2).wait_ready()
+    worker = place.worker("--stuck-grace", "20", slots=2).wait_ready()
     neighbour = place.enqueue("neighbour", 300.0)
     place.wait_notes("begin")
     job = place.enqueue("sleeps")

@@ -9,6 +9,7 @@ Given the ids that were accepted, the times at which something was killed, and a
     attempts   a job used at most as many attempts as it had runs; what was never interrupted used
                exactly as many
     counters   the counters of every queue equal a recount
+    unknown    no job is left set aside, nor the name of its task
     schedules  each time was fired once, none was left out
     limits     of one key no more ran at a time than its limit allows, and none is left counted
 """
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from harness import Line, Place, check_counters, runs_of
 
 from tidemill.brokers.base import Feature
+from tidemill.brokers.unknown import setting_aside
 from tidemill.job import Record, State
 
 SETTLING = 4.0
@@ -47,6 +49,8 @@ def check(
     for job_id in accepted:
         doubles += _check_runs(records[job_id], runs.get(job_id, []), sorted(kills), settling)
     check_counters(place)
+    if Feature.UNKNOWN in place.mill.broker.features:
+        assert setting_aside(place.mill.broker, "the check").unknown_tasks() == []
     _check_limits(place, records, runs)
     _check_schedules(records)
     states = [record.state for record in records.values()]

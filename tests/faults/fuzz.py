@@ -138,12 +138,13 @@ def _taken_away(
 ) -> Iterator[str]:
     """The jobs that are gone, or may be, by what a call asked for."""
     names, body, answer, path = call["names"] or {}, call["body"], call["answer"], call["path"]
-    if path == "/v1/reserve":
+    if path in ("/v1/reserve", "/v1/tasks/reserve"):
         for job in answer["jobs"]:
             held[job["receipt"]] = job["id"]
             if job["ttr"] is None:  # gone when it is taken
                 yield job["id"]
-    elif path == "/v1/reservations/{receipt}/ack":
+    elif path in ("/v1/reservations/{receipt}/ack", "/v1/reservations/{receipt}/complete"):
+        # A task that is done is kept for its result_ttl, which may be 0.
         yield held.get(names["receipt"], "")
     elif path == "/v1/ack":
         for receipt, done in zip(body["receipts"], answer["done"], strict=True):
@@ -153,6 +154,8 @@ def _taken_away(
         yield names["job_id"]
     elif path == "/v1/jobs/delete":
         yield from (id for id, done in zip(body["ids"], answer["done"], strict=True) if done)
+    elif path == "/v1/matching/delete":
+        yield from (id for id, done in zip(answer["ids"], answer["done"], strict=True) if done)
     elif path == "/v1/queues/{queue}/purge":
         # Where no queue was said it is not known here.
         yield from (id for id, queue in there.items() if queue in ("", names["queue"]))

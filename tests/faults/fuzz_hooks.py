@@ -22,6 +22,8 @@ KNOWN: dict[str, list[str]] = {
     "queue": QUEUES,
     "queues": QUEUES,
     "name": ["a", "b"],
+    "task": ["math.sqrt"],
+    "tasks": ["math.sqrt"],
     "job_id": [],
     "ids": [],
     "receipt": [],

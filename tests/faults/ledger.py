@@ -44,7 +44,7 @@ def check_runs(
     """
     assert isinstance(server, RabbitMQ)
     confirmed, may_fail = set(confirmed), set(may_fail)
-    worker = place.worker("--drain", "0.4", slots=6).wait_ready()
+    worker = place.worker("--stuck-grace", "0.4", slots=6).wait_ready()
     try:
         eventually(lambda: not _missing(place, confirmed, may_fail), "running all", 120, 0.5)
     except AssertionError:

@@ -6,9 +6,10 @@ Several workers and producers share one store. Something is killed every fractio
 process, a supervisor, a whole worker, everything, by SIGKILL, SIGTERM or SIGINT; and the server,
 where there is one, or one of those there are, which comes back with what it had written. Tasks are
 short and long, sync and async; some hold the interpreter lock, some run past their timeout, some
-cannot be interrupted. What was accepted and what ran stands in files written by single appends. At
-the end the store is drained and :mod:`.checker` looks at what is left (case Q20). Where the broker
-forgets what is done, as RabbitMQ does, :mod:`.ledger` looks whether all that was accepted ran.
+cannot be interrupted. Most workers lack one of two tasks: its jobs are set aside and brought back.
+What was accepted and what ran stands in files written by single appends. At the end the store is
+drained and :mod:`.checker` looks at what is left (case Q20). Where the broker forgets what is done,
+as RabbitMQ does, :mod:`.ledger` looks whether all that was accepted ran.
 """
 
 from __future__ import annotations
@@ -98,6 +99,18 @@ def spins(n):
     finally:
         end()
 
+def sometimes(function):
+    # A task that some workers do not know, where the store sets its jobs aside.
+    if keeps and os.environ.get("STORM_LACKS") == function.__name__:
+        return function
+    return mill.task(queue="quick", retries=forever)(function)
+
+@sometimes
+def rare(n): begin(); end()
+
+@sometimes
+def scarce(n): begin(); end()
+
 @mill.task(queue="slow", retries=Retries(0))
 def fails(): raise ValueError
 
@@ -107,6 +120,7 @@ def produce():
         calls = [quick.call(n + i) for i in range(12)] + [slow.call(n + i) for i in range(4)]
         calls += [later.call(n + i) for i in range(4)]
         calls += [bounded.call(n + i) for i in range(3)]
+        calls += [task.call(n + i) for task in (rare, scarce) for i in range(3)]
         if n % 5 == 0:
             calls += [holds.call(n)]
         stuck = [hangs.call(n // 20), spins.call(n // 20)] if n % 20 == 0 else []
@@ -192,9 +206,14 @@ class Storm:
             [server] = self.servers
             return check_runs(self.place, server, accepted, may_fail, self._all_kills())
         self.place.mill.schedules.pause("beat")
-        self.place.drain("--drain", str(DRAIN), slots=6, limit=300.0)
+        grace = "--stuck-grace", str(DRAIN)
+        half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
+        self.place.drain(*grace, slots=6, limit=300.0)
+        half.stop()
         settling = SETTLING + SERVER_AWAY * len(self.servers)
-        return check(self.place, accepted + may_fail, self._all_kills(), settling)
+        seen = check(self.place, accepted + may_fail, self._all_kills(), settling)
+        said = sum("are set aside" in worker.output for worker in self.place.workers)
+        return {**seen, "workers that set jobs aside": said}
 
     def _man(self, producers: int | None = None) -> None:
         """Start whoever is missing."""
@@ -202,9 +221,10 @@ class Storm:
         producers = self._counts[1] if producers is None else producers
         self.workers = [worker for worker in self.workers if worker.process.poll() is None]
         while len(self.workers) < workers:
-            options = ["--drain", str(DRAIN), "--shutdown-timeout", "1"]
+            options = ["--stuck-grace", str(DRAIN), "--shutdown-timeout", "1"]
             slots = self.rng.choice([1, 3])
-            self.workers.append(self.place.worker(*options, processes=2, slots=slots))
+            env = {"STORM_LACKS": self.rng.choice(["rare", "scarce", ""])}
+            self.workers.append(self.place.worker(*options, processes=2, slots=slots, env=env))
         self.producers = [producer for producer in self.producers if producer.poll() is None]
         while len(self.producers) < producers:
             file = f"{self.place.app}.py"

@@ -9,10 +9,15 @@ from __future__ import annotations
 import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 from checker import check
-from harness import Place, eventually
+from harness import Place, eventually, open_place
+from servers import NETWORK
+
+from tidemill.brokers.unknown import setting_aside
+from tidemill.clock import new_id
 
 APP = """
 @mill.task(queue="a", retries=Retries(20, delay=0))
@@ -161,3 +166,60 @@ def test_kill_while_burying_a_process(place: Place, point: str) -> None:  # case
     assert len(kill_times(place)) == ROUNDS
     aborts = [line.time for line in place.ledger() if line.what == "begin"]
     check(place, accepted, [*kill_times(place), *aborts])
+
+
+UNKNOWN = """
+def known(function):
+    lacks = os.environ.get("TEST_LACKS") == function.__name__
+    return function if lacks else mill.task(retries=Retries(20, delay=0))(function)
+
+@known
+def ours(n): begin(); end()
+
+@known
+def theirs(n): begin(); end()
+"""
+ASIDE = [
+    *[("lmdb", point) for point in ("store.begun", "store.commit", "store.committed")],
+    *[
+        (broker, point)
+        for broker in ("lmdb", "redis", "postgresql")
+        for point in ("worker.exchanged", "worker.collected", "process.sent")
+    ],
+]
+
+
+@pytest.mark.parametrize(("broker", "point"), ASIDE)
+def test_kill_while_jobs_are_set_aside_and_brought_back(
+    tmp_path: Path, broker: str, point: str
+) -> None:
+    # case Q20, law 3: two apps on one queue, and each worker dies in turn
+    folder, rng = tmp_path / "p", random.Random(f"{broker} {point}")
+    folder.mkdir()
+    with open_place(folder, NETWORK[broker]("t" + new_id()) if broker in NETWORK else "") as place:
+        place.write(UNKNOWN)
+        accepted: list[str] = []
+        aside = 0
+        least = 8 if point.startswith("store.") else 3  # starting passes the store's points
+        for turn in range(ROUNDS):
+            calls = [(n,) for n in range(30)]
+            jobs = [place.enqueue_many(name, calls) for name in ("ours", "theirs")]
+            accepted += [job.id for some in jobs for job in some]
+            lacks = {"TEST_LACKS": ("ours", "theirs")[turn % 2]}
+            crash = crash_env(place, point, rng.randint(least, least + 8))
+            before = len(kill_times(place))
+            worker = place.worker(processes=2, slots=3, env={**lacks, **crash})
+            worker._until(lambda before=before: has_died(place, before), point)
+            worker.kill_everything()
+            tasks = setting_aside(place.mill.broker, "the test").unknown_tasks()
+            aside += sum(task.count for task in tasks)
+        assert aside
+        place.drain(slots=4)
+        check(place, accepted, [*kill_times(place), *place.killed])
+        assert kill_times(place)
+
+
+def has_died(place: Place, before: int) -> bool:
+    """A process died at its point, or all that is left is set aside."""
+    busy = sum(row.ready + row.running for row in place.mill.queues())
+    return len(kill_times(place)) > before or not busy

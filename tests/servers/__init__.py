@@ -18,7 +18,7 @@ from .base import Server, free_port, program
 from .network import Machine, Proxy, may_have_machines
 from .postgres import PgBouncer, Postgres, postgres_url
 from .rabbitmq import RabbitMQ, rabbitmq_url
-from .redis import Redis, language, redis_url
+from .redis import Redis, Sentinel, language, redis_url
 from .served import forget_served, http_url, served
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Proxy",
     "RabbitMQ",
     "Redis",
+    "Sentinel",
     "Server",
     "carried_url",
     "forget_served",

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+OWN_PORTS = range(10_000, 32_000)
+"""Below the ports that the kernel gives to clients: a killed server finds its port free again."""
+
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port of 127.0.0.1 that nobody uses, and that no client will be given."""
+    while True:
+        port = random.SystemRandom().choice(OWN_PORTS)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def program(name: str, package: str) -> str:
     """The path of a server's binary, or the end of the test with what to install."""
     path = shutil.which(name)
-    if path:
-        return path
-    sentence = f"{name} is not installed; on Debian: apt-get install {package}"
+    if not path:
+        lacks(f"{name} is not installed; on Debian: apt-get install {package}")
+    return path
+
+
+def lacks(sentence: str) -> NoReturn:
+    """End a test that cannot run on this machine: as failed on CI, as skipped elsewhere."""
     if os.environ.get("CI") == "true":
         pytest.fail(sentence)
     pytest.skip(sentence)
@@ -55,8 +67,8 @@ class Server:
     patience = 20.0
     """Seconds it has to start, and to end."""
 
-    def __init__(self, kind: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"tidemill-test-{kind}-"))
+    def __init__(self, kind: str, above: Path | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"tidemill-test-{kind}-", dir=above))
         self.port = free_port()
         self.log = self.path / "server.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -99,6 +111,16 @@ class Server:
                 pass
             self.process.wait(self.patience)
             self.process = None
+
+    @contextlib.contextmanager
+    def stalled(self) -> Iterator[None]:
+        """For the time of a block it runs on and answers nobody."""
+        pid = self.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def stop(self, signum: int) -> None:
         """Ask the server to end, and wait."""

@@ -9,7 +9,7 @@ import pwd
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,10 +18,19 @@ from .base import Server, listens, program
 
 
 class Postgres(Server):
-    """A PostgreSQL cluster of its own, with default durability."""
+    """A PostgreSQL cluster of its own, with default durability; its folder lies in ``above``.
 
-    def __init__(self, *options: str, hosts: Sequence[str] = ()) -> None:
-        super().__init__("postgres")
+    With ``primary`` it is a standby of that one.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        hosts: Sequence[str] = (),
+        above: Path | None = None,
+        primary: Postgres | None = None,
+    ) -> None:
+        super().__init__("postgres", above)
         self.options = options
         self.hosts = ",".join(["127.0.0.1", *hosts])
         self.data = self.path / "data"
@@ -29,8 +38,12 @@ class Postgres(Server):
         self.user = _ordinary_user() if os.getuid() == 0 else None
         if self.user:
             shutil.chown(self.path, self.user)
-        command = [_postgres_program("initdb"), "-D", str(self.data), "-U", "tidemill"]
-        command += ["--auth", "trust", "--no-sync", "--no-instructions", "-E", "UTF8"]
+        if primary is not None:
+            command = [_postgres_program("pg_basebackup"), "-D", str(self.data), "-U", "tidemill"]
+            command += ["-h", "127.0.0.1", "-p", str(primary.port), "-R", "-c", "fast", "--no-sync"]
+        else:
+            command = [_postgres_program("initdb"), "-D", str(self.data), "-U", "tidemill"]
+            command += ["--auth", "trust", "--no-sync", "--no-instructions", "-E", "UTF8"]
         subprocess.run(
             command, check=True, capture_output=True, cwd=self.path, user=self.user, timeout=120
         )
@@ -60,6 +73,21 @@ class Postgres(Server):
         command = [_postgres_program("psql"), "-qAtX", self.url(database), "-c", statement]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout.strip()
+
+    @contextlib.contextmanager
+    def stalled(self) -> Iterator[None]:
+        """For the time of a block the postmaster and its backends run on and answer nobody."""
+        postmaster = psutil.Process(self.pid)
+        postmaster.suspend()  # first, so that it starts no backend meanwhile
+        stopped = [postmaster, *postmaster.children()]
+        try:
+            for process in stopped[1:]:
+                process.suspend()
+            yield
+        finally:
+            for process in stopped:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
         """End the postmaster and all its backends at once: each leads a session of its own."""

@@ -50,6 +50,7 @@ class RabbitMQ(Server):
         hosts: further addresses of this machine to listen on.
     """
 
+    plugins: Sequence[str] = ()
     patience = 60.0  # idle, this machine takes 4 s to start it
 
     def __init__(self, *lines: str, hosts: Sequence[str] = ()) -> None:
@@ -60,7 +61,7 @@ class RabbitMQ(Server):
         config = [f"listeners.tcp.{number} = {host}:{self.port}" for number, host in listeners]
         config += ["loopback_users = none", f"vm_memory_high_watermark.relative = {ENOUGH}", *lines]
         (self.path / "rabbitmq.conf").write_text("\n".join(config) + "\n")
-        (self.path / "plugins").write_text("[].\n")
+        (self.path / "plugins").write_text(f"[{', '.join(self.plugins)}].\n")
         cookie = self.path / ".erlang.cookie"
         cookie.write_text(self.node)
         cookie.chmod(0o400)

@@ -41,7 +41,7 @@ class Redis(Server):
         command = [
             program("redis-server", "redis-server"),
             *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.path)),
-            *("--save", "", "--daemonize", "no"),
+            *("--save", "", "--daemonize", "no", "--repl-diskless-sync-delay", "0"),
             *self.options,
         ]
         self.launch(command, self._answers)
@@ -60,6 +60,37 @@ class Redis(Server):
         cli += command
         done = subprocess.run(cli, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout.strip()
+
+
+class Sentinel(Redis):
+    """``redis-server --sentinel``, which writes its own configuration, for the master of a port.
+
+    It takes a master for dead after ``down_after`` seconds, if ``quorum`` sentinels do.
+    """
+
+    def __init__(
+        self,
+        master: int,
+        quorum: int = 1,
+        down_after: float = 1.0,
+        options: Sequence[str] = (),
+        host: str = "127.0.0.1",
+    ) -> None:
+        names = "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
+        self.settings = (
+            f"{names if host == 'localhost' else ''}"
+            f"sentinel monitor mymaster {host} {master} {quorum}\n"
+            f"sentinel down-after-milliseconds mymaster {down_after * 1000:.0f}\n"
+            "sentinel failover-timeout mymaster 3000\n"
+        )
+        super().__init__(*options)
+
+    def start(self) -> None:
+        """Start it, again after a kill."""
+        config = self.path / "sentinel.conf"
+        config.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.path}\n{self.settings}")
+        command = [program("redis-server", "redis-server"), str(config), "--sentinel"]
+        self.launch([*command, *self.options], self._answers)
 
 
 def redis_url() -> str:

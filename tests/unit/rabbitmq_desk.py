@@ -28,6 +28,7 @@ __all__ = [
     "ids_of",
     "job",
     "leaderless",
+    "led_by_a_lost_node",
     "message",
     "open_rabbit",
     "put_until",
@@ -81,6 +82,19 @@ def leaderless(server: RabbitMQ, name: str) -> Iterator[None]:
         yield
     finally:
         server.eval(ra, "ok = ra:trigger_election(Ra)")
+
+
+@contextlib.contextmanager
+def led_by_a_lost_node(server: RabbitMQ, name: str) -> Iterator[None]:
+    """A quorum queue whose leader was on a node that is gone; the election takes this block."""
+    resource = f'rabbit_misc:r(<<"/">>, queue, <<"{name}">>)'
+    known = f"[Q] = mnesia:dirty_read(rabbit_queue, {resource})"
+    write = "mnesia:dirty_write(rabbit_queue, amqqueue:set_pid(Q, {element(1, amqqueue:get_pid(Q)),"
+    server.eval(known, f"ok = {write} gone@localhost}}))")
+    try:
+        yield
+    finally:
+        server.eval(known, f"ok = {write} node()}}))")
 
 
 @contextlib.contextmanager

@@ -240,8 +240,8 @@ def test_retries_and_what_a_task_can_raise(mill: Tidemill) -> None:
     assert always.retry()
     run_all(mill)
     assert always.state is State.FAILED
-    assert runs.count(("raise", 4)) == 1
-    assert always.attempts[-1].number == 6
+    assert runs.count(("raise", 1)) == 3  # of ``once``, and of both runs of ``always``
+    assert [(a.run, a.number) for a in always.attempts[-3:]] == [(2, 1), (2, 2), (2, 3)]
 
 
 def test_progress_and_log_are_seen_outside(mill: Tidemill) -> None:
@@ -379,6 +379,7 @@ def test_the_worker_leaves_nothing_behind(mill: Tidemill) -> None:
             jobs = [task.enqueue(1), asleep.enqueue(), task.enqueue(2)]
             assert [job.wait(30) for job in jobs] == [State.SUCCEEDED] * 3
         threads = [thread.name for thread in threading.enumerate() if thread not in others]
+        threads = [name for name in threads if name != "tidemill-writer"]  # of the open store
         assert [name for name in threads if name.startswith(("tide", "asyncio"))] == []
         files = files or open_files()
         assert open_files() <= files, turn
@@ -392,13 +393,13 @@ def test_the_fixture(tidemill_worker: Any, mill: Tidemill) -> None:
 
 def test_what_ends_the_worker_is_raised(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
-        raise OSError("the store is on fire")
+        raise RuntimeError("the store is on fire")
 
     supervisors = contextlib.ExitStack()
     supervisor = supervisors.enter_context(worker(mill))
     monkeypatch.setattr(mill.broker, "exchange", broken)
     mill.broker.wake(supervisor.owner.id)
-    with pytest.raises(OSError, match="on fire"):
+    with pytest.raises(RuntimeError, match="on fire"):
         supervisors.close()
     monkeypatch.undo()
     run_all(mill)

@@ -12,9 +12,10 @@ class Hired:
     def __init__(self) -> None:
         self.desks: list[Desk] = []
 
-    def __call__(self, number: int, desk: Desk) -> None:
+    def __call__(self, number: int, desk: Desk) -> bool:
         assert number == len(self.desks) + 1
         self.desks.append(desk)
+        return True
 
 
 def backlog_of(slots: int, threads: int | None = None, budget: int = 1000) -> tuple[Any, Hired]:

@@ -9,6 +9,7 @@ import pytest
 from tidemill.server.beanstalk.reading import (
     BAD_FORMAT,
     EXPECTED_CRLF,
+    HANG_UP,
     JOB_TOO_BIG,
     LINE_MOST,
     UNKNOWN_COMMAND,
@@ -151,3 +152,20 @@ def test_what_is_kept_of_a_line_without_end_is_bounded() -> None:
         assert reader.size < LINE_MOST
     reader.feed(b"put 0 0 1 1000000\r\n")
     assert isinstance(reader.next(), Refused)  # the end of the long line
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"POST / HTTP/1.1\r\n", b"GET /x HTTP/1.0\r\n", b"OPTIONS * HTTP/1.1\r\n"),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /" + b"x" * 300 + b" HTTP/1.1\r\n",
+        b"POST /" + b"x" * 435 + b" HTTP/1.1\r\nHost: localhost\r\n",  # its end is cut in two
+        b"stats\r\nHost: 127.0.0.1:11300\r\n",
+        b"\x16\x03\x01\r\nput 0 0 1 1\r\nx\r\n",
+    ],
+)
+def test_a_line_of_http_or_tls_closes_the_connection(data: bytes) -> None:
+    found = read_all(data + b"put 0 0 1 1\r\nx\r\n")
+    first_command = next(i for i, one in enumerate(found) if one == Command(HANG_UP))
+    assert not any(isinstance(one, Command) and one.verb == "put" for one in found[:first_command])

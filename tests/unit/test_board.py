@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidemill import board as module
-from tidemill.board import Board, Running, read_board, remove_board
+from tidemill.board import Board, Running, read_board, read_unkillable, remove_board
 
 
 @pytest.fixture
@@ -19,20 +19,24 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "board")
 
 
+ALL = {5, 6, 7, 8, 42, 2**63}
+
+
 def test_what_starts_is_shown_until_it_ends(path: str) -> None:
     # law 6
     board = Board(path, 3)
-    assert board.running() == []
+    assert board.running(0, 3, ALL) == []
     board.start(0, 7, 1, 10.0, 0.0)
     board.start(2, 8, 2, 11.0, 99.5)
-    assert board.running() == [Running(0, 7, 1, 10.0, 0.0), Running(2, 8, 2, 11.0, 99.5)]
-    assert board.running(1, 1) == []
-    assert board.running(2, 1) == [Running(2, 8, 2, 11.0, 99.5)]
+    assert board.running(0, 3, ALL) == [Running(0, 7, 1, 10.0, 0.0), Running(2, 8, 2, 11.0, 99.5)]
+    assert board.running(0, 3, {8}) == [Running(2, 8, 2, 11.0, 99.5)]
+    assert board.running(1, 1, ALL) == []
+    assert board.running(2, 1, ALL) == [Running(2, 8, 2, 11.0, 99.5)]
     board.end(0)
     board.end(0)
-    assert [r.slot for r in board.running()] == [2]
+    assert [r.slot for r in board.running(0, 3, ALL)] == [2]
     board.clear(1, 2)
-    assert board.running() == []
+    assert board.running(0, 3, ALL) == []
     board.close()
 
 
@@ -40,11 +44,39 @@ def test_another_reader_sees_it_while_it_happens(path: str) -> None:
     writer, reader = Board(path, 2), Board(path, 2)
     writer.claim("o")
     writer.start(1, 2**63, 4, 1.5, 2.5)
-    assert reader.running() == [Running(1, 2**63, 4, 1.5, 2.5)]
+    assert reader.running(0, 2, ALL) == [Running(1, 2**63, 4, 1.5, 2.5)]
     assert read_board(path, "o") == {2**63: 1.5}
     writer.end(1)
-    assert reader.running() == []
+    assert reader.running(0, 2, ALL) == []
     assert read_board(path, "o") == {}
+
+
+def test_headers_are_no_jobs(path: str) -> None:
+    # given: two processes with three rows each, and one that starts when the board has grown
+    share = 3
+    board = Board(path, 2 * share)
+    board.claim("o")
+    early = Board(path, 2 * share)
+    board.sign(0, 100, 1.0)
+    board.sign(share, 200, 2.0)
+    board.start(1, 5, 11, 1.0, 0.0)
+    board.grow(3 * share)
+    late = Board(path, 3 * share)
+    late.sign(2 * share, 300, 3.0)
+    # when
+    board.beat(share, 7.5)
+    board.set_waiting(0, 100, 2)
+    late.set_waiting(2 * share, 300, 1)
+    board.mark_unkillable(share, 99.0)
+    # then
+    assert [board.beat_of(n * share) for n in range(3)] == [1.0, 7.5, 3.0]
+    assert [b.waiting(share) for b in (board, early, late)] == [3, 3, 3]
+    assert read_board(path, "o") == {5: 1.0}
+    assert read_unkillable(path, "o") == [(200, 99.0)]
+    assert read_unkillable(path, "another") == []
+    board.clear(share, share)
+    assert read_unkillable(path, "o") == []
+    assert board.running(0, 3 * share, ALL) == [Running(1, 5, 11, 1.0, 0.0)]
 
 
 def test_a_board_may_grow(path: str) -> None:
@@ -73,7 +105,7 @@ def test_the_token_is_written_last(path: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "_TOKEN", Cut())
     with pytest.raises(Killed):
         board.start(0, 9, 3, 12.0, 0.0)
-    assert board.running() == []
+    assert board.running(0, 1, ALL) == []
     assert read_board(path, "o") == {}
 
 

@@ -132,9 +132,9 @@ def test_a_misspelt_option_is_told_the_nearest() -> None:
 
 
 def test_a_body_has_a_limit() -> None:
-    config.check_body(b"x" * config.MAX_BODY)
-    with pytest.raises(InvalidOption, match=r"1,048,577 bytes, and 1,048,576 is the most"):
-        config.check_body(b"x" * (config.MAX_BODY + 1))
+    config.check_size(b"x" * config.MAX_BODY, {}, [])
+    with pytest.raises(InvalidOption, match=r"the body has 1,048,577 bytes, and .* 1,048,576"):
+        config.check_size(b"x" * (config.MAX_BODY + 1), {}, [])
 
 
 def test_urls_are_taken_apart() -> None:
@@ -210,3 +210,16 @@ def test_a_folder_that_lmdb_cannot_open_is_refused(
     assert parse_url(config.default_url()).path == str(folder / ".tidemill")
     with pytest.raises(InvalidOption, match=r"gr.udcfcn.* is not UTF-8"):
         Tidemill().queues()
+
+
+def test_body_headers_and_tags_have_one_bound() -> None:
+    with Tidemill("memory://") as mill:
+        queue = mill.queue("q")
+        half = "x" * 600_000
+        queue.put(half)
+        queue.put(1, headers={"trace": half})
+        with pytest.raises(InvalidOption, match=r"the headers and tags have 1,200,010 bytes"):
+            queue.put(1, headers={"trace": half, "again": half})
+        with pytest.raises(InvalidOption, match="bytes together; store large data elsewhere"):
+            queue.put(half, headers={"trace": half})
+        assert queue.size() == 2

@@ -127,3 +127,28 @@ def test_a_held_verdict_does_not_answer_for_the_one_that_follows() -> None:
         talk.exchange(Step("w", [held]))
     talk.exchange(Step("w", [held, Verdict(1, Outcome.RELEASE)]))
     assert far.settled == [1, 1]
+
+
+@pytest.mark.parametrize("fault", ["reply", "request"])
+def test_the_reply_after_a_broken_step_says_that_the_store_may_be_behind(fault: str) -> None:
+    far = Far()
+    talk = Conversation(far.send)
+    assert not talk.exchange(step()).behind
+    far.faults = [fault]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(step())
+    assert talk.exchange(step()).behind
+    assert not talk.exchange(step()).behind
+
+
+def test_leases_on_their_way_are_among_those_the_owner_holds() -> None:
+    # law 4: else they would count as strays, and be given back
+    far = Far()
+    talk = Conversation(far.send)
+    sent: list[Step] = []
+    talk._send = lambda one, serial: sent.append(one) or far.send(one, serial)  # type: ignore[func-returns-value]
+    far.faults = ["reply"]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(Step("w", want=Want(2), take=[(7, "a")], held=[40]))
+    talk.exchange(Step("w", want=Want(2), take=[(7, "a")], held=[40]))
+    assert sent[-1].held == [40, 1, 2, 7]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
+from bytecodes import At
 from lmdb_desk import Gate, ids, in_threads, job, join
 
 from tidemill import deferral
@@ -39,32 +39,6 @@ def handlers() -> Iterator[list[Any]]:
         signal.signal(number, handler)
 
 
-class Interrupted:
-    """Sends this process a signal at the n-th step of what the commit does in the main thread."""
-
-    def __init__(self, number: int, at: int) -> None:
-        self.number = number
-        self.left = at
-
-    def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename not in ROOMS:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.left -= 1
-            if not self.left:
-                signal.raise_signal(self.number)
-        return self.trace
-
-    def __enter__(self) -> Interrupted:
-        sys._getframe().f_trace_opcodes = True  # 3.12 traces none that was not asked for before
-        sys.settrace(self.trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-
 @pytest.mark.parametrize("number", SIGNALS)
 def test_at_no_step_of_a_put_is_the_lead_left_with_who_is_gone(
     broker: LmdbBroker, handlers: list[Any], number: int
@@ -80,7 +54,7 @@ def test_at_no_step_of_a_put_is_the_lead_left_with_who_is_gone(
     try:
         while True:
             at += 1
-            interrupted = Interrupted(number, at)
+            interrupted = At(at, ROOMS.__contains__, number)
             seen = False
             try:
                 with interrupted:
@@ -165,3 +139,25 @@ def test_a_handler_that_raises_nothing_does_not_end_the_wait(
     gate.thread.join(10)
     assert all(event.is_set() for event in presser.noticed)
     assert signal.getsignal(signal.SIGTERM) is noted
+
+
+def test_all_signals_that_came_before_a_wait_are_handled_in_it(handlers: list[Any]) -> None:
+    seen: list[int] = []
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        if number == signal.SIGINT:
+            signal.raise_signal(signal.SIGHUP)  # comes while a handler runs
+
+    before = signal.signal(signal.SIGHUP, noted)
+    for number in SIGNALS:
+        signal.signal(number, noted)
+    with deferral.Deferred():
+        for number in SIGNALS:
+            signal.raise_signal(number)
+        assert seen == []
+        deferral.begin_waiting()
+        in_the_wait = list(seen)
+        deferral.end_waiting()
+    signal.signal(signal.SIGHUP, before)
+    assert in_the_wait == seen == [*SIGNALS, signal.SIGHUP]

@@ -17,7 +17,7 @@ from tidemill.clock import new_id
 from tidemill.gathering import Gathering
 from tidemill.job import Envelope, Lease, Outcome, Owner, State, Verdict
 from tidemill.server import desk as desk_module
-from tidemill.server.asks import Ask, Asks
+from tidemill.server.asks import Ask, Asks, Kinds
 from tidemill.server.desk import Desk, Held
 
 Test = Callable[[Desk], Coroutine[Any, Any, None]]
@@ -125,8 +125,8 @@ def test_who_wants_many_gets_them_while_others_wait_for_one(mill: Tidemill) -> N
         async with desk_of(mill) as desk:
             waits = (("a", 10), ("b", 1), ("c", 6), ("d", 3))
             asks = [asyncio.ensure_future(desk.reserve([q], n, timeout=50)) for q, n in waits]
-            await parked(desk, *asks)
-            for ask, (queue, count) in zip(asks, waits, strict=True):
+            for at, (ask, (queue, count)) in enumerate(zip(asks, waits, strict=True)):
+                await parked(desk, *asks[at:])  # jobs that come between two looks are shared out
                 await mill.queue(queue).aput_many(["x"] * count)
                 assert len(await ask) == count
 
@@ -143,7 +143,7 @@ def test_looks_for_those_who_want_many_come_before_that_for_all() -> None:
         asks.looked(new)
 
         def round_of(looks: int) -> list[tuple[int, int, bool]]:
-            wants = [asks.want(Mode.MERGED, tasks=False)[0] for _ in range(looks)]
+            wants = [asks.want(Mode.MERGED, Kinds(), -1)[0] for _ in range(looks)]
             return [(want.count, len(want.queues), want.sleep) for want in wants]
 
         for _ in range(2):
@@ -277,16 +277,16 @@ def test_nobody_gets_a_job_by_anothers_look_before_its_own() -> None:
         other = Ask(("a", "b"), 1, Mode.MERGED, loop.create_future())
         asks.add(mine)
         asks.add(other)
-        want, first = asks.want(Mode.MERGED, tasks=False)
+        want, first = asks.want(Mode.MERGED, Kinds(), -1)
         assert (want.count, first) == (1, [mine])
         lease = Lease(1, 1, 0, 0, 1, 0.0, 0.0, 0.0, b"")
         assert asks.hand(Held(lease, Envelope(id="1", queue="a"))) is mine
         assert asks.hand(Held(lease, Envelope(id="2", queue="a"))) is None
         # once it has looked, it gets what comes
-        while not (first := asks.want(Mode.MERGED, tasks=False)[1]):
+        while not (first := asks.want(Mode.MERGED, Kinds(), -1)[1]):
             pass
         asks.looked(first)
-        assert asks.want(Mode.MERGED, tasks=False)[0].count == 1
+        assert asks.want(Mode.MERGED, Kinds(), -1)[0].count == 1
         assert asks.hand(Held(lease, Envelope(id="3", queue="a"))) is other
         assert not asks
 
@@ -305,7 +305,7 @@ def test_who_waits_is_looked_for_also_while_others_come_all_the_time() -> None:
         wants = []
         for _ in range(4):
             ask("a")
-            wants.append(asks.want(Mode.MERGED, tasks=False))
+            wants.append(asks.want(Mode.MERGED, Kinds(), -1))
         assert [want.queues for want, _ in wants] == [("a",), ("b",), ("a",), ("b",)]
         assert [len(first) for _, first in wants] == [1, 0, 3, 0]
 

@@ -16,7 +16,7 @@ from tidemill import BrokerUnavailable, Tidemill
 from tidemill.brokers.base import Reply, Step
 from tidemill.brokers.early import Early, Heard
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.commit import Writing
+from tidemill.brokers.lmdb.transaction import Writing
 from tidemill.clock import new_id
 from tidemill.gathering import Gathering
 from tidemill.job import Outcome, Owner, Verdict

@@ -17,16 +17,21 @@ ROOT = Path(tidemill.__file__).parent
 
 # From the bottom up. A module may import from its own layer and from those before it.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "clock", "shield", "deferral", "board", "crash", "elsewhere", "gathering"),
+    (
+        *("attempt", "errors", "clock", "shield", "deferral", "board", "crash", "elsewhere"),
+        *("files", "gathering", "locks", "stopping"),
+    ),
     ("retry", "gate", "owner"),
     ("job",),
-    ("codec", "config"),
+    ("codec", "config", "trust"),
     ("brokers",),
     (
         *("app", "arguments", "bar", "batch", "completed", "compose", "consumers", "context"),
-        *("drain", "enqueuing", "features", "finding", "gathered", "groups", "handle", "hooks"),
+        *("deletion", "drain", "enqueuing", "features", "finding", "gathered", "groups", "handle"),
+        "hooks",
         *("inline", "inputs", "limits", "loader", "middleware", "move", "moved", "openings"),
-        *("options", "plan", "pour", "queue", "schedules", "task", "threads", "trail", "wholes"),
+        *("options", "plan", "pour", "queue", "schedules", "task", "threads", "trail"),
+        *("undelivered", "wholes"),
     ),
     ("worker", "server"),
     ("cli", "demo", "testing", "__main__"),

@@ -80,6 +80,7 @@ def test_who_takes_his_request_back_when_the_leader_turns_to_him_harms_nobody(
     own = Request(lambda _: done.append("own"))
     monkeypatch.setattr(commits, "pending", Leaving([own, other, gone]))
     with commits.lead:
+        assert commits.lock.take()
         commits._lead(broker._moves, own)
     assert done == ["own", "other"]
     assert [own.done, other.done, gone.done] == [True, True, False]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmdb_desk import Process, job, until
+from lmdb_desk import Process, Sleeper, job, until
 
 from tidemill import Tidemill
 from tidemill.board import Board
@@ -19,6 +19,7 @@ from tidemill.brokers.liveness import WATCHED, Liveness, neighbours
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.wake import Bells
 from tidemill.job import Envelope, Owner, State
+from tidemill.retry import MESSAGE
 
 IDLE_CONSUMERS = """
     for n in range(12):
@@ -55,7 +56,7 @@ def test_opening_and_closing_gathers_nothing(url: str) -> None:
 
 def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: LmdbBroker) -> None:
     # law 5: however many consumers stand between them, none of which looks
-    broker.put([Envelope(id="m", ttr=1000)])
+    broker.put([Envelope(id="m", ttr=1000, retries=MESSAGE)])
     broker.attach(Owner(id="me", name="m"))
     with contextlib.ExitStack() as processes:
         processes.enter_context(Process(url, IDLE_CONSUMERS)).expect("attached")
@@ -113,7 +114,7 @@ def test_a_board_swept_before_it_was_claimed_is_made_again(broker: LmdbBroker) -
     board.claim("me")
     board.start(1, 5, 1, 10.0, 0.0)
     broker.tick()
-    assert [row.token for row in Board(path, 2).running()] == [5]
+    assert [row.token for row in Board(path, 2).running(0, 2, [5])] == [5]
 
 
 def test_an_owner_in_another_object_of_the_process_is_alive(url: str, broker: LmdbBroker) -> None:
@@ -152,3 +153,23 @@ def test_who_cannot_attach_leaves_nothing_open(
     broker.tick()
     there = [owner.id for owner in broker.owners() if not owner.lease]
     assert there == ["here"]
+
+
+@pytest.mark.parametrize("due", [False, True], ids=["for jobs", "for a time"])
+def test_a_sleeper_that_one_producer_cannot_reach_is_hinted_by_the_next(
+    broker: LmdbBroker, due: bool
+) -> None:
+    # given: a sleeper, and a producer that cannot open its FIFO
+    worker = Sleeper(broker)
+    worker.sleep()
+    path = Path(broker._store.bells._folder.path) / f"{worker.member.sleeper.slot}.fifo"
+    aside = path.rename(f"{path}.aside")
+    path.touch()
+    first, second = (job(delay=60), job(delay=30)) if due else (job(), job())
+    broker.put([first])
+    assert not worker.hinted()
+    # when
+    aside.rename(path)
+    broker.put([second])
+    # then
+    assert worker.hinted()

@@ -9,8 +9,8 @@ import pytest
 from lmdb_desk import job
 
 from tidemill.brokers.base import Filter, Step, Want
+from tidemill.brokers.lmdb import acts, flows, timers
 from tidemill.brokers.lmdb import broker as broker_module
-from tidemill.brokers.lmdb import flows, timers
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import Stored, state_and_line
@@ -162,7 +162,7 @@ def test_a_job_made_ready_in_the_middle_of_its_fall_takes_all_with_it(
 def test_what_is_purged_is_not_cancelled_for_what_was_purged_before_it(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "_PURGE_MOST", 4)
+    monkeypatch.setattr(acts, "_PURGE_MOST", 4)
     chain_of(broker, 30, queue="q")
     assert broker.purge("q") == 31
     assert broker.find(Filter()).records == []

@@ -203,7 +203,7 @@ def test_a_successor_waits_for_its_key(broker: LmdbBroker) -> None:
 
 @pytest.mark.parametrize("ttr", [-1.0, 0.0, 5.0])
 def test_messages_are_never_handed_over(broker: LmdbBroker, ttr: float) -> None:
-    """Law 2: one that is gone when taken is gone only when somebody has it."""
+    """Law 2: a message with ttr=0 is leased only to a consumer that asks for it."""
     broker.put([named("before", queue="q")])
     broker.delete(["before"])
     consumer = Sleeper(broker, "c", "consumer")

@@ -17,7 +17,9 @@ from tidemill.board import Board
 from tidemill.brokers.base import Filter, Step, Want, open_broker
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.errors import TidemillError
+from tidemill.files import Folder
 from tidemill.job import Envelope, Owner, State, Verdict
+from tidemill.retry import MESSAGE
 
 
 def forked(run: Any) -> int:
@@ -209,7 +211,7 @@ def test_a_sleeper_that_dies_leaves_its_place_and_its_hint(url: str, broker: Lmd
 
 def test_a_killed_consumers_message_is_back_within_a_second(url: str, broker: LmdbBroker) -> None:
     # case Q7, law 5, law 6
-    broker.put([Envelope(id="m", ttr=1000)])
+    broker.put([Envelope(id="m", ttr=1000, retries=MESSAGE)])
     broker.attach(Owner(id="me", name="m"))
     code = """
         broker.attach(Owner(id="o", name="dead", kind="consumer"))
@@ -313,7 +315,7 @@ def test_queues_whose_names_collide_do_not_take_each_others_hints(tmp_path: Path
     from tidemill.brokers.lmdb.wake import MESSAGES, Bells, bloom, digest
 
     assert bloom(["orders"]) == bloom(["q40"])
-    bells = Bells(str(tmp_path))
+    bells = Bells(Folder(str(tmp_path)))
     wrong, right = bells.take(), bells.take()
     bells.mark(wrong, MESSAGES, bloom(["q40"]), only=digest("q40"))
     bells.mark(right, MESSAGES, bloom(["orders"]), only=digest("orders"))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import shutil
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import fill_disk
 from lmdb_desk import job
 
 from tidemill.brokers.base import Filter, Step, Want, open_broker
@@ -84,17 +81,6 @@ def test_the_file_stays_flat_over_many_cycles(tmp_path: Path) -> None:
     broker.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield place
-    subprocess.run(["umount", str(place)], check=False)
-
-
 def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None:
     # case Q10, law 16
     broker = open_broker(f"lmdb://{small_disk}/store?keep=0&keep_failed=0")
@@ -111,9 +97,7 @@ def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None
         fill()
     assert broker.stats()[0].ready == accepted > 1000
     # somebody else fills the rest
-    with contextlib.suppress(OSError), open(small_disk / "other", "wb", buffering=0) as file:
-        while file.write(b"x" * 65536):
-            pass
+    other = fill_disk(small_disk)
     with pytest.raises(StoreFull):
         broker.put([job()])
     done = 0
@@ -122,7 +106,7 @@ def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None
         done += sum(broker.exchange(Step("o", verdicts=verdicts)).settled)
     assert done == accepted
     # when there is room again
-    (small_disk / "other").unlink()
+    other.unlink()
     broker.tick()
     time.sleep(0.06)  # a look at the disk is believed for 50 ms
     assert broker.put([job()])

@@ -119,13 +119,13 @@ def test_a_put_without_txn_inside_a_transaction_is_told_so(
 
 
 def test_waiting_for_a_leader_that_waits_for_us_ends(
-    env: lmdb.Environment, guest: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+    env: lmdb.Environment, guest: LmdbBroker
 ) -> None:
-    monkeypatch.setattr("tidemill.brokers.lmdb.commit.PATIENCE", 0.2)
     with env.begin(write=True) as txn:
         threads, answers = in_threads([lambda: guest.put([job(id="other")])])
         while not guest._store.commits.lead.locked():
             os.sched_yield()
+        guest._store.commits.patience = 0.2
         with pytest.raises(TidemillError, match=r"txn="):
             guest.put([job(id="mine")])
         guest.put([job(id="right")], txn=txn)

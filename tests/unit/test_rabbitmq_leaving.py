@@ -6,10 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
 from harness import eventually
+from pika.exceptions import ChannelWrongStateError
 from rabbitmq_desk import Hand, job, message, open_rabbit
 from seam import everything
 from servers import NETWORK, rabbitmq_url
@@ -374,3 +376,16 @@ def test_between_two_servers_or_prefixes(source: RabbitBroker) -> None:
 def test_nothing_goes_where_it_would_end_with_this_process(source: RabbitBroker) -> None:
     with pytest.raises(FeatureMissing, match="a move from amqp:// needs the feature durable"):
         move(source, open_broker("memory://"))
+
+
+def test_a_visit_leaves_no_socket_when_pika_cannot_close_its_connection(
+    source: RabbitBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ChannelWrongStateError
+
+    with visit.visit(source._settings) as server:
+        connection: Any = server._connection
+        sock = connection._impl._transport._sock
+        monkeypatch.setattr(connection, "close", refuse)
+    assert sock.fileno() == -1

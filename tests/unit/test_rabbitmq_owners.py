@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -16,10 +17,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 from rabbitmq_desk import Hand, ids_of, job, message, open_rabbit
 from servers import free_port, rabbitmq_url
 
-from tidemill.brokers.base import Mode, Want, open_broker
+from tidemill import Tidemill
+from tidemill.brokers.base import Filter, Mode, Want, open_broker
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.errors import BrokerUnavailable, InvalidOption
-from tidemill.job import Outcome
+from tidemill.job import Outcome, State
 
 Open = Callable[..., RabbitBroker]
 
@@ -95,6 +97,61 @@ def test_what_cannot_be_read_is_put_aside_with_why(
     assert found[1].message_id == "foreign"
     assert found[1].headers["error"].startswith("it cannot be read: ")
     assert found[1].headers["queue"] == "default"
+
+
+def test_what_cannot_be_read_is_retried_as_it_was(
+    open_one: Open, prefix: str, channel: BlockingChannel
+) -> None:
+    # given: a message that this release cannot read, and another may
+    broker, place = open_one(), f"{prefix}.tasks.high.q"
+    broker.put([job("q", priority=5)])
+    worker = Hand(broker)
+    assert worker.settle(worker.await_all(1, queues=("q",))[0])
+    strange = pika.BasicProperties(message_id="new", type="t", headers={"a": 1}, expiration="9999")
+    channel.basic_publish("", place, b"no job", strange)
+    assert worker.take(queues=("q",)) == []
+    failed = Filter(states=frozenset({State.FAILED}))
+    (shown,) = eventually(lambda: broker.find(failed).records, "it is put aside")
+    assert (shown.envelope.id, shown.envelope.queue) == ("new", "q")
+    assert shown.error.startswith("it cannot be read: ")
+    broker.detach(worker.id)
+    # when
+    assert broker.kick(["new"]) == [True]
+    # then
+    _, properties, body = eventually(lambda: first(channel, place), "it is back")
+    assert body == b"no job"
+    assert (properties.message_id, properties.type) == ("new", "t")
+    assert (properties.headers["a"], properties.headers.get("error")) == (1, None)
+    assert broker.find(failed).records == []
+
+
+def first(channel: BlockingChannel, place: str) -> Any:
+    """The first message of a place, if there is one."""
+    found = channel.basic_get(place)
+    return found if found[0] else None
+
+
+def pushed(mill: Tidemill) -> int:
+    """How many messages the server pushed that nobody leased."""
+    intakes = mill.broker._intakes.values()
+    return sum(len(shelf) for intake in intakes for shelf in intake._all())
+
+
+@pytest.mark.parametrize("timeout", [0, 10])
+def test_a_purge_right_after_a_get_deletes_all_that_was_not_handed_out(
+    prefix: str, timeout: float
+) -> None:
+    with contextlib.closing(Tidemill(f"{rabbitmq_url()}?prefix={prefix}")) as mill:
+        queue = mill.queue("q")
+        queue.put_many(range(8))
+        message = queue.get(timeout)
+        assert message.body == 0
+        assert message.ack()  # and the server pushes the next one
+        if timeout:
+            eventually(lambda: pushed(mill), "the next one")
+        assert queue.purge() == 7
+        queue.put("later")
+        assert queue.get(timeout=10).body == "later"
 
 
 def test_what_failed_for_good_is_kept_with_its_error(
@@ -173,15 +230,21 @@ def test_a_fork_has_lines_of_its_own(open_one: Open) -> None:
     assert worker.await_all(1)[0].open().queue == "again"
 
 
+def ours_since(before: set[threading.Thread]) -> list[str]:
+    """Threads of ours that have begun since, by name."""
+    new = set(threading.enumerate()) - before
+    return [thread.name for thread in new if thread.name.startswith("tidemill-")]
+
+
 def test_a_broker_leaves_nothing_behind(prefix: str) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
     for _ in range(3):
         broker = open_rabbit(rabbitmq_url(), prefix)
         broker.put([job(delay=0.01)])
         Hand(broker).await_all(1)
         broker.close()
     gc.collect()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("tidemill-")] == []
+    assert ours_since(threads) == []
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # that of this look
 
 
@@ -198,12 +261,12 @@ def test_who_is_not_let_in_is_told_in_one_sentence(
 ) -> None:
     url = rabbitmq_url()
     url = url.replace(*change) if change else f"amqp://127.0.0.1:{free_port()}/"
-    began = time.monotonic()
+    began, threads = time.monotonic(), set(threading.enumerate())
     with pytest.raises(BrokerUnavailable, match=said):
         open_broker(f"{url}?patience=1")
     assert time.monotonic() - began < 10
     assert caplog.text == ""
-    assert [t.name for t in threading.enumerate() if t.name.startswith("tidemill-")] == []
+    assert ours_since(threads) == []
 
 
 def test_a_certificate_that_is_not_there_is_named() -> None:

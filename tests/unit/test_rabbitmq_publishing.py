@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterator
 import pytest
 from harness import eventually
 from pika.channel import Channel
-from rabbitmq_desk import Hand, away, ids_of, job, open_rabbit, suspended
+from rabbitmq_desk import (
+    Hand,
+    away,
+    ids_of,
+    job,
+    led_by_a_lost_node,
+    open_rabbit,
+    suspended,
+)
 from servers import Proxy, RabbitMQ
 
 from tidemill.brokers.base import Departure
 from tidemill.brokers.rabbitmq import RabbitBroker, announcer, failed, pulse
+from tidemill.brokers.rabbitmq.lanes import REFUSED
 from tidemill.errors import BrokerUnavailable, InvalidOption
 from tidemill.job import Envelope, Outcome, Owner, Record, State
 
@@ -136,10 +145,29 @@ def test_a_queue_that_goes_down_under_a_crowd_holds_up_nothing_for_long(
     assert late.end() == ""
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_a_put_that_meets_an_election_is_stored_when_that_is_over(
+    server: RabbitMQ, open_one: Open, prefix: str, delay: float
+) -> None:
+    broker = open_one(patience=60)
+    broker.put([job("led", delay=delay)])  # over a channel of its own
+    eventually(lambda: ready(broker) == {"led": 1}, "the first")
+    target = f"{prefix}.delay.0.2" if delay else place(prefix, "led")
+    with led_by_a_lost_node(server, target):
+        # when
+        late = Put(broker, [job("led", delay=delay)])
+        lanes = broker._publisher._lanes
+        eventually(lambda: any(lane.why == REFUSED for lane in lanes), "a refusal")
+        # then
+        assert not late.is_over
+    assert late.end() == ""
+    eventually(lambda: ready(broker) == {"led": 2}, "both")
+
+
 def test_how_much_of_a_batch_was_stored_is_said(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
-    broker = open_one(patience=5)
+    broker = open_one(patience=3)
     broker.put([job("full"), job("free")])
     policy(server, prefix, "full", 30)
     with pytest.raises(BrokerUnavailable, match="refused a message") as caught:
@@ -150,9 +178,9 @@ def test_how_much_of_a_batch_was_stored_is_said(
     # and where it is full from the start
     with pytest.raises(BrokerUnavailable, match="; nothing was stored"):
         broker.put([job("full")])
-    with (
+    with (  # after a refusal each place is tried anew, with one message
         suspended(server, place(prefix, "free")),
-        pytest.raises(BrokerUnavailable, match="; 0 of 2 were stored, and 2 more may be"),
+        pytest.raises(BrokerUnavailable, match="; 0 of 2 were stored, and 1 more may be"),
     ):
         broker.put([job("free") for _ in range(2)])
 

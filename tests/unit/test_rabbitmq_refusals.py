@@ -114,7 +114,7 @@ def _hooked(mill: Tidemill) -> Any:
 @pytest.mark.parametrize(
     "line",
     [
-        *("job j", "explain j", "cancel j", "pause q", "resume q"),
+        *("cancel j", "pause q", "resume q"),
         *("limit", "schedule list", "schedule pause s", "backup there"),
     ],
 )

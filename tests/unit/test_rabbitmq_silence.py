@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import eventually
 from rabbitmq_desk import Hand, job, leaderless, open_rabbit, put_until
-from servers import RabbitMQ
+from servers import Proxy, RabbitMQ
 
 from tidemill.brokers.base import Want
 from tidemill.brokers.rabbitmq import RabbitBroker, probing
@@ -57,7 +57,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_a_queue_without_a_leader_keeps_nothing_of_others_in_its_workers_hands(
-    server: RabbitMQ, open_one: Open, prefix: str, caplog: pytest.LogCaptureFixture
+    server: RabbitMQ,
+    open_one: Open,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # law 5: as one has none for ever whose server was killed while it was made
     producer, broker = open_one(), open_one()
@@ -73,16 +77,24 @@ def test_a_queue_without_a_leader_keeps_nothing_of_others_in_its_workers_hands(
         eventually(lambda: [one.messages for one in server.holders()] == [1], "one of two in hand")
         assert broker._intakes[worker.id]._tap.era == 0
         # what the worker held when it vanished is for others at once
-        broker._in.do(lambda: broker._in.cut("it vanished"))
+        line = broker._in
+        connect = line._connect
+        monkeypatch.setattr(line, "_connect", lambda: None)  # else it may be back too soon
+        line.do(lambda: line.cut("it vanished"))
         (again,) = other.await_all(1, queues=("well",))
         assert again.open().id == running.open().id
+    line.do(connect)
     producer.put([last := job("mute")])
     (lease,) = worker.await_all(1, queues=("mute",))
     assert lease.open().id == last.id
 
 
 def test_the_line_that_the_server_closes_on_who_has_waited_for_too_long_is_not_that_of_a_worker(
-    server: RabbitMQ, open_one: Open, prefix: str, caplog: pytest.LogCaptureFixture
+    server: RabbitMQ,
+    open_one: Open,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # law 5: all that is held over such a line is the server's again
     producer, broker = open_one(), open_one()
@@ -264,5 +276,23 @@ def test_a_connection_beside_that_is_just_made_is_closed_with_the_line(
             assert begun.wait(10)
             broker.close()
             del broker, line
+        gc.collect()
+    assert [str(one.message) for one in seen if one.category is ResourceWarning] == []
+
+
+def test_a_connection_beside_that_no_server_greets_is_closed_with_the_line(
+    server: RabbitMQ, prefix: str
+) -> None:
+    relay = Proxy(server.port)
+    with warnings.catch_warnings(record=True) as seen, contextlib.closing(relay):
+        warnings.simplefilter("always", ResourceWarning)
+        broker = open_rabbit(server.url.replace(str(server.port), str(relay.port)), prefix)
+        Hand(broker).take(0)
+        line, begun = broker._in, threading.Event()
+        relay.cut()
+        line.do(lambda line=line: (line.beside(lambda _: None), begun.set()))
+        assert begun.wait(10)
+        broker.close()
+        del broker, line
         gc.collect()
     assert [str(one.message) for one in seen if one.category is ResourceWarning] == []

@@ -22,12 +22,14 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.deaths import folder_here
 from tidemill.clock import new_id
 from tidemill.job import Envelope, Owner, Record, State
+from tidemill.retry import ENDLESS
 
 HERE = socket.gethostname()
 
 MORTAL = r"""
 import os, sys, time
 from tidemill.brokers.base import *
+from tidemill.retry import ENDLESS
 from tidemill.job import *
 broker = open_broker(sys.argv[1])
 _, _, me, kind, host, board = sys.argv
@@ -102,7 +104,7 @@ def mortal(url: str, tmp_path: Path) -> Iterator[Callable[..., Mortal]]:
 
 
 def put(broker: RedisBroker, *ids: str, task: str = "t") -> None:
-    broker.put([Envelope(id=job_id, task=task, ttr=600.0) for job_id in ids])
+    broker.put([Envelope(id=job_id, task=task, ttr=600.0, retries=ENDLESS) for job_id in ids])
 
 
 def get(broker: RedisBroker, job_id: str) -> Record:

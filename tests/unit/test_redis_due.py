@@ -17,7 +17,7 @@ from tidemill.brokers.schedules import Change
 from tidemill.clock import new_id
 from tidemill.job import Envelope, Owner, State
 
-MANY = 2500  # more than two calls move
+MANY = 1250  # more than two calls move
 LATER = 60.0
 
 

@@ -16,6 +16,7 @@ import pytest
 from harness import alive, eventually
 from pika.adapters.blocking_connection import BlockingChannel
 from servers import Machine, Proxy, RabbitMQ, may_have_machines
+from servers.base import lacks
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ def line(
         proxy.close()
         return
     if not may_have_machines():
-        pytest.skip("network namespaces are not permitted here: run the tests as root")
+        lacks("network namespaces are not permitted here: run the tests as root")
     with contextlib.ExitStack() as stack:
         machine = Machine("far", tmp_path / "far")
         stack.callback(machine.close)

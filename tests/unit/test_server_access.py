@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption
+from tidemill import InvalidOption, Tidemill
 from tidemill.server import access, tokens
 from tidemill.server.access import Access, Rate
 from tidemill.server.problems import Problem
+from tidemill.server.run import serve
 from tidemill.server.settings import Settings, check
 from tidemill.server.tokens import Role, Tokens
 
@@ -43,9 +49,113 @@ def test_a_revoked_token_is_refused_with_no_restart(
     assert known.find(second) is None
 
 
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open no file: its limit is the lowest free descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_revoked_token_is_refused_after_a_read_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given a token that is revoked while the server can open no file
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    path = tmp_path / "tokens.json"
+    secret = tokens.create(path, "ci", Role.ADMIN)
+    known = Tokens(str(path))
+    tokens.revoke(path, "ci")
+    with no_more_files():
+        assert known.find(secret) is not None
+        assert known.find(secret) is not None
+    # then one line says so, and the next look reads the file
+    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == [
+        "the tokens known before stay valid until it can"
+    ]
+    assert known.find(secret) is None
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_file_with_a_mistake_lets_no_removed_token_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given three tokens
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    path = tmp_path / "tokens.json"
+    secrets = {name: tokens.create(path, name, Role.ADMIN) for name in ("a", "b", "c")}
+    known = Tokens(str(path))
+    # when one is removed while the hash of another is spoilt by hand
+    hash_of_b = next(token.sha256 for token in tokens.read(path) if token.name == "b")
+    tokens.revoke(path, "c")
+    changed(path, hash_of_b, hash_of_b[:-1] + "z")
+    # then only the token that still stands there is let in, and one line says why
+    assert [known.find(secrets[name]) is not None for name in "abc"] == [True, False, False]
+    assert [known.find(secrets[name]) is not None for name in "abc"] == [True, False, False]
+    assert [r.getMessage() for r in caplog.records if "token 'b' must be 64" in r.getMessage()]
+    assert len(caplog.records) == 1
+    # and a file that is right again counts
+    changed(path, hash_of_b[:-1] + "z", hash_of_b)
+    assert known.find(secrets["b"]) is not None
+
+
+def test_a_file_that_cannot_be_read_keeps_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    path = tmp_path / "tokens.json"
+    secret = tokens.create(path, "a", Role.ADMIN)
+    known = Tokens(str(path))
+    path.rename(tmp_path / "away")
+    assert known.find(secret) is not None
+    assert known.find(secret) is not None
+    assert len(caplog.records) == 1
+    assert "cannot be read (No such file or directory)" in caplog.text
+
+
+def test_a_changed_file_keeps_its_owner_and_mode(tmp_path: Path) -> None:
+    path, link = tmp_path / "tokens.json", tmp_path / "link.json"
+    tokens.create(path, "first", Role.ADMIN)
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12346)
+    link.symlink_to(path)
+    owner = path.stat().st_uid, path.stat().st_gid
+    tokens.create(link, "second", Role.ADMIN)
+    tokens.revoke(path, "first")
+    assert link.is_symlink()
+    assert (path.stat().st_uid, path.stat().st_gid) == owner
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert [token.name for token in tokens.read(path)] == ["second"]
+
+
+def test_tokens_that_are_made_at_once_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: tokens.create(path, f"t{n}", Role.VIEWER), range(40)))
+    assert {token.name for token in tokens.read(path)} == {f"t{n}" for n in range(40)}
+
+
+def test_the_server_of_an_app_with_keys_needs_tokens() -> None:
+    """Law 18: a signature says that somebody known to the server put the job."""
+    with (
+        Tidemill("memory://", secret_keys=["k" * 32]) as mill,
+        pytest.raises(InvalidOption, match="the app has secret_keys, and the server would sign"),
+    ):
+        serve(mill, Settings(port=0))
+
+
 def test_a_certificate_of_a_client_is_of_a_role() -> None:
     given: dict[str, Any] = {"tls_cert": "c", "tls_key": "k", "tls_ca": "a", "host": "0.0.0.0"}
-    assert Access(check(Settings(**given))).identify("") == ("", Role.OPERATOR)
+    assert Access(check(Settings(**given))).identify("")[:2] == ("", Role.OPERATOR)
     assert Access(check(Settings(**given, tls_role="viewer"))).identify("")[1] is Role.VIEWER
     assert Access(check(Settings())).identify("")[1] is Role.ADMIN  # nobody else gets in
     with pytest.raises(InvalidOption, match="--tls-role must be viewer, operator or admin"):

@@ -28,7 +28,9 @@ def served(info: Callable[[], Any]) -> tuple[Edge, asyncio.Event]:
         mill=SimpleNamespace(broker=broker),
         run=run,
         settings=Settings(),
+        refusal=lambda facts: facts.get("puts_refused", ""),
         stopping=asyncio.Event(),
+        waits=None,
     )
     return app.make_app(backend), backend.stopping
 
@@ -72,6 +74,15 @@ def test_a_server_is_ready_while_its_store_answers() -> None:
         stopping.set()
         status, problem = await ask(edge, "/ready")
         assert (status, problem["detail"]) == (503, "the server is about to end")
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_store_refuses_puts_is_ready_and_says_so() -> None:
+    async def main() -> None:
+        edge, _ = served(lambda: {"puts_refused": "the disk has no room"})
+        told = {"status": "ready", "puts_refused": "the disk has no room"}
+        assert await ask(edge, "/ready") == (200, told)
 
     asyncio.run(main())
 

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Broker
+from tidemill.brokers.base import Broker, Step
 from tidemill.brokers.calls import Role
 from tidemill.brokers.memory import MemoryBroker
 from tidemill.brokers.schedules import Change
 from tidemill.clock import new_id, wall_time
 from tidemill.gate import Terms
-from tidemill.job import Owner
+from tidemill.job import Command, Owner
 from tidemill.schedules import stored as kept
+from tidemill.server.receipts import new_owner_id
 from tidemill.server.rights import needed
 from tidemill.worker.firing import Firing
 from tidemill.worker.wire import Hello
@@ -123,6 +124,23 @@ def test_what_ends_is_removed_as_an_operator(mill: Tidemill, broker: Noting) -> 
     broker.change_schedules([over])
     assert broker.schedules(["last", "late"]) == [None, None]
     assert set(broker.took()) == {Role.OPERATOR}
+
+
+def test_only_an_admin_speaks_for_the_desk_of_a_server(broker: Broker) -> None:
+    # given the desk of a server, which is an owner with a lease, and a worker elsewhere
+    desk = Owner(id=new_owner_id(), kind="consumer", name="server", lease=30)
+    worker = Owner(id=new_id(), kind="worker", name="w", lease=30)
+    for owner, role in [(desk, Role.ADMIN), (worker, Role.OPERATOR)]:
+        broker.attach(owner)
+        for name, arguments in [
+            ("attach", {"owner": owner}),
+            ("detach", {"owner_id": owner.id}),
+            ("release", {"owner_id": owner.id, "causes": None}),
+            ("exchange", {"step": Step(owner.id)}),
+            ("command", {"owner_id": owner.id, "command": Command("stop")}),
+        ]:
+            # then what is said in its name takes the token of an admin
+            assert needed(broker, name, arguments) == role, name
 
 
 def test_what_nobody_can_read_is_an_admins(broker: Broker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -84,3 +85,27 @@ def test_a_cancellation_that_comes_with_a_verdict_of_its_own_step(
         monkeypatch.setattr(mill.broker, "exchange", full)
         assert mill.task(len).enqueue("abc").result(timeout=20) == 3
         assert running.result(timeout=30) is True
+
+
+def test_the_last_verdict_is_offered_until_the_store_takes_it(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a store that refuses every verdict, as on a full disk
+    exchange, refused, room = mill.broker.exchange, [], threading.Event()
+
+    def full(step: Step) -> Reply:
+        if step.verdicts and not room.is_set():
+            refused.append(step)
+            raise StoreFull("full")
+        return exchange(step)
+
+    monkeypatch.setattr(mill.broker, "exchange", full)
+    # when a job ends while its worker stops, and the store has room again a while after
+    job = mill.task(len).enqueue("abc")
+    with worker(mill):
+        eventually(lambda: refused, "a verdict")
+        timer = threading.Timer(1.0, room.set)
+        timer.start()
+    timer.join()
+    # then the verdict has been stored before the worker ended
+    assert job.refresh().state.finished

@@ -7,9 +7,11 @@ that, a descriptor would be another's a moment later, and the thread would sleep
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
+
+from tidemill.deferral import Deferred
+from tidemill.locks import Condition
 
 __all__ = ["Asleep"]
 
@@ -21,22 +23,26 @@ class Asleep:
     """The threads in one owner's wait."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._many = 0
         self._over = False
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[bool]:
-        """Be in the wait; False when it is over: there is no place to sleep any more."""
-        with self._changed:
-            may = not self._over
-            self._many += may
-        try:
-            yield may
-        finally:
+        """Be in the wait; False when it is over: there is no place to sleep any more.
+
+        Signal handlers are put off inside, but for what the caller does as ``Waiting``.
+        """
+        with Deferred():
             with self._changed:
-                self._many -= may
-                self._changed.notify_all()
+                may = not self._over
+                self._many += may
+            try:
+                yield may
+            finally:
+                with self._changed:
+                    self._many -= may
+                    self._changed.notify_all()
 
     def end_if_empty(self) -> bool:
         """Let nobody in any more, unless somebody is there."""

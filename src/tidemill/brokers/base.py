@@ -74,11 +74,12 @@ from tidemill.brokers.schedules import Schedule, Schedules
 from tidemill.brokers.schemes import check_url, features_of, open_broker, register_scheme
 from tidemill.brokers.steps import Mode, Reply, Step, Want
 from tidemill.errors import FeatureMissing
-from tidemill.job import Command, Envelope, Owner, Put, Record
+from tidemill.job import DEFAULT_TTR, Command, Envelope, Owner, Put, Record
 
 __all__ = [
     "DEFAULT_TTR",
     "KEEP_ATTEMPTS",
+    "SMALL_RESULT",
     "Broker",
     "Departure",
     "Feature",
@@ -101,12 +102,11 @@ __all__ = [
     "totals_of",
 ]
 
-DEFAULT_TTR = 60.0
-"""Seconds a consumer has for a message that was put without ``ttr``."""
-
-
 KEEP_ATTEMPTS = 20
 """Attempts a trail shows at most: the latest. The count goes on."""
+
+SMALL_RESULT = 512
+"""Bytes of a result that are kept however little room a store has."""
 
 
 class Feature(enum.StrEnum):
@@ -135,6 +135,7 @@ class Feature(enum.StrEnum):
     LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
     CARRY = "carry"  # leases may lie with a carrier, which brings them to whoever takes them
     NAMED = "named"  # a job can be leased by its id, and the first of each state be looked at
+    UNKNOWN = "unknown"  # jobs of tasks that a worker does not know wait aside for one that does
     ELSEWHERE = "elsewhere"  # owners with a lease, serials and nonces: it can be served over HTTP
 
 
@@ -242,7 +243,8 @@ class Broker(Schedules, Protocol):
 
         ``causes`` is a witness's account: a token in it was running and used an attempt, with the
         cause as its error; the others go back uncounted. None means there was no witness: every job
-        gets a loss instead. The owner is off the list afterwards.
+        gets a loss instead, and every message a failed attempt. The owner is off the list
+        afterwards.
         """
         ...
 
@@ -316,8 +318,14 @@ class Broker(Schedules, Protocol):
         """Cancel: an unfinished job at once, a running one through its owner. False: too late."""
         ...
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
-        """Make failed, cancelled, expired or scheduled jobs ready, with fresh attempts.
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+        """Make failed, cancelled or expired jobs ready, as a new run, and scheduled ones.
+
+        A new run counts its attempts from 1, so the backoff begins anew. A scheduled job goes on
+        with its run.
+
+        With ``force`` a job that succeeded runs again, too, unless it belongs to a flow; and a job
+        whose key is held by a success (``Unique.period``) takes the key, up to the same time.
 
         A barrier (``Waits.BARRIER``) is never run: what failed before it is.
         """
@@ -335,6 +343,13 @@ class Broker(Schedules, Protocol):
 
     def purge(self, queue: str) -> int:
         """Delete everything in the queue that is not running or finished; returns how many."""
+        ...
+
+    def forget_queue(self, queue: str) -> bool:
+        """Forget the counters and settings of a queue; False when it has unfinished jobs.
+
+        Its limit stays, and so do its finished jobs.
+        """
         ...
 
     def command(self, owner_id: str, command: Command) -> bool:

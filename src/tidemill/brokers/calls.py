@@ -23,6 +23,7 @@ import msgspec
 from tidemill import errors
 from tidemill.brokers.base import Broker
 from tidemill.brokers.limiting import Limiting
+from tidemill.brokers.unknown import Unknown
 from tidemill.errors import TidemillError
 
 __all__ = [
@@ -179,6 +180,7 @@ _hello.__name__ = "hello"
 _LOOK: tuple[Callable[..., Any], ...] = (
     *(_hello, Broker.get, Broker.was_here, Broker.find, Broker.stats, Broker.owners, Broker.info),
     *(Broker.schedules, Broker.list_schedules, Limiting.limits, Limiting.held),
+    Unknown.unknown_tasks,
 )
 _WAIT = (Broker.wait_for, Broker.wait_space)
 _WORK = (Broker.put, Broker.exchange, Broker.tick)
@@ -187,7 +189,10 @@ _ACT: tuple[Callable[..., Any], ...] = (
     *(Broker.cancel, Broker.kick, Broker.delete, Broker.set_queue),
     *(Broker.change_schedules, Limiting.set_limit),
 )
-_ADMINISTER = (Broker.purge, Broker.depart, Broker.stay, Broker.adopt, Broker.backup)
+_ADMINISTER: tuple[Callable[..., Any], ...] = (
+    *(Broker.purge, Broker.forget_queue),
+    *(Broker.depart, Broker.stay, Broker.adopt, Broker.backup),
+)
 
 
 async def _sleep(owner_id: str, timeout: float, server: str) -> bool:

@@ -44,6 +44,8 @@ from tidemill.brokers.limiting import Limiting, limiting
 from tidemill.brokers.naming import naming
 from tidemill.brokers.relay import Brought, Carrier, InvalidMessage, Relay, hold_back, unwrap
 from tidemill.brokers.schedules import Change, Changed, Schedule
+from tidemill.brokers.unknown import UnknownTask, setting_aside
+from tidemill.brokers.watching import Watched
 from tidemill.clock import machine_time, wall_time
 from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable, TidemillError
@@ -113,8 +115,8 @@ class _Worker:
         if self._brought:
             point("carried.brought")
         take = [(one.lease.token, one.id) for one in self._brought]
-        messages = self._messages(step)
-        reply = self._store.exchange(msgspec.structs.replace(step, want=messages, take=take))
+        want = self._not_carried(step)
+        reply = self._store.exchange(msgspec.structs.replace(step, want=want, take=take))
         brought, self._brought = self._brought, []
         lost = len(reply.taken) < len(brought)  # nothing was looked at
         taken = [False] * len(brought) if lost else reply.taken
@@ -165,10 +167,10 @@ class _Worker:
                 self._end([Verdict(found.token, Outcome.FAIL, error=str(error))])
         return said.more
 
-    def _messages(self, step: Step) -> Want | None:
-        """What the store itself is asked for: messages, which are not carried."""
+    def _not_carried(self, step: Step) -> Want | None:
+        """Requests to the store itself: messages, and jobs that are set aside."""
         want = step.want
-        if want is None or not want.messages:
+        if want is None or not (want.messages or want.told >= 0 or want.knows):
             return None
         missing = max(0, want.count - len(self._brought))
         return msgspec.structs.replace(want, count=missing, tasks=False, alone=False)
@@ -215,6 +217,8 @@ class CarryingBroker:
         self.carrier = carrier
         self.url = carrier.url
         self.features = store.features - {Feature.CARRY, Feature.MERGED, Feature.ELSEWHERE}
+        if isinstance(store, Watched):
+            self.waits = store.waits
         self._workers: dict[str, _Worker] = {}
         tell_of_forks(self)
 
@@ -339,8 +343,8 @@ class CarryingBroker:
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         return self.store.cancel(job_ids, terminate=terminate)
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
-        return self.store.kick(job_ids)
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+        return self.store.kick(job_ids, force=force)
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self.store.delete(job_ids)
@@ -352,6 +356,9 @@ class CarryingBroker:
 
     def purge(self, queue: str) -> int:
         return self.store.purge(queue)
+
+    def forget_queue(self, queue: str) -> bool:
+        return self.store.forget_queue(queue)
 
     def command(self, owner_id: str, command: Command) -> bool:
         return self.store.command(owner_id, command)
@@ -404,6 +411,9 @@ class CarryingBroker:
 
     def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
         return naming(self.store, "lease_named").lease_named(owner_id, job_ids)
+
+    def unknown_tasks(self) -> list[UnknownTask]:
+        return setting_aside(self.store, "unknown_tasks").unknown_tasks()
 
     # -- limits, where the store has them -------------------------------------------------------
 

@@ -4,19 +4,20 @@ Every step has a serial, which the store keeps with what it answered. A step who
 sent again under its serial before the next one, and answered, not done again; what it leased is
 handed out with the next reply. Its caller was told ``BrokerUnavailable`` and hands in the same
 verdicts, notes and leases to take once more: those are answered from the first reply, and not sent
-again.
+again. The reply after a broken step is ``behind``: perhaps another server answers, which has less.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import msgspec
 
 from tidemill.brokers.base import Reply, Step
+from tidemill.deferral import raised_by_handler
 from tidemill.errors import BrokerUnavailable
 from tidemill.job import Verdict
+from tidemill.locks import LongLock
 
 __all__ = ["Conversation"]
 
@@ -40,7 +41,7 @@ class Conversation:
     def __init__(self, send: Callable[[Step, int], Reply], serial: int = 0) -> None:
         self.serial = serial  # the last one given
         self._send = send
-        self._lock = threading.Lock()
+        self._lock = LongLock()
         self._broken: Step | None = None  # sent, and not answered
         self._told: dict[_Name, bool] = {}  # what the verdicts of broken steps came to
         self._taken: dict[tuple[int, str], bool] = {}  # and what they wanted to take
@@ -62,11 +63,15 @@ class Conversation:
         self._noted += broken.notes
         self._over.leases += reply.leases
         self._over.commands += reply.commands
+        self._over.behind = True
 
     def _go_on(self, step: Step) -> Reply:
         over = self._over
         heard = self._told or self._noted or self._taken or over.leases
         fresh = self._without_known(step) if heard else step
+        if step.held is not None and heard:
+            lent = [*[lease.token for lease in over.leases], *[token for token, _ in step.take]]
+            fresh.held = [*step.held, *lent]
         reply = self._send_one(fresh)
         if fresh is not step:
             new = iter(reply.settled)
@@ -80,9 +85,10 @@ class Conversation:
                     for lease in step.take
                 ]
             self._told, self._noted, self._taken = {}, [], {}
-        if over.leases or over.commands:
+        if over.behind:
             reply.leases = over.leases + reply.leases
             reply.commands = over.commands + reply.commands
+            reply.behind = True
             self._over = Reply()
         return reply
 
@@ -110,8 +116,9 @@ class Conversation:
             reply = self._send(step, self.serial)
         except BrokerUnavailable:
             raise
-        except Exception:
-            self._broken = None
+        except Exception as error:
+            if not raised_by_handler(error):  # else nobody knows whether it happened
+                self._broken = None
             raise
         self._broken = None
         return reply

@@ -15,10 +15,14 @@ used again, so a name never comes to mean another file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import threading
 from collections.abc import Collection, Iterable, Sequence
+
+from tidemill.errors import BrokerUnavailable
+from tidemill.files import Folder
+from tidemill.locks import Lock
 
 __all__ = ["WATCHED", "Liveness", "neighbours"]
 
@@ -29,37 +33,54 @@ WATCHED, WATCHED_MOST = 8, 100
 class Liveness:
     """The FIFOs this process holds, and those it watches."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        os.makedirs(folder, exist_ok=True)
+    def __init__(self, folder: str | Folder | None) -> None:
+        """``folder`` is open, or a path, where it is made whenever it is missing; None for none."""
+        self._path = folder if isinstance(folder, str) else ""
+        self._open_folder = None if isinstance(folder, str) else folder
         self._held: dict[int, int] = {}
-        self._holding = threading.Lock()
+        self._holding = Lock()
         self._watched: dict[int, int] = {}
+        self._make()
+
+    @property
+    def _folder(self) -> Folder:
+        """The folder; of a path the one that is there now, since old files may be cleared away."""
+        folder = self._open_folder
+        if folder is None or (self._path and not folder.there):
+            folder = self._open_folder = Folder(self._path)
+        return folder
+
+    def _make(self) -> None:
+        if self._path:
+            os.makedirs(self._path, mode=0o700, exist_ok=True)
 
     def path(self, number: int) -> str:
         """The FIFO of an owner."""
-        return os.path.join(self._folder, f"{number}.fifo")
+        return os.path.join(self._folder.path, _name_of(number))
 
     def hold(self, number: int) -> None:
-        """Be alive as this owner. Under the write lock, if the store has one; never blocks."""
+        """Be alive as this owner. Under the write lock, if the store has one; never blocks.
+
+        Idempotent, since a commit may be replayed.
+        """
         with self._holding:
-            self._hold(number)
+            if number not in self._held:
+                self._hold(number)
 
     def _hold(self, number: int) -> None:
         # Nobody may see it while nobody holds it. One of that name is of an earlier store here.
-        os.makedirs(self._folder, exist_ok=True)
-        new = self.path(number) + ".new"
-        self._remove(f"{number}.fifo.new")
-        os.mkfifo(new, 0o600)
-        self._held[number] = os.open(new, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.rename(new, self.path(number))
+        self._make()
+        name = _name_of(number)
+        self._folder.remove(name + ".new")
+        self._held[number] = self._folder.make_fifo(name + ".new", os.O_RDONLY)
+        self._folder.rename(name + ".new", name)
 
     def keep(self) -> None:
         """Show that what is held is in use: old files are cleared from where temporary ones lie."""
         with self._holding:
             for number, fd in list(self._held.items()):
                 try:
-                    os.utime(self.path(number))
+                    self._folder.touch(_name_of(number))
                 except FileNotFoundError:
                     self._hold(number)
                     os.close(fd)  # who watches looks, and finds the new one
@@ -69,14 +90,20 @@ class Liveness:
         with self._holding:
             fd = self._held.pop(number, None)
             if fd is not None:
-                self._remove(f"{number}.fifo")
+                self.remove(number)
                 os.close(fd)
 
     def alive(self, number: int) -> bool:
-        """True while the owner's process has not died or let go."""
+        """True while the owner's process has not died or let go.
+
+        An owner is not dead because this process has no descriptor left, or may not open its FIFO.
+        """
         if number in self._held:
             return True
-        fd = self._open(number)
+        try:
+            fd = self._open(number)
+        except OSError:
+            return True
         if fd is None:
             return False
         os.close(fd)
@@ -84,12 +111,17 @@ class Liveness:
 
     def is_here(self, number: int) -> bool:
         """True when there is a FIFO of the owner: it lives, or died, on this machine."""
-        return os.path.exists(self.path(number))
+        try:
+            return self._folder.stat(_name_of(number)) is not None
+        except FileNotFoundError:
+            return False
 
     def _open(self, number: int) -> int | None:
         """The writing end; None when nobody holds the other."""
         try:
-            return os.open(self.path(number), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return self._folder.open_fifo(_name_of(number), os.O_WRONLY)
+        except BrokerUnavailable:  # no FIFO: nobody holds it
+            return None
         except OSError as error:
             if error.errno in (errno.ENXIO, errno.ENOENT):  # no reader; removed
                 return None
@@ -103,7 +135,10 @@ class Liveness:
         for number in numbers:
             fd = self._watched.get(number)
             if fd is None and number not in self._held:
-                fd = self._open(number)
+                try:
+                    fd = self._open(number)
+                except OSError:
+                    continue  # it cannot be watched now; the next look at all owners sees to it
                 if fd is None:
                     gone = True
                     continue
@@ -123,31 +158,33 @@ class Liveness:
         """Remove the files of owners off the list. Under the write lock, with the list there."""
         for name in self.names():
             if _number_in(name) not in listed:
-                self._remove(name)
+                with contextlib.suppress(OSError):  # another user's file
+                    self._folder.remove(name)
 
     def names(self) -> list[str]:
         """The files that are here; none where the folder was cleared away."""
         try:
-            return os.listdir(self._folder)
+            return self._folder.names()
         except FileNotFoundError:
             return []
 
     def remove(self, number: int) -> None:
         """Remove the file of an owner that is gone."""
-        self._remove(f"{number}.fifo")
-
-    def _remove(self, name: str) -> None:
         try:
-            os.unlink(os.path.join(self._folder, name))
+            self._folder.remove(_name_of(number))
         except FileNotFoundError:
-            pass
+            pass  # the folder was cleared away
 
     def after_fork_child(self) -> None:
         """Close the copies of what the parent holds, or they would outlive it."""
         for fd in (*self._held.values(), *self._watched.values()):
             os.close(fd)
         self._held, self._watched = {}, {}
-        self._holding = threading.Lock()  # another thread of the parent may have had it
+        self._holding = Lock()  # another thread of the parent may have had it
+
+
+def _name_of(number: int) -> str:
+    return f"{number}.fifo"
 
 
 def _number_in(name: str) -> int:

@@ -16,13 +16,13 @@ __all__ = ["Filter", "Page", "QueueStats", "bad_cursor", "matches", "number_of",
 _UNKNOWN = frozenset(
     {
         *("scheduled", "running", "oldest"),
-        *("accepted", "succeeded", "failed", "retried", "cancelled", "expired"),
+        *("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged"),
     }
 )
 
 
 class QueueStats(msgspec.Struct, kw_only=True):
-    """One queue in numbers. Totals count since the store was made.
+    """A queue in numbers. Totals count since the store was made, or the queue deleted.
 
     ``oldest`` is when the job was made that was accepted before all others that are ready now, in
     wall time; 0 when none is ready. A store may look no further than its 256 highest priorities,
@@ -47,6 +47,7 @@ class QueueStats(msgspec.Struct, kw_only=True):
     retried: int = 0
     cancelled: int = 0
     expired: int = 0
+    purged: int = 0
     oldest: float = 0.0
     carried: int = 0
     consumers: int = -1
@@ -88,8 +89,8 @@ class Page(msgspec.Struct):
 
     To go on with a cursor that no list ended with is refused, where that can be seen.
 
-    Newest first holds for ids made by tidemill; a store may sort by id, so that a user's own ids
-    come in descending order instead.
+    Newest first is by acceptance. A store on LMDB that has more than 50,000 jobs may sort by id:
+    ids made by tidemill go by time, a user's own ids come in descending order.
     """
 
     records: list[Record]
@@ -98,7 +99,7 @@ class Page(msgspec.Struct):
 
 TOTALS = (
     *("waiting", "scheduled", "ready", "running"),
-    *("accepted", "succeeded", "failed", "retried", "cancelled", "expired"),
+    *("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged"),
 )
 """The numbers of a queue that all queues have a total of."""
 

@@ -178,6 +178,7 @@ class Relay:
         self._stopping = threading.Event()
         self._troubled = False
         self.quiet = False  # the store departs, and has said so
+        self._behind = False  # the store may have lost steps of ours
         self._next_look = time.monotonic() + LOOK_EVERY
         self._missing: set[str] = set()  # queues of which the carrier had nothing, at each look
         self._looks = 0  # so many of them
@@ -246,7 +247,10 @@ class Relay:
             self._look_for_gaps()
             self._look()
         want, asked = Want(BATCH, self._queues, Mode.FAIR), self._asked
-        reply = self._store.exchange(Step(self.owner.id, verdicts, want))
+        held = [one.token for one in verdicts] if self._behind else None
+        reply = self._store.exchange(Step(self.owner.id, verdicts, want, held=held))
+        self._behind = reply.behind or bool(reply.strays)
+        strays = [Verdict(token, Outcome.RELEASE) for token in reply.strays]
         told = {command.verb for command in reply.commands}
         if "lost" in told:
             self._store.attach(self.owner)
@@ -256,7 +260,9 @@ class Relay:
             self._store.wake(self._worker)
         if reply.leases:
             point("relay.leased")
-            return self._publish(reply.leases)
+            return [*strays, *self._publish(reply.leases)]
+        if self._behind:
+            return strays
         if asked > self._looked:
             self._looked = asked
             self._store.wake(self._worker)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.config import Url, parse_url
 from tidemill.errors import FeatureMissing, InvalidOption
+from tidemill.files import take_standard_descriptors
 
 if TYPE_CHECKING:
     from tidemill.brokers.base import Broker, Feature
@@ -27,6 +28,7 @@ _SCHEMES: dict[str, str | Callable[[Url], Broker]] = {
     "redis": "tidemill.brokers.redis",
     "rediss": "tidemill.brokers.redis",
     "redis+sentinel": "tidemill.brokers.redis",
+    "rediss+sentinel": "tidemill.brokers.redis",
     "postgresql": "tidemill.brokers.postgres",
     "amqp": "tidemill.brokers.rabbitmq",
     "amqps": "tidemill.brokers.rabbitmq",
@@ -50,15 +52,18 @@ class DriverMissing(FeatureMissing):
 def register_scheme(scheme: str, opener: str | Callable[[Url], Broker]) -> None:
     """Teach ``open_broker`` a scheme: a function, or a module that has one named ``open_url``.
 
-    A module has ``check_url`` besides, which refuses what can be seen without opening anything, and
-    may have ``migrate_url`` if its stores are not made by themselves, and ``features_of`` if a URL
-    says all that its broker can do.
+    A module has ``check_url`` besides, which refuses what can be seen without opening anything. It
+    may have ``migrate_url`` if its stores are not made by themselves, ``grants_url`` if users of
+    the server need rights, ``features_of`` if a URL says all that its broker can do, and
+    ``read_url`` if to look at a store differs from using it.
     """
     _SCHEMES[scheme] = opener
 
 
-def open_broker(text: str) -> Broker:
+def open_broker(text: str, *, reading: bool = False) -> Broker:
     """Open the broker a URL names. Drivers are imported only now.
+
+    With ``reading`` the caller only looks: no file is made, and no job is changed.
 
     Raises:
         InvalidOption: no broker has the scheme, or an option in the URL is wrong.
@@ -67,8 +72,11 @@ def open_broker(text: str) -> Broker:
     """
     url = parse_url(text)
     opener = _opener_of(url)
+    take_standard_descriptors()
     if isinstance(opener, str):
-        opener = cast("Callable[[Url], Broker]", _driver(url, opener).open_url)
+        driver = _driver(url, opener)
+        read = getattr(driver, "read_url", None) if reading else None
+        opener = cast("Callable[[Url], Broker]", read or driver.open_url)
     return opener(url)
 
 
@@ -112,6 +120,20 @@ def migrate_store(text: str) -> tuple[int, int] | None:
         return None
     migrate = getattr(_driver(url, opener), "migrate_url", None)
     return migrate(url) if migrate else None
+
+
+def grants_of(text: str, role: str) -> list[str] | None:
+    """The SQL that lets a role of the server's use a store; None where a store has no roles.
+
+    Raises:
+        InvalidOption, DriverMissing: as ``open_broker``.
+    """
+    url = parse_url(text)
+    opener = _opener_of(url)
+    if not isinstance(opener, str):
+        return None
+    grants = getattr(_driver(url, opener), "grants_url", None)
+    return grants(url, role) if grants else None
 
 
 def _opener_of(url: Url) -> str | Callable[[Url], Broker]:

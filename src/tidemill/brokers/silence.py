@@ -9,10 +9,11 @@ stopped in between, or slept with its machine, since it looks much later than it
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
+
+from tidemill.locks import Lock
 
 __all__ = ["Heard", "Silence"]
 
@@ -31,7 +32,7 @@ class Silence(Generic[K]):
     """The silence of each owner elsewhere, by what the store knows it by."""
 
     def __init__(self) -> None:
-        self._looking = threading.Lock()
+        self._looking = Lock()
         self._looked = float("-inf")
         self._every = 0.0
         self._silent: dict[K, tuple[Heard, float]] = {}

@@ -35,6 +35,11 @@ class Want(msgspec.Struct, frozen=True):
     A task that was lost with its worker (``Lease.losses``) may be what brought that down, and is to
     run alone (law 6). With ``alone`` the first such job of these queues comes before all others; a
     reply never has more than one, and without ``alone`` none.
+
+    ``knows`` names tasks that have jobs set aside (``Outcome.UNKNOWN``) and that the owner knows:
+    those jobs are leased as if they stood in the ready line of their queue. Without ``tasks``
+    they alone are leased; those under a limit become ready instead. From ``told`` 0 on the owner
+    asks which tasks have jobs set aside: see ``Reply.unknown``.
     """
 
     count: int
@@ -44,6 +49,8 @@ class Want(msgspec.Struct, frozen=True):
     messages: bool = False
     sleep: bool = True
     alone: bool = True
+    knows: tuple[str, ...] = ()
+    told: int = -1
 
 
 class Step(msgspec.Struct):
@@ -52,7 +59,10 @@ class Step(msgspec.Struct):
     ``touch`` renews message leases: (token, seconds), 0 for the message's own ttr. ``take`` names
     leases that lie with the carrier: (token, id of the job). ``fires`` is how many due schedules it
     would see to now; who sees to none is not told when the next is due. ``serial`` is given by
-    owners elsewhere, and grows from step to step.
+    owners elsewhere, and grows from step to step. ``patience`` is how many seconds the step may
+    wait for other writers; 0 leaves that to the broker.
+
+    ``held`` names the tokens of all leases that the owner has, if it asks for ``Reply.strays``.
 
     With ``behalf`` verdicts and touches of an owner elsewhere are handed in by somebody who does
     not make its calls: it may live, and speak for itself. So this is no word of the owner's, takes
@@ -68,6 +78,8 @@ class Step(msgspec.Struct):
     take: Sequence[tuple[int, str]] = ()
     serial: int = 0
     behalf: bool = False
+    patience: float = 0.0
+    held: Sequence[int] | None = None
 
 
 class Reply(msgspec.Struct):
@@ -81,6 +93,14 @@ class Reply(msgspec.Struct):
     ``schedules`` are due, and nobody else's for :data:`~.schedules.CLAIM` seconds; ``wall`` is the
     wall time they are due by, when that is a server's, else 0. ``more`` says that there may be jobs
     which are still on their way: that none came does not mean that there is none.
+
+    ``unknown`` names tasks that have jobs set aside and are numbered above ``Want.told``; ``told``
+    is the highest of their numbers, or 0 when there are none. A long list comes in parts, each
+    with ``next_due`` 0 when more follow.
+
+    ``behind`` says that the store may have lost steps of this owner that it had answered: a replica
+    took over, or a backup was restored. The owner then asks for ``strays``: tokens of leases that
+    the store counts as the owner's, and that were neither in ``Step.held`` nor leased since.
     """
 
     settled: list[bool] = []
@@ -92,6 +112,10 @@ class Reply(msgspec.Struct):
     wall: float = 0.0
     more: bool = False
     taken: list[bool] = []
+    unknown: list[str] = []
+    told: int = 0
+    behind: bool = False
+    strays: list[int] = []
 
 
 def lost(step: Step) -> Reply:

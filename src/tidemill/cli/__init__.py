@@ -20,6 +20,7 @@ from tidemill.errors import (
     JobPruned,
     TidemillError,
 )
+from tidemill.files import take_standard_descriptors
 
 __all__ = ["main"]
 
@@ -41,6 +42,7 @@ _VERBS = {  # verb: the file here that has it, in the order the help lists them
     "pause": "queues",
     "resume": "queues",
     "purge": "queues",
+    "delete-queue": "queues",
     "recall": "queues",
     "info": "info",
     "doctor": "doctor",
@@ -60,7 +62,7 @@ class _Verbs(click.Group):
         if cmd_name not in _VERBS:
             return None
         module = importlib.import_module(f"tidemill.cli.{_VERBS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(
@@ -75,6 +77,7 @@ class _Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        take_standard_descriptors()
         try:
             return super().invoke(ctx)
         except TidemillError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from tidemill.cli.choose import every, filter_options, whole_group, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.groups import JobGroup
 from tidemill.job import GROUP, Record, State
+from tidemill.trail import why_not_run
 from tidemill.wholes import cancel_whole, delete_whole, is_hook
 
 __all__ = ["cancel", "delete", "retry"]
@@ -33,20 +35,34 @@ _all_option = click.option(
 @click.command()
 @click.argument("ids", nargs=-1)
 @filter_options
+@click.option(
+    "--force", is_flag=True, help="Also jobs that succeeded, and whose key is held by a success."
+)
 @_all_option
 @json_option
 @store_options
 def retry(
-    mill: Tidemill, ids: tuple[str, ...], what: Filter, everything: bool, as_json: bool
+    mill: Tidemill,
+    ids: tuple[str, ...],
+    what: Filter,
+    force: bool,
+    everything: bool,
+    as_json: bool,
 ) -> None:
-    """Make jobs ready again, with all their attempts anew.
+    """Make jobs ready again, as a new run with all their attempts.
 
     By id, or the beginning of one, or by filters, which then mean failed jobs unless --state says
     cancelled, expired or scheduled. The id of a group means its members that did not succeed.
     """
     chosen = _chosen(mill, ids, what, _RETRIED, "retry", everything)
-    by_id = _with_groups(mill, mill.broker.kick, lambda group: group.retry())
-    _act("retried", chosen, by_id if ids else mill.broker.kick, mill, as_json)
+    if force and ids:
+        _refuse_force(mill, chosen)
+
+    def do(part: Sequence[str]) -> list[bool]:
+        return mill.broker.kick(part, force=force)
+
+    by_id = _with_groups(mill, do, lambda group: group.retry())
+    _act("retried", chosen, by_id if ids else do, mill, as_json)
 
 
 @click.command()
@@ -137,6 +153,18 @@ def _with_groups(
     return each
 
 
+def _refuse_force(mill: Tidemill, ids: Sequence[str]) -> None:
+    """Refuse ``--force`` for a group, before any job is retried."""
+    if Feature.FLOWS not in mill.broker.features:
+        return
+    for job_id in ids:
+        record = mill.broker.get(job_id)
+        if record is not None and record.envelope.task == GROUP:
+            raise click.UsageError(
+                f"--force runs no member of a group again that succeeded; retry {job_id} without it"
+            )
+
+
 def _has_steps(mill: Tidemill, job_id: str) -> bool:
     """Whether other jobs than hooks are parts of a whole of this id."""
     parts = mill.broker.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
@@ -186,13 +214,16 @@ def _act(
     """Do it in batches, and say for each that was refused why. Exit code 1 when any was."""
     done: list[str] = []
     refused: list[dict[str, str]] = []
+    failed = Filter(states=_RETRIED)
+    listed = functools.cache(lambda: frozenset(r.envelope.id for r in every(mill, failed)))
     for start in range(0, len(ids), _BATCH):
         part = ids[start : start + _BATCH]
         for job_id, answer in zip(part, do(part), strict=True):
             if answer:
                 done.append(job_id)
             else:
-                refused.append({"id": job_id, "reason": _why_not(mill, job_id)})
+                reason = _why_not(mill, job_id, listed, retried=done_word == "retried")
+                refused.append({"id": job_id, "reason": reason})
     if as_json:
         from tidemill.cli.show import print_json
 
@@ -207,15 +238,17 @@ def _act(
         sys.exit(1)
 
 
-def _why_not(mill: Tidemill, job_id: str) -> str:
+def _why_not(
+    mill: Tidemill, job_id: str, listed: Callable[[], frozenset[str]], *, retried: bool
+) -> str:
     if Feature.INSPECT not in mill.broker.features:
+        if job_id in listed():
+            return "it is no job, and nobody knows its queue; tidemill delete takes it away"
         return "nothing that failed has this id; tidemill jobs --state failed lists it"
     record = mill.broker.get(job_id)
     if record is None:
         return "no job has this id here; find it with: tidemill jobs --search TEXT"
-    if record.envelope.key and record.state.finished:
-        key = record.envelope.key
-        return f"it {record.state}; another job with its key {key!r} may be unfinished"
-    if record.state in (State.SUCCEEDED, State.FAILED, State.EXPIRED):
-        return f"it {record.state} already"
-    return f"it is {record.state}"
+    if retried:
+        return why_not_run(record)
+    ended = record.state in (State.SUCCEEDED, State.FAILED, State.EXPIRED)
+    return f"it {record.state} already" if ended else f"it is {record.state}"

@@ -12,10 +12,10 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.base import Feature, Filter
 from tidemill.config import MAX_NAME
-from tidemill.errors import InvalidOption
+from tidemill.errors import InvalidOption, JobNotFound
 from tidemill.job import Record, State
 
-__all__ = ["every", "filter_options", "whole_group", "whole_id"]
+__all__ = ["every", "failed_job", "filter_options", "whole_group", "whole_id"]
 
 _PAGE = 500
 _PREFIX_LEAST = 4
@@ -92,6 +92,26 @@ def whole_id(mill: Tidemill, text: str) -> str:
         more = " and more" if len(ids) > _CANDIDATES else ""
         raise InvalidOption(f"several ids begin with {text}: {', '.join(ids[:_CANDIDATES])}{more}")
     return ids[0] if ids else text  # nobody's: what follows says so
+
+
+def failed_job(mill: Tidemill, text: str) -> Record:
+    """The failed job whose id is given whole, or by a beginning that no other failed job has.
+
+    Raises:
+        JobNotFound: there is none; InvalidOption: several ids begin so.
+    """
+    failed = frozenset({State.FAILED})
+    found = {r.envelope.id: r for r in every(mill, Filter(states=failed, id_prefix=text))}
+    if text in found:
+        return found[text]
+    if len(text) < _PREFIX_LEAST or not found:
+        raise JobNotFound(
+            f"no failed job has the id {text!r}, and {mill.broker.url} shows failed jobs only"
+        )
+    if len(found) > 1:
+        shown = ", ".join(list(found)[:_CANDIDATES])
+        raise InvalidOption(f"{len(found)} ids of failed jobs begin with {text}: {shown}")
+    return next(iter(found.values()))
 
 
 def _whole_of(mill: Tidemill, job_id: str, least: int, wholes: dict[str, bool]) -> str:

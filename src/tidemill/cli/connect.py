@@ -20,8 +20,7 @@ __all__ = ["json_option", "open_mill", "store_options"]
 Verb = Callable[..., Any]
 
 _NEEDS = {
-    **dict.fromkeys(("jobs", "retry", "delete"), Feature.FAILED),
-    **dict.fromkeys(("job", "explain"), Feature.INSPECT),
+    **dict.fromkeys(("jobs", "job", "explain", "retry", "delete"), Feature.FAILED),
     **dict.fromkeys(("pause", "resume"), Feature.PAUSE),
     "cancel": Feature.CANCEL,
     "limit": Feature.LIMITS,
@@ -29,6 +28,16 @@ _NEEDS = {
     "backup": Feature.BACKUP,
 }
 """What a verb is nothing without; some others can do a part of their work."""
+
+_LOOKING: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("doctor", "explain", "info", "job", "jobs", "queues"), ()),
+    **dict.fromkeys(("schedule list", "schedule next"), ()),
+    "limit": ("rate", "burst", "window", "concurrency", "breaker", "declared"),
+}
+"""Verbs that only look unless one of these options is given.
+
+They make no file in the store's folder, and change no job.
+"""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
@@ -64,24 +73,39 @@ def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -
     """
     bare = bool(url or not app)
     mill = Tidemill(url, allow_imports=["*"] * tasks) if bare else load_app(app or "")
-    parsed = parse_url(mill.url)
-    if parsed.scheme == "lmdb" and (bare or not tasks):
-        folder = os.path.abspath(os.path.expanduser(parsed.path))
-        if not os.path.exists(os.path.join(folder, "data.mdb")):
-            raise BrokerUnavailable(
-                f"there is no store in {folder} yet; name another with --url or --app, "
-                "or start with: tidemill demo"
-            )
+    folder = _store_folder(mill.url)
+    if folder and (bare or not tasks) and not os.path.exists(os.path.join(folder, "data.mdb")):
+        raise BrokerUnavailable(
+            f"there is no store in {folder} yet; name another with --url or --app, "
+            "or start with: tidemill demo"
+        )
+    words, given = _words()
+    verb = words[0] if words else ""
+    changing = _LOOKING.get(" ".join(words), _LOOKING.get(verb))
+    mill.looking = changing is not None and all(
+        given.get(option) in (None, False) for option in changing
+    )
     mill.features.need(Feature.PROCESSES, "the command line")
-    verb = _verb()
     if verb in _NEEDS:
         mill.features.need(_NEEDS[verb], f"tidemill {verb}")
     return mill
 
 
-def _verb() -> str:
-    """The verb that was given on the command line."""
-    context = click.get_current_context(silent=True)
-    while context is not None and context.parent is not None and context.parent.parent is not None:
+def _store_folder(url: str) -> str:
+    """The folder of an LMDB store, also behind a carrier; empty for any other store."""
+    parsed = parse_url(url)
+    if parsed.options.get("store"):
+        return _store_folder(parsed.options["store"])
+    if parsed.scheme != "lmdb":
+        return ""
+    return os.path.abspath(os.path.expanduser(parsed.path))
+
+
+def _words() -> tuple[list[str], dict[str, Any]]:
+    """The verb on the command line and the one below it (``schedule list``); its options."""
+    context, words = click.get_current_context(silent=True), list[str]()
+    given = context.params if context is not None else {}
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name or "")
         context = context.parent
-    return (context.info_name or "") if context is not None else ""
+    return words, given

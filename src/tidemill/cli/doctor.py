@@ -14,8 +14,11 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
+from tidemill.board import read_unkillable
 from tidemill.brokers.base import Broker, Feature, Filter
 from tidemill.brokers.limiting import limiting
+from tidemill.brokers.policing import policing
+from tidemill.brokers.unknown import COUNTED_MOST, setting_aside
 from tidemill.cli.connect import json_option, open_mill
 from tidemill.errors import StoreFull, TidemillError
 from tidemill.job import Record, State
@@ -29,7 +32,9 @@ OLD = 300.0
 LATE = 60.0
 """Seconds past its timeout after which a running job is said to be stuck."""
 
+_LOOK_AGAIN = 0.5  # seconds; a write lock is held for milliseconds
 _SAMPLE = 50
+_UNKNOWN_MOST = 10  # tasks with jobs set aside that are named
 _RUNNING_MOST = 1000
 
 
@@ -78,10 +83,12 @@ def doctor(url: str | None, app: str | None, as_json: bool) -> None:
 def examine(mill: Tidemill) -> list[Finding]:
     """Every check on an open store, in order. One that breaks down is itself a finding."""
     findings: list[Finding] = []
-    checks: tuple[Callable[[Broker], Iterator[Finding]], ...] = (_publishing, _durable, _asked_for)
+    checks: tuple[Callable[[Broker], Iterator[Finding]], ...] = (
+        *(_publishing, _durable, _asked_for, _policies),
+    )
     if Feature.INSPECT in mill.broker.features:
-        checks = (_writable, _here, _durable, _space, _clocks, _workers, _backlog, _limits, _leases)
-        checks = (*checks, _carried)
+        checks = (_granted, _writable, _here, _durable, _space, _clocks, _workers, _backlog)
+        checks = (*checks, _limits, _leases, _unknown, _carried)
     for check in checks:
         try:
             findings += check(mill.broker)
@@ -123,7 +130,18 @@ def _versions() -> Finding:
 
 
 def _writable(broker: Broker) -> Iterator[Finding]:
-    """A real commit: the housekeeping that falls due anyway."""
+    """Whether this user may write, and how long the disk takes.
+
+    Where files tell, no job is changed. Elsewhere a commit tells: the housekeeping that is due.
+    """
+    info = broker.info()
+    if _held(broker, info):
+        text = f"no process can write: the write lock is {info['write_lock']}"
+        yield Finding("writable", "fail", text, "calls that write end after the url's patience")
+        return
+    if info.get("broker") == "lmdb" and os.path.isdir(info["folder"]):
+        yield _files(info["folder"])
+        return
     broker.tick()  # the first one may have much to clear away
     before = time.monotonic()
     try:
@@ -135,6 +153,30 @@ def _writable(broker: Broker) -> Iterator[Finding]:
     slow = took > 100
     advice = "the disk is slow to sync: put the store on a local SSD" if slow else ""
     yield Finding("writable", "warn" if slow else "ok", f"a commit took {took:.1f} ms", advice)
+
+
+def _held(broker: Broker, before: dict[str, Any]) -> bool:
+    """Whether one process holds the write lock of an LMDB store, and commits nothing meanwhile."""
+    if before.get("write_lock", "free") == "free":
+        return False
+    time.sleep(_LOOK_AGAIN)
+    after = broker.info()
+    return all(after[name] == before[name] for name in ("write_lock", "commits"))
+
+
+def _files(folder: str) -> Finding:
+    """Of a store on disk: whether its files are its users', and how long the disk takes."""
+    from tidemill.brokers.lmdb.place import foreign_files, sync_time
+
+    foreign = foreign_files(folder)
+    if foreign:
+        text = f"{len(foreign)} files in {folder} may not be written by its users: {foreign[0]}"
+        advice = f"give them to the owner of the folder: chown -R --reference={folder} {folder}"
+        return Finding("writable", "fail", text, advice)
+    took = sync_time(folder) * 1000
+    advice = "the disk is slow to sync: put the store on a local SSD" if took > 100 else ""
+    text = f"the files are the store's users', and a sync took {took:.1f} ms"
+    return Finding("writable", "warn" if took > 100 else "ok", text, advice)
 
 
 def _publishing(broker: Broker) -> Iterator[Finding]:
@@ -183,6 +225,18 @@ def _asked_for(broker: Broker) -> Iterator[Finding]:
     yield Finding("backlog", "ok", f"{ready:,} ready jobs in {len(rows):,} queues")
 
 
+def _policies(broker: Broker) -> Iterator[Finding]:
+    """What operators set on the server that can destroy accepted jobs."""
+    server = policing(broker)
+    if server is None:
+        return
+    found = server.policies()
+    for danger in found.dangers:
+        yield Finding("policies", "warn", danger.text, danger.advice)
+    if not found.dangers:
+        yield Finding("policies", "ok", f"none is known to destroy jobs; {found.seen}")
+
+
 def _here(broker: Broker) -> Iterator[Finding]:
     where = broker.info().get("moves_to")
     if where:
@@ -202,6 +256,17 @@ def _durable(broker: Broker) -> Iterator[Finding]:
         yield Finding("durability", "warn", text, advice)
     else:
         yield Finding("durability", "warn", "this broker does not say how durable it is")
+
+
+def _granted(broker: Broker) -> Iterator[Finding]:
+    """Whether the user of a server has all rights that calls need, now or after a crash."""
+    lacking = broker.info().get("missing_grants")
+    if lacking:
+        text = f"this user lacks {'; '.join(lacking[:3])}" + (" …" if len(lacking) > 3 else "")
+        advice = "run the SQL that tidemill migrate URL --grants ROLE prints, as who migrates"
+        yield Finding("grants", "fail", text, advice)
+    elif lacking is not None:
+        yield Finding("grants", "ok", "the user has all rights on the store")
 
 
 def _space(broker: Broker) -> Iterator[Finding]:
@@ -244,6 +309,8 @@ def _clocks(broker: Broker) -> Iterator[Finding]:
 
 
 def _workers(broker: Broker) -> Iterator[Finding]:
+    from tidemill.cli.show import clock
+
     owners = broker.owners()
     workers = [owner for owner in owners if owner.kind == "worker"]
     slots = sum(owner.concurrency for owner in workers)
@@ -252,6 +319,11 @@ def _workers(broker: Broker) -> Iterator[Finding]:
         yield Finding("workers", "ok", text)
     else:
         yield Finding("workers", "warn", text, "start one: tidemill worker MODULE:VAR")
+    for owner in workers:  # a board on another machine cannot be read here
+        for pid, since in read_unkillable(owner.board, owner.id) if owner.board else ():
+            text = f"process {pid} of {owner.name} does not die since {clock(since)}"
+            advice = "jobs in its last system calls stay held: look for a dead mount or disk"
+            yield Finding("workers", "warn", text, advice)
 
 
 def _backlog(broker: Broker) -> Iterator[Finding]:
@@ -275,6 +347,26 @@ def _backlog(broker: Broker) -> Iterator[Finding]:
     old = worst > OLD
     advice = f"add workers or slots; tidemill jobs --queue {where} --state ready" if old else ""
     yield Finding("backlog", "warn" if old else "ok", text, advice)
+
+
+def _unknown(broker: Broker) -> Iterator[Finding]:
+    """Tasks whose jobs are set aside, as no worker that came so far knows them."""
+    if Feature.UNKNOWN not in broker.features:
+        return
+    from tidemill.cli.show import span
+
+    tasks = setting_aside(broker, "doctor").unknown_tasks()
+    for row in tasks[:_UNKNOWN_MOST]:
+        most = " or more" if row.count >= COUNTED_MOST else ""
+        queues = ", ".join(row.queues[:3]) + (" …" if len(row.queues) > 3 else "")
+        said = f"no worker knows task {row.task}: {row.count:,}{most} job(s) of queue {queues}"
+        age = span(max(0.0, time.time() - row.oldest))
+        text = f"{said} are set aside, the oldest {age} old"
+        advice = f"start a worker whose app has {row.task}, or tidemill cancel --task {row.task}"
+        yield Finding("tasks", "warn", text, advice)
+    if len(tasks) > _UNKNOWN_MOST:
+        text = f"{len(tasks) - _UNKNOWN_MOST:,} more tasks have jobs set aside"
+        yield Finding("tasks", "warn", text, "start workers whose apps have them")
 
 
 def _limits(broker: Broker) -> Iterator[Finding]:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Filter
-from tidemill.cli.choose import filter_options, whole_group, whole_id
+from tidemill.brokers.base import Feature, Filter
+from tidemill.cli.choose import failed_job, filter_options, whole_group, whole_id
 from tidemill.cli.connect import json_option, store_options
 from tidemill.codec import unpack
 from tidemill.errors import CodecError
 from tidemill.inputs import size_of
-from tidemill.job import GROUP, Planned, Record, State, priority_of
-from tidemill.trail import Event, explain_in, serving, trail_of
+from tidemill.job import DEFAULT_TTR, GROUP, Planned, Record, State, priority_of
+from tidemill.trail import Event, attempt_text, explain_in, serving, trail_of
+from tidemill.trail import explain as told_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,7 @@ def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -
             r.envelope.queue,
             r.envelope.task or "(message)",
             show.ago(r.envelope.created),
-            f"{r.attempt}/{r.envelope.retries.max_attempts or '∞'}",
+            f"{r.attempt}/{r.max_attempts or '∞'}",
             r.error or _last_error(r) or r.envelope.text,
         )
         for r in page.records
@@ -77,7 +78,7 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
     """
     from tidemill.cli import show
 
-    record = mill.job(whole_id(mill, id)).refresh()
+    record = _read(mill, id)
     result, readable = _result(record)
     if as_json:
         trail = [
@@ -105,19 +106,39 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
         out.print(f"\n{explain_in(mill.broker, record)}")
 
 
+def _read(mill: Tidemill, text: str) -> Record:
+    """The record of a job; of a broker that shows failed jobs only, one of those.
+
+    Raises:
+        JobNotFound: there is no such job.
+        InvalidOption: several jobs have ids that begin so.
+    """
+    return mill.job(whole_id(mill, text)).refresh() if _inspects(mill) else failed_job(mill, text)
+
+
+def _inspects(mill: Tidemill) -> bool:
+    return Feature.INSPECT in mill.broker.features
+
+
+def _explained(mill: Tidemill, record: Record) -> str:
+    if _inspects(mill):
+        return explain_in(mill.broker, record)
+    return told_of(record, paused=False, workers=0)
+
+
 def _facts(record: Record) -> list[tuple[str, str]]:
     """What the head of the page says, in order; only what there is."""
     e = record.envelope
-    most = e.retries.max_attempts
     facts = [
         ("job", e.id),
         ("task", f"{e.task}({e.text})" if e.task else "(message)"),
-        ("state", f"{record.state}{', asked to cancel' if record.cancelling else ''}"),
+        ("state", f"{record.state}{_aside(record)}"),
         ("queue", f"{e.queue}, priority {priority_of(record.rank):g}"),
-        ("runs", f"{record.attempt} of at most {most}" if most else f"{record.attempt}"),
+        ("attempts", _attempts(record)),
         ("losses", f"{record.losses} (its worker vanished)" if record.losses else ""),
         ("schedule", f"{e.planned.schedule}, for {_moment(e.planned)}" if e.planned else ""),
         ("timeout", f"{e.timeout:g} s" if e.timeout else ""),
+        ("ttr", _ttr(record)),
         ("key", e.key),
         ("tags", ", ".join(e.tags)),
         ("headers", ", ".join(f"{name}={value}" for name, value in e.headers.items())),
@@ -127,6 +148,29 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         share = f" of {total:g} ({done / total:.0%})" if total else ""
         facts.append(("progress", f"{done:g}{share}"))
     return [(name, value) for name, value in facts if value]
+
+
+def _aside(record: Record) -> str:
+    """Return the remark beside the state."""
+    if record.cancelling:
+        return ", asked to cancel"
+    return ", set aside: no worker knows its task" if record.unknown else ""
+
+
+def _attempts(record: Record) -> str:
+    """How many attempts of its current run a job has used: ``run 2, attempt 1 of 4``."""
+    if record.attempt:
+        return attempt_text(record, record.run, record.attempt)
+    most = f" of {record.max_attempts}" if record.max_attempts else ""
+    return f"{f'run {record.run}, ' if record.run > 1 else ''}none{most} yet"
+
+
+def _ttr(record: Record) -> str:
+    """How long a consumer has for a message."""
+    ttr = record.envelope.ttr
+    if not record.envelope.is_message:
+        return ""
+    return f"{ttr if ttr > 0 else DEFAULT_TTR:g} s" if ttr else "0: handed out at most once"
 
 
 def _members(mill: Tidemill, record: Record) -> dict[str, int | None] | None:
@@ -192,8 +236,8 @@ def explain(mill: Tidemill, id: str, as_json: bool) -> None:
     """
     from tidemill.cli import show
 
-    record = mill.job(whole_id(mill, id)).refresh()
-    sentence = explain_in(mill.broker, record)
+    record = _read(mill, id)
+    sentence = _explained(mill, record)
     if as_json:
         workers = [owner.name for owner in serving(mill.broker, record.envelope.queue)]
         document = {"id": record.envelope.id, "state": str(record.state)}

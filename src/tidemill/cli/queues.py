@@ -1,4 +1,4 @@
-"""``tidemill queues``, ``pause``, ``resume`` and ``purge``: whole queues."""
+"""``tidemill queues``, ``pause``, ``resume``, ``purge`` and ``delete-queue``: whole queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["pause", "purge", "queues", "queues_table", "recall", "resume"]
+__all__ = ["delete_queue", "pause", "purge", "queues", "queues_table", "recall", "resume"]
 
 
 def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
@@ -32,14 +32,14 @@ def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
 
     columns = (
         *("queue", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#?"),
-        *("succeeded#?", "failed#", "retried#?", "note"),
+        *("succeeded#?", "failed#", "retried#?", "purged#?", "note"),
     )
     cells = [
         (
             q.name,
             *(_number(q, name) for name in ("ready", "running", "scheduled", "waiting")),
             "-" if "oldest" in q.unknown else show.ago(q.oldest),
-            *(_number(q, name) for name in ("succeeded", "failed", "retried")),
+            *(_number(q, name) for name in ("succeeded", "failed", "retried", "purged")),
             show.styled("paused") if q.paused else _note(q, limits),
         )
         for q in rows
@@ -133,6 +133,27 @@ def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
         print_json({"queue": queue, "deleted": deleted})
     else:
         click.echo(f"deleted {deleted:,} job{'' if deleted == 1 else 's'} of {queue}")
+
+
+@click.command(name="delete-queue")
+@click.argument("queue")
+@click.option("--force", is_flag=True, help="Delete its jobs, too, finished ones among them.")
+@json_option
+@store_options
+def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None:
+    """Delete a queue with its counters and settings.
+
+    A queue that has jobs, or keeps finished jobs, is refused without --force; one that has
+    running jobs always.
+    """
+    deleted = mill.queue(queue).delete(force=force)
+    if as_json:
+        from tidemill.cli.show import print_json
+
+        print_json({"queue": queue, "deleted": deleted})
+    else:
+        jobs = f"{deleted:,} job{'' if deleted == 1 else 's'}"
+        click.echo(f"deleted queue {queue}, and {jobs} with it")
 
 
 def _unknown(name: str, known: list[str]) -> TidemillError:

@@ -48,6 +48,14 @@ _ROLES = ["viewer", "operator", "admin"]
     "--max-request", type=click.IntRange(1024), default=16 << 20, show_default=True, metavar="BYTES"
 )
 @click.option(
+    "--max-memory",
+    type=click.IntRange(1024),
+    default=256 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="Bytes that large bodies and answers may hold together.",
+)
+@click.option(
     "--rate", type=click.FloatRange(0), default=0.0, help="Requests a second of each client."
 )
 @click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True)
@@ -123,8 +131,8 @@ def server(
     Without one: that of --workers, else $TIDEMILL_URL, else .tidemill beside the nearest
     pyproject.toml or .git.
 
-    Signals: TERM or INT answer what is in hand, a second one stops now. Exit codes: 0 clean, 2
-    usage or import, 3 broker unreachable.
+    Signals: TERM or INT answer what is in hand, a second one, at least 0.2 s later, stops now.
+    Exit codes: 0 clean, 2 usage or import, 3 broker unreachable.
     """
     serve, Settings = _served()
     logging.basicConfig(
@@ -187,14 +195,19 @@ def token() -> None:
     show_default=True,
 )
 @click.option("--days", type=click.FloatRange(0, min_open=True), help="Valid for so many days.")
+@click.option(
+    "--queue", "-Q", "queues", multiple=True, help="It reaches this queue alone, or several."
+)
 @_AUTH
-def create(name: str, role: str, days: float | None, auth: str) -> None:
+def create(
+    name: str, role: str, days: float | None, queues: tuple[str, ...], auth: str
+) -> None:
     """Make a token called NAME and print it, this once: the file has its hash alone."""
     from tidemill.server.tokens import Role
     from tidemill.server.tokens import create as make
 
     expires = time.time() + days * 86400 if days else 0.0
-    click.echo(make(_file(auth), name, Role[role.upper()], expires))
+    click.echo(make(_file(auth), name, Role[role.upper()], expires, queues))
 
 
 @token.command("list")
@@ -208,14 +221,20 @@ def show(auth: str, as_json: bool) -> None:
     found = read(_file(auth))
     if as_json:
         rows = [
-            {"name": t.name, "role": t.role, "created": t.created, "expires": t.expires or None}
+            {
+                "name": t.name, "role": t.role, "queues": list(t.queues),
+                "created": t.created, "expires": t.expires or None,
+            }
             for t in found
         ]
         look.print_json({"tokens": rows})
         return
     out = look.console()
-    cells = [(t.name, t.role, look.ago(t.created), _until(t.expires)) for t in found]
-    out.print(look.table(out, ("name", "role", "age", "expires"), cells))
+    cells = [
+        (t.name, t.role, ", ".join(t.queues) or "all", look.ago(t.created), _until(t.expires))
+        for t in found
+    ]
+    out.print(look.table(out, ("name", "role", "queues", "age", "expires"), cells))
 
 
 def _until(expires: float) -> str:

@@ -46,11 +46,11 @@ __all__ = ["worker"]
 )
 @click.option("--burst", is_flag=True, help="End when there is nothing left to do now.")
 @click.option(
-    "--drain",
+    "--stuck-grace",
     type=click.FloatRange(0),
-    default=5.0,
+    default=60.0,
     show_default=True,
-    help="Seconds the neighbours of a stuck job have to finish.",
+    help="Seconds that jobs may run on in a process with a stuck job; an hour without a retry.",
 )
 @click.option(
     "--shutdown-timeout",
@@ -58,6 +58,14 @@ __all__ = ["worker"]
     default=30.0,
     show_default=True,
     help="Seconds running jobs have after the first TERM or INT.",
+)
+@click.option(
+    "--unknown-grace",
+    type=click.FloatRange(0),
+    default=None,
+    envvar="TIDEMILL_UNKNOWN_GRACE",
+    metavar="SECONDS",
+    help="End jobs whose task no worker has known for so long; without it they are kept.",
 )
 @click.option(
     "--max-jobs", type=click.IntRange(0), default=0, help="Replace a process after so many jobs."
@@ -88,9 +96,9 @@ def worker(
 ) -> None:
     """Run the jobs of APP, named as module:variable.
 
-    Signals: TERM or INT finish what runs, a second one stops now; HUP reloads the app; QUIT stops
-    at once; USR1 prints all stacks. Exit codes: 0 clean, 1 jobs were interrupted, 2 usage or
-    import, 3 broker unreachable.
+    Signals: TERM or INT finish what runs, a second one, at least 0.2 s later, stops now; HUP
+    reloads the app; QUIT stops at once; USR1 prints all stacks. Exit codes: 0 clean, 1 jobs were
+    interrupted, 2 usage or import, 3 broker unreachable.
     """
     from tidemill.worker.supervisor import Settings, Supervisor, install
 

@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from typing import NamedTuple
 
 from tidemill.server.problems import Problem
 from tidemill.server.settings import Settings
-from tidemill.server.tokens import Role, Tokens
+from tidemill.server.tokens import Role, Token, Tokens
 
-__all__ = ["Access", "Rate"]
+__all__ = ["Access", "Client", "Rate"]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OURS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _CHALLENGE = {"www-authenticate": 'Bearer realm="tidemill"'}
+
+
+class Client(NamedTuple):
+    """The sender of a request: name and role of the token. Without tokens all have one role."""
+
+    name: str
+    role: Role
+    token: Token | None = None
 
 
 class Access:
@@ -57,14 +66,14 @@ class Access:
         ):
             raise Problem("forbidden", "a page of another site must not change anything here")
 
-    def identify(self, authorization: str) -> tuple[str, Role]:
-        """The name of the token a request shows, and its role; without tokens all have one role.
+    def identify(self, authorization: str) -> Client:
+        """Find the sender of a request.
 
         Raises:
-            Problem: it shows none, or one that is not known.
+            Problem: it shows no token, or one that is not known.
         """
         if self.tokens is None:
-            return "", self._untold
+            return Client("", self._untold)
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret:
             raise Problem(
@@ -77,7 +86,7 @@ class Access:
             raise Problem(
                 "unauthorized", "the token is not known here, or has expired", headers=_CHALLENGE
             )
-        return token.name, token.rank
+        return Client(token.name, token.rank, token)
 
     def check_rate(self, who: str) -> None:
         """Count a request of a token or an address.

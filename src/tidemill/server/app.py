@@ -2,7 +2,8 @@
 
 /v1/…          the JSON API (:mod:`.api`)
 /v1/broker/…   the broker seam, for workers on other machines (:mod:`.calls`)
-/health        200 while the process serves; /ready: 200 when the store answers, too
+/health        200 while the process serves
+/ready         200 when the store answers, too; it says when puts are refused
 /, /v1/docs    a page for people
 """
 
@@ -59,10 +60,11 @@ def make_app(backend: Backend, log: AccessLog | None = None) -> Edge:
             looks[:] = [asyncio.ensure_future(backend.run(backend.mill.broker.info))]
         try:
             async with asyncio.timeout(READY_WITHIN):
-                await asyncio.shield(looks[0])
+                facts = await asyncio.shield(looks[0])
         except TimeoutError:
             raise Problem("unavailable", "the store does not answer") from None
-        return _json({"status": "ready"})
+        refused = backend.refusal(facts)
+        return _json({"status": "ready", **({"puts_refused": refused} if refused else {})})
 
     routes: list[BaseRoute] = [
         Route("/", docs),

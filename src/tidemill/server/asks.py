@@ -16,7 +16,13 @@ from typing import NamedTuple
 from tidemill.brokers.base import Mode, Want
 from tidemill.job import Envelope, Lease
 
-__all__ = ["Ask", "Asks", "Held", "Pledge"]
+__all__ = ["ENOUGH", "Ask", "Asks", "Held", "Kinds", "Pledge", "Portion", "size_of"]
+
+ENOUGH = 8 * 1024 * 1024
+"""Bytes of jobs after which a client gets no more in one answer, however many it asked for."""
+
+FEWEST, MOST = 16, 256
+"""Jobs that are leased at a time, at most: few when those before were large."""
 
 
 class Pledge:
@@ -31,6 +37,14 @@ class Pledge:
         self.broken = False
 
 
+class Kinds(NamedTuple):
+    """Which jobs are taken: tasks, messages. With ``knows`` only tasks of these names."""
+
+    tasks: bool = False
+    messages: bool = True
+    knows: tuple[str, ...] = ()
+
+
 class Held(NamedTuple):
     """A job in the hands of a client."""
 
@@ -39,10 +53,29 @@ class Held(NamedTuple):
     pledge: Pledge | None = None
 
 
+def size_of(lease: Lease) -> int:
+    """Bytes of a job, with the results of others that come with it."""
+    size = len(lease.envelope)
+    return size + sum(len(it.result) for it in lease.inputs) if lease.inputs else size
+
+
+class Portion:
+    """How many jobs are leased at a time, by the size of those before; at first few, or most."""
+
+    def __init__(self, *, few: bool) -> None:
+        self.count = FEWEST if few else MOST
+
+    def learn(self, leases: Sequence[Lease]) -> None:
+        """These were leased."""
+        if leases:
+            size = sum(map(size_of, leases))
+            self.count = max(FEWEST, min(MOST, ENOUGH * len(leases) // max(size, 1)))
+
+
 class Ask:
     """One client's wish for up to ``room`` jobs of some queues."""
 
-    __slots__ = ("answer", "held", "joined", "late", "looked", "mode", "queues", "room")
+    __slots__ = ("answer", "held", "joined", "late", "looked", "mode", "queues", "room", "size")
 
     def __init__(
         self, queues: tuple[str, ...], room: int, mode: Mode, answer: asyncio.Future[list[Held]]
@@ -52,6 +85,7 @@ class Ask:
         self.mode = mode
         self.answer = answer
         self.held: list[Held] = []
+        self.size = 0  # bytes of what it holds
         self.looked = False  # the store had nothing when it was asked
         self.joined = False  # it waits with others who had looked, before its own first look
         self.late = False  # its time is over; it was not looked for yet
@@ -107,7 +141,7 @@ class Asks:
         """True when somebody's queues have not been looked at yet."""
         return bool(self._new)
 
-    def want(self, merged: Mode, *, tasks: bool) -> tuple[Want, list[Ask]]:
+    def want(self, merged: Mode, kinds: Kinds, told: int) -> tuple[Want, list[Ask]]:
         """What to ask of the store now, and for whom it is the first look.
 
         Never more than can be handed on, whichever queue it comes from: to those whose look it is,
@@ -125,7 +159,16 @@ class Asks:
             queues, sleep = many, False
         count = min(self._room.get(name, 0) for name in queues)
         count += sum(ask.room for ask in self._first)
-        want = Want(count, queues, mode, tasks, messages=True, sleep=sleep)
+        want = Want(
+            count,
+            queues,
+            mode,
+            kinds.tasks,
+            messages=kinds.messages,
+            sleep=sleep,
+            knows=kinds.knows,
+            told=told,
+        )
         return want, list(self._first)
 
     def _rest(self) -> tuple[str, ...]:
@@ -161,7 +204,8 @@ class Asks:
             if not ask.looked and ask not in self._first:
                 continue
             ask.held.append(held)
-            if len(ask.held) == ask.room:
+            ask.size += size_of(held.lease)
+            if len(ask.held) == ask.room or ask.size >= ENOUGH:
                 self.drop(ask)
             return ask
         return None

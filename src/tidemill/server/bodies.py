@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.codec import unpack, unpack_pickle, verify
-from tidemill.errors import BadSignature, CodecError, InvalidOption
+from tidemill.codec import unpack, unpack_pickle
+from tidemill.errors import CodecError, InvalidOption
 from tidemill.job import Envelope
+from tidemill.trust import trusted
 
-__all__ = ["as_json", "body_out", "bytes_of", "trusted"]
+__all__ = ["as_json", "body_out", "bytes_of"]
 
 
 def bytes_of(text: object) -> bytes:
@@ -41,25 +42,13 @@ def as_json(value: Any) -> tuple[Any, str]:
         return repr(value), "repr"
 
 
-def trusted(mill: Tidemill, envelope: Envelope) -> None:
-    """Refuse a job that is not signed as this app signs.
-
-    Raises:
-        BadSignature: it is not; or it is pickled, and this app has no keys to know it by.
-    """
-    if mill.keys:
-        verify(envelope, mill.keys)
-    elif envelope.pickled:
-        raise BadSignature("bad signature: a pickled body is only opened when it is signed")
-
-
 def body_out(mill: Tidemill, envelope: Envelope) -> tuple[Any, str]:
     """The body of a message, or the arguments of a call as ``args`` and ``kwargs``.
 
     Raises:
         CodecError: it is not to be trusted, or is nothing that a put of ours wrote.
     """
-    trusted(mill, envelope)
+    trusted(envelope, mill.keys)
     value = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
     if envelope.is_message:
         return as_json(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,10 +18,11 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tidemill.brokers.base import Broker, Feature, Reply, Step, lacks
+from tidemill.brokers.base import Broker, Feature, Filter, Page, Reply, Step, lacks
 from tidemill.brokers.calls import (
     CALLS,
     KEY,
+    LONGEST,
     MEDIA,
     PROTOCOL,
     SERVER,
@@ -31,9 +32,17 @@ from tidemill.brokers.calls import (
     Refusal,
     encode,
 )
+from tidemill.brokers.calls import Role as Looks
 from tidemill.brokers.carrying import lending
 from tidemill.clock import new_id, wall_time
-from tidemill.config import LATEST, MAX_NAME, MAX_SECONDS, BodyTooLarge, check_body
+from tidemill.config import (
+    LATEST,
+    MAX_NAME,
+    MAX_SECONDS,
+    BodyTooLarge,
+    check_name,
+    check_size,
+)
 from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,
@@ -41,12 +50,15 @@ from tidemill.errors import (
     StoreFull,
     TidemillError,
 )
-from tidemill.job import Envelope, Owner, Put, Record
+from tidemill.job import Envelope, Owner, Put
 from tidemill.server.backend import Backend
-from tidemill.server.edge import require
+from tidemill.server.budget import SMALL
+from tidemill.server.edge import Exchange, require
+from tidemill.server.listing import find_some
 from tidemill.server.rights import needed
 from tidemill.server.sleeps import Sleeps
 from tidemill.server.tokens import Role
+from tidemill.server.waits import Waits
 
 __all__ = ["Calls", "routes"]
 
@@ -54,7 +66,10 @@ THREADS = 32
 """Calls at a time; the store has one writer anyway, and what waits for it shares its commits."""
 
 PATIENT = 1000
-"""Calls at a time that wait for jobs to finish, or for room."""
+"""Calls at a time that wait for room in a queue."""
+
+MAX_QUEUES = 10_000
+"""Queues that an owner may say it takes from."""
 
 LINGER = 10.0
 """Seconds of such a wait: its thread cannot be told that nobody wants to know any more."""
@@ -78,7 +93,7 @@ def routes(backend: Backend) -> list[Route]:
         require(scope, Role[role.upper()])
 
     most = backend.settings.max_request
-    calls = Calls(backend.mill.broker, allow, backend.stopping, most)
+    calls = Calls(backend.mill.broker, allow, backend.stopping, most, backend.waits)
     return [Route("/{name}", calls, methods=["POST"])]
 
 
@@ -89,7 +104,14 @@ class Calls:
     ``most`` bytes at most.
     """
 
-    def __init__(self, broker: Broker, allow: Allow, stopping: asyncio.Event, most: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        allow: Allow,
+        stopping: asyncio.Event,
+        most: int,
+        waits: Waits | None = None,
+    ) -> None:
         self._broker = broker
         self._allow = allow
         self._stopping = stopping
@@ -99,12 +121,13 @@ class Calls:
         self._patient = ThreadPoolExecutor(PATIENT, "server-patient")
         name = new_id()
         self._sleeps = Sleeps(broker, name, stopping)
+        self._waits = waits or Waits(broker)
         headers = {"content-type": MEDIA, PROTOCOL: VERSION, SERVER: name}
         self._headers = [(key.encode(), value.encode()) for key, value in headers.items()]
         self._handlers: dict[str, Callable[..., Any]] = {
             **{name: getattr(broker, name) for name in CALLS if hasattr(broker, name)},
-            "attach": self._attach, "exchange": self._exchange, "hello": self._hello,
-            "put": self._put, "wait_for": self._wait_for, "wait_space": self._wait_space,
+            "attach": self._attach, "exchange": self._exchange, "find": self._find,
+            "hello": self._hello, "put": self._put, "wait_space": self._wait_space,
         }
         self._lacks: TidemillError | None = None
         if Feature.ELSEWHERE not in broker.features:
@@ -113,6 +136,7 @@ class Calls:
     async def close(self) -> None:
         """End what sleeps, and give up the threads."""
         await self._sleeps.close()
+        await self._waits.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._patient.shutdown(wait=False, cancel_futures=True)
 
@@ -124,6 +148,11 @@ class Calls:
         if answer is None:
             return  # nobody is there any more
         status, body = answer
+        exchange: Exchange | None = scope.get("tidemill.exchange")
+        if exchange is not None and len(body) > SMALL:
+            if CALLS[scope["path_params"]["name"]].role == Looks.VIEWER:
+                exchange.share.check(len(body))
+            exchange.share.at_least(len(body))
         headers = [*self._headers, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -152,6 +181,8 @@ class Calls:
             return _refuse(self._lacks)
         if name == "wait":
             return await self._wait(call, body, receive)
+        if name == "wait_for":
+            return await self._wait_for(call, body, receive)
         threads = self._patient if call.waits else self._threads
         loop = asyncio.get_running_loop()
         key = given.get(_KEY, b"")
@@ -172,6 +203,45 @@ class Calls:
             message = await receive()
         return None
 
+    async def _wait_for(self, call: Call, body: bytes, receive: Receive) -> Answer:
+        """Look; and again when jobs have ended, which others watch for all who wait."""
+        try:
+            arguments = call.read(body)
+        except msgspec.DecodeError as error:
+            return _unreadable(call, error)
+        ids, first = arguments["ids"], arguments["first"]
+        timeout = min(arguments["timeout"], LONGEST)
+        loop = asyncio.get_running_loop()
+        try:
+            going_on, answer = await loop.run_in_executor(self._threads, self._look, ids)
+            if going_on and timeout > 0 and not (first and len(going_on) < len(ids)):
+                del answer
+                waiting = self._waits.until_ended(going_on, timeout, first=first)
+                await self._unless_gone(waiting, receive)
+                _, answer = await loop.run_in_executor(self._threads, self._look, ids)
+        except TidemillError as error:
+            return _refuse(error)
+        return 200, answer
+
+    def _look(self, ids: Sequence[str]) -> tuple[list[str], bytes]:
+        """Which jobs have not ended; the records of all."""
+        records = self._broker.wait_for(ids, 0.0)
+        pairs = zip(ids, records, strict=True)
+        return [i for i, r in pairs if r and not r.state.finished], encode(records)
+
+    async def _unless_gone(self, waiting: Coroutine[Any, Any, None], receive: Receive) -> None:
+        """Wait, until the client goes or the server ends."""
+        wait = asyncio.ensure_future(waiting)
+        ends = (_gone(receive), self._stopping.wait())
+        others: list[asyncio.Future[Any]] = [asyncio.ensure_future(end) for end in ends]
+        try:
+            await asyncio.wait([wait, *others], return_when=asyncio.FIRST_COMPLETED)
+            if wait.done():
+                wait.result()
+        finally:
+            for task in (wait, *others):
+                task.cancel()
+
     async def _wait(self, call: Call, body: bytes, receive: Receive) -> Answer:
         try:
             arguments = call.read(body)
@@ -179,8 +249,7 @@ class Calls:
             return _unreadable(call, error)
 
         async def gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            await _gone(receive)
 
         return 200, encode(await self._sleeps.wait(**arguments, gone=gone))
 
@@ -213,6 +282,7 @@ class Calls:
             raise InvalidOption(
                 f"the lease of an owner elsewhere must be 1 to 86400 seconds, not {owner.lease:g}"
             )
+        _check_owner(owner)
         # Files of this machine are none of its business.
         self._broker.attach(msgspec.structs.replace(owner, board=""))
 
@@ -228,12 +298,12 @@ class Calls:
             reply.wall = wall_time()  # they are due by the clock of this machine
         return reply
 
+    def _find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        return find_some(self._broker.find, what, limit, cursor)
+
     def _put(self, jobs: Sequence[Envelope], **more: Any) -> list[Put]:
         _check(jobs)
         return self._broker.put(jobs, **more)
-
-    def _wait_for(self, ids: Sequence[str], timeout: float, first: bool) -> list[Record | None]:
-        return self._broker.wait_for(ids, min(timeout, LINGER), first=first)
 
     def _wait_space(self, queue: str, timeout: float) -> bool:
         return self._broker.wait_space(queue, min(timeout, LINGER))
@@ -282,6 +352,12 @@ _MOST = {
 """Of each number in a job: workers and producers send what they have checked themselves."""
 
 
+async def _gone(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def _check(jobs: Sequence[Envelope]) -> None:
     """Refuse names and times that no store keeps, and bodies that are too large."""
     for job in jobs:
@@ -294,7 +370,19 @@ def _check(jobs: Sequence[Envelope]) -> None:
             value = getattr(job, what)
             if not 0 <= value <= most:  # nor is NaN
                 raise InvalidOption(f"the {what} of a job must be 0 to {most:.0f}, not {value}")
-        check_body(job.body)
+        check_size(job.body, job.headers, job.tags)
+
+
+def _check_owner(owner: Owner) -> None:
+    """Refuse names that no list of owners is to show."""
+    check_name("the id of an owner", owner.id)
+    for what, name in [("kind", owner.kind), ("name", owner.name), ("host", owner.host)]:
+        if name:
+            check_name(f"the {what} of an owner", name)
+    if len(owner.queues) > MAX_QUEUES:
+        raise InvalidOption(f"an owner has {MAX_QUEUES:,} queues at most, not {len(owner.queues)}")
+    for name in owner.queues:
+        check_name("a queue of an owner", name)
 
 
 def _check_seconds(what: str, seconds: float) -> None:

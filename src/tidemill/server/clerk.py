@@ -29,7 +29,7 @@ from tidemill.brokers.early import Early
 from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.gathering import EACH_CLIENT, Gathering
 from tidemill.job import Command, Lease, Outcome, Owner, Verdict
-from tidemill.server.asks import Ask, Asks, Held, Pledge
+from tidemill.server.asks import Ask, Asks, Held, Kinds, Pledge, Portion
 from tidemill.server.said import Answer, Said, tell
 
 __all__ = ["MOST", "Clerk"]
@@ -59,7 +59,7 @@ class Clerk:
         loop: asyncio.AbstractEventLoop,
         hand_over: Callable[[Sequence[Ask]], None],
         *,
-        tasks: bool,
+        kinds: Kinds,
         stays: bool,
         hear: Callable[[Sequence[Command]], None] | None,
         broken: Callable[[Pledge], None] | None,
@@ -73,18 +73,21 @@ class Clerk:
         self._owner = owner
         self._loop = loop
         self._hand_over = hand_over
-        self._tasks = tasks
+        self._kinds = kinds
+        self._told = 0 if kinds.knows else -1  # see Want.told
         self._stays = stays
         self._hear = hear
         self._broken = broken
         self._early = broker if broken is not None and isinstance(broker, Early) else None
         self._merged = Mode.MERGED if Feature.MERGED in broker.features else Mode.STRICT
         self._asks = Asks()
+        self._portion = Portion(few=bool(kinds.knows))  # there may be many such desks
         self._gathering = Gathering(EACH_CLIENT)
         self._said: list[Said] = []
         self._pledge: Pledge | None = None  # of the exchange that is under way
         self._prompt = Gathering(EACH_CLIENT, least=1)
         self._late: list[Said] = []  # what was heard inside of it
+        self._withheld: set[int] = set()  # tokens of leases that are not handed out inside of it
         self._took = self._waited = 0.0  # the last exchange, and for what is heard inside this one
         self._marked = frozenset[str]()  # the queues the store may hint us for
         self._keep_house = 0.0  # monotonic time
@@ -162,7 +165,7 @@ class Clerk:
         reply, answers = self._exchange(want)
         self._took = time.monotonic() - begun - self._waited
         pledged = self._pledge is not None
-        left = [lease for lease in reply.leases if not (pledged and lease.deadline)]
+        left = [lease for lease in reply.leases if not pledged or lease.token in self._withheld]
         asks = self._hand_out(left, None, self._said)
         if want is not None and len(reply.leases) < want.count:
             self._marked = frozenset(want.queues) if want.sleep else frozenset()
@@ -188,10 +191,14 @@ class Clerk:
         gone = tuple(self._marked - self._asks.queues())
         self._marked = frozenset()
         if gone:
-            return Want(0, gone, self._merged, self._tasks, messages=True, sleep=False), []
+            kinds = self._kinds
+            want = Want(0, gone, self._merged, kinds.tasks, messages=kinds.messages, sleep=False)
+            return want, []
         if not self._asks:
             return None, []
-        want, first = self._asks.want(self._merged, tasks=self._tasks)
+        want, first = self._asks.want(self._merged, self._kinds, self._told)
+        if want.count > self._portion.count:
+            want = msgspec.structs.replace(want, count=self._portion.count)
         return want, first
 
     def _exchange(self, want: Want | None) -> tuple[Reply, list[Answer]]:
@@ -201,7 +208,8 @@ class Clerk:
             self._said = [said for said in self._said if not said.is_void]
         verdicts = [s.verdict for s in self._said if s.verdict is not None]
         touches = [s.touch for s in self._said if s.touch is not None]
-        step = Step(self._owner.id, verdicts, want, touches)
+        notes = [note for s in self._said for note in s.notes]
+        step = Step(self._owner.id, verdicts, want, touches, notes)
         self._pledge, self._waited = None, 0.0
         try:
             if self._early is not None and want is not None and want.count:
@@ -211,25 +219,29 @@ class Clerk:
         except BaseException:
             self._knows = False  # it may have been done
             raise
+        if want is not None and want.told >= 0:
+            self._told = reply.told
         settled, touched = iter(reply.settled), iter(reply.touched)
         answers: list[Answer] = [
             (said.answer, next(touched if said.verdict is None else settled))
             for said in self._said + self._late
         ]
         self._said, self._late = [], []
-        self._held += sum(lease.deadline > 0 for lease in reply.leases) - sum(reply.settled)
+        self._held += len(reply.leases) - sum(reply.settled)
+        self._portion.learn(reply.leases)
         return reply, answers
 
     def _hand_out_early(self, leases: Sequence[Lease]) -> list[Verdict]:
         """Inside the exchange: give jobs to those who wait for them, and hear what they say.
 
-        What is gone when it is taken is not handed out yet: it must not be there once more. It is
+        A message with ttr=0 is withheld until the commit: it must not be delivered twice. This is
         called anew when the exchange is, and what it handed out before is lost then.
         """
         self._break_pledge()
+        self._withheld.clear()
         if leases:
             self._pledge = pledge = Pledge()
-            asks = self._hand_out([lease for lease in leases if lease.deadline], pledge, self._late)
+            asks = self._hand_out(leases, pledge, self._late)
             self._prompt.expect(len(asks), len(self.inbox), self._took)
             self._answer(asks)
             begun = time.monotonic()
@@ -292,11 +304,19 @@ class Clerk:
         for lease in leases:
             verdict = Verdict(lease.token, Outcome.RELEASE)
             try:
-                ask = self._asks.hand(Held(lease, lease.open(), pledge))
+                envelope = lease.open()
+                if pledge is not None and envelope.at_most_once:
+                    self._withheld.add(lease.token)
+                    continue
+                if self._kinds.knows and envelope.task not in self._kinds.knows:
+                    ask, verdict.outcome = None, Outcome.UNKNOWN
+                    verdict.error = f"no worker knows task {envelope.task!r}"
+                else:
+                    ask = self._asks.hand(Held(lease, envelope, pledge))
             except msgspec.DecodeError as error:
                 ask, verdict.outcome = None, Outcome.FAIL
                 verdict.error = f"the job cannot be read: {error}"
-            if ask is None:  # not readable, or it came for one that has gone
+            if ask is None:  # not readable, unknown, or it came for one that has gone
                 back.append(Said(verdict, None, None, pledge))
             else:
                 asks[ask] = None
@@ -361,10 +381,19 @@ class Clerk:
             self._asks.drop(ask)
         self._tell(tell, [(ask.answer, error) for ask in asks])
 
+    def _hear_the_loop(self) -> None:
+        """Wait until the loop has seen all that it was told: it may have given jobs back."""
+        seen = threading.Event()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(seen.set)
+            seen.wait(LONGEST)
+
     def _end(self) -> None:
         """Hear the last of what was said; nobody gets anything any more."""
         self._collect()
         self._answer(list(self._asks))
+        self._hear_the_loop()
+        self._collect()
         try:
             while self._said:
                 _, answers = self._exchange(Want(0, tuple(self._marked), sleep=False))

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from tidemill.brokers.base import Broker, Mode
-from tidemill.job import Command, Outcome, Owner, Verdict
-from tidemill.server.asks import Ask, Held, Pledge
+from tidemill.job import Command, Note, Outcome, Owner, Verdict
+from tidemill.server.asks import Ask, Held, Kinds, Pledge
 from tidemill.server.clerk import MOST, Clerk
 from tidemill.server.deadlines import Deadlines
 from tidemill.server.said import Said
@@ -30,6 +30,8 @@ class Desk:
     Args:
         owner: as which the store knows all of them.
         tasks: tasks are taken too, not only raw messages.
+        knows: only tasks of these names are taken, and no messages. Other tasks of the queues are
+            set aside for a worker that knows them.
         stays: the owner is let go at the end only if its clients hold nothing: what they hold
             stays theirs.
         hear: gets the commands the store has for what is held, in the loop.
@@ -44,12 +46,14 @@ class Desk:
         owner: Owner,
         *,
         tasks: bool = False,
+        knows: Sequence[str] = (),
         stays: bool = False,
         hear: Callable[[Sequence[Command]], None] | None = None,
         broken: Callable[[Pledge], None] | None = None,
     ) -> None:
         self.owner = owner
-        self._broker = broker
+        self.broker = broker
+        self._background: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(self._loop, self._too_late)
         self._clerk = Clerk(
@@ -57,7 +61,7 @@ class Desk:
             owner,
             self._loop,
             self._hand_over,
-            tasks=tasks,
+            kinds=Kinds(tasks or bool(knows), not knows, tuple(knows)),
             stays=stays,
             hear=hear,
             broken=broken,
@@ -69,13 +73,21 @@ class Desk:
         Raises:
             TidemillError: the store cannot be reached, or takes no owners.
         """
-        await asyncio.to_thread(self._broker.attach, self.owner)
+        await asyncio.to_thread(self.broker.attach, self.owner)
         self._clerk.start()
 
     async def close(self) -> None:
         """Answer all that wait with nothing, see through what was said, and let the owner go."""
         self._clerk.close()
         await asyncio.to_thread(self._clerk.join)
+        if self._background:
+            await asyncio.wait(self._background)
+
+    def in_background(self, function: Callable[..., None], *args: object) -> None:
+        """Make a blocking call that nobody waits for but :meth:`close`."""
+        call = asyncio.ensure_future(asyncio.to_thread(function, *args))
+        self._background.add(call)
+        call.add_done_callback(self._background.discard)
 
     async def reserve(
         self,
@@ -102,7 +114,7 @@ class Desk:
             return await ask.answer
         except asyncio.CancelledError:
             self._leave(ask)
-            self._give_back(ask.answer.result() if not ask.answer.cancelled() else [])
+            self.give_all_back(ask.answer.result() if not ask.answer.cancelled() else [])
             raise
         finally:
             self._deadlines.end(ask, over)
@@ -113,17 +125,33 @@ class Desk:
         self._clerk.send(Said(verdict, None, answer, pledge))
         return await answer
 
+    def say(self, verdict: Verdict) -> None:
+        """Say what became of a job; nobody needs to hear of it."""
+        self._clerk.send(Said(verdict, None, None, None))
+
     async def touch(
-        self, token: int, seconds: float = 0.0, pledge: Pledge | None = None
+        self,
+        token: int,
+        seconds: float = 0.0,
+        pledge: Pledge | None = None,
+        notes: Sequence[Note] = (),
     ) -> bool:
-        """More time for a job: its ttr begins anew, or with another; False when it was lost."""
+        """More time for a job: its ttr begins anew, or with another; False when it was lost.
+
+        ``notes`` are its progress and what it logs.
+        """
         answer: asyncio.Future[bool] = self._loop.create_future()
-        self._clerk.send(Said(None, (token, seconds), answer, pledge))
+        self._clerk.send(Said(None, (token, seconds), answer, pledge, notes))
         return await answer
 
     def give_back(self, token: int, pledge: Pledge | None = None) -> None:
         """Its client has gone: others may have the job, and nobody needs to hear of it."""
         self._clerk.send(Said(Verdict(token, Outcome.RELEASE), None, None, pledge))
+
+    def give_all_back(self, jobs: Sequence[Held]) -> None:
+        """The same of several."""
+        for held in jobs:
+            self.give_back(held.lease.token, held.pledge)
 
     def _joins(self, ask: Ask, timeout: float) -> bool:
         """Whether the sleep under way is for this client, too: its queues are empty, and watched.
@@ -151,10 +179,6 @@ class Desk:
     def _hand_over(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
             if ask.answer.done():
-                self._give_back(ask.held)
+                self.give_all_back(ask.held)
             else:
                 ask.answer.set_result(ask.held)
-
-    def _give_back(self, jobs: Sequence[Held]) -> None:
-        for held in jobs:
-            self.give_back(held.lease.token, held.pledge)

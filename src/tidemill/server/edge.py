@@ -6,6 +6,7 @@ here (:mod:`.problems`); all below may read a body, and gets no more than is all
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -17,10 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidemill.server.access import Access
+from tidemill.server.budget import SMALL, Budget, Share
 from tidemill.server.logs import AccessLog
 from tidemill.server.problems import Problem, not_allowed, problem_of
 from tidemill.server.settings import Settings
-from tidemill.server.tokens import Role
+from tidemill.server.tokens import Role, Token
 
 __all__ = ["LINE", "Edge", "Exchange", "Line", "nothing_at", "require"]
 
@@ -48,24 +50,30 @@ class Line(Protocol):
 
     def watch(self, when_lost: Callable[[], None] | None) -> None: ...
 
+    def hang_up(self) -> None: ...
+
 
 class Exchange:
     """One request on its way through: what is known of it, its body within bounds, its answer."""
 
     __slots__ = (
-        *("content_type", "id", "name", "role", "scope", "settings", "status"),
+        *("content_type", "id", "name", "role", "scope", "settings", "share", "status", "token"),
         *("_given", "_receive", "_send", "_size", "started"),
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: Settings) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, settings: Settings, budget: Budget
+    ) -> None:
         self.scope = scope
         self.settings = settings
+        self.share = Share(budget)
         self._receive = receive
         self._send = send
         self.status = 0
         self.started = False
         self.name = ""
         self.role = Role.ADMIN
+        self.token: Token | None = None
         self._size = 0
         self._given: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
@@ -115,10 +123,21 @@ class Exchange:
         """The next part of the body, within its size; or that the client is gone."""
         message = await self._receive()
         if message["type"] == "http.request":
+            before = self._size
             self._size += len(message.get("body", b""))
             if self._size > self.settings.max_request:
                 raise self._too_large()
+            if self._size > SMALL:
+                self._hold(self._size if before <= SMALL else self._size - before)
         return message
+
+    def _hold(self, size: int) -> None:
+        """Count a part of the body."""
+        try:
+            self.share.take(size)
+        except Problem as problem:
+            problem.headers["connection"] = "close"  # else the rest of the body had to be read
+            raise
 
     async def body(self) -> bytes:
         """The whole body."""
@@ -146,12 +165,20 @@ class Exchange:
             pass
 
     async def send(self, message: Message) -> None:
-        """A part of the answer."""
+        """A part of the answer; a large one goes in pieces, each when the last was taken."""
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
             headers = [(b"x-request-id", self.id.encode()), *message.get("headers", ())]
             message = {**message, "headers": headers}
+        elif len(body := message.get("body", b"")) > SMALL:
+            at = 0
+            while len(body) - at > SMALL:
+                piece = body[at : at + SMALL]
+                await self._send({"type": message["type"], "body": piece, "more_body": True})
+                await asyncio.sleep(0)  # the connection writes what it was given in this turn
+                at += SMALL
+            message = {**message, "body": body[at:]}
         await self._send(message)
 
     async def answer(
@@ -170,6 +197,10 @@ class Exchange:
         if status == 204:
             del given[:2]
         await self._send({"type": "http.response.start", "status": status, "headers": given})
+        if len(body) > SMALL:
+            self.share.at_least(len(body))
+            await self.send({"type": "http.response.body", "body": body})
+            return
         await self._send({"type": "http.response.body", "body": body})
 
 
@@ -177,8 +208,10 @@ class Gone(Exception):
     """The client went away before it had sent all of its request: there is nobody to answer."""
 
 
-def require(scope: Scope, role: Role) -> Exchange:
+def require(scope: Scope, role: Role, *, whole: bool = True) -> Exchange:
     """The exchange of a request, if its token has the role; for routes of all kinds.
+
+    With ``whole`` a token for some queues is refused: the route concerns all of the store.
 
     Raises:
         Problem: it has not.
@@ -190,6 +223,12 @@ def require(scope: Scope, role: Role) -> Exchange:
             "forbidden",
             f"this needs the role {role.name.lower()}; {who} has {exchange.role.name.lower()}",
         )
+    if whole and exchange.token is not None and exchange.token.queues:
+        raise Problem(
+            "forbidden",
+            f"the token {exchange.name!r} is for some queues, and this concerns all of the store; "
+            "use a token without --queue",
+        )
     return exchange
 
 
@@ -200,24 +239,44 @@ class Edge:
         self.app = app
         self.settings = settings
         self.access = Access(settings)
+        self.budget = Budget(settings.max_memory)
         self.log = log
+        self._of_tokens: set[Exchange] = set()  # those under way that a token let in
+
+    def sweep(self) -> None:
+        """End the polls and streams of tokens that were revoked or have expired."""
+        tokens = self.access.tokens
+        if tokens is None:
+            return
+        tokens.refresh()
+        for exchange in list(self._of_tokens):
+            if exchange.token is not None and not tokens.is_good(exchange.token):
+                exchange.line.hang_up()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        exchange = Exchange(scope, receive, send, self.settings)
+        exchange = Exchange(scope, receive, send, self.settings, self.budget)
         scope["tidemill.exchange"] = exchange
         scope["app"] = self  # has Starlette raise what it refuses, for us to word
         try:
-            self._let_in(exchange, scope)
+            try:
+                self._let_in(exchange, scope)
+            except Problem as problem:
+                if problem.kind != "too-many-requests":  # what is refused counts, too
+                    self.access.check_rate(exchange.name or exchange.address)
+                raise
             await self.app(scope, exchange.receive, exchange.send)
         except Gone:
             exchange.status = 499
         except Exception as error:
             await self._fail(exchange, error)
         finally:
+            exchange.share.free()
+            if exchange.token is not None:
+                self._of_tokens.discard(exchange)
             if self.log is not None:
                 self.log.add(exchange, time.perf_counter() - began)
 
@@ -232,7 +291,10 @@ class Edge:
         )
         if scope["path"] in PUBLIC:
             return
-        exchange.name, exchange.role = self.access.identify(exchange.header(b"authorization"))
+        client = self.access.identify(exchange.header(b"authorization"))
+        exchange.name, exchange.role, exchange.token = client
+        if client.token is not None:
+            self._of_tokens.add(exchange)
         self.access.check_rate(exchange.name or exchange.address)
 
     async def _fail(self, exchange: Exchange, error: Exception) -> None:

@@ -15,19 +15,27 @@ import inspect
 import typing
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tidemill.server.backend import Backend
+from tidemill.server.budget import SMALL
 from tidemill.server.edge import Exchange, require
 from tidemill.server.problems import Problem, not_allowed
+from tidemill.server.queue_tokens import check_path, limits
+from tidemill.server.receipts import Receipt, parse, sealed
 from tidemill.server.sentences import sentence_of
 from tidemill.server.tokens import Role
 
 __all__ = ["Call", "Document", "Endpoint", "Endpoints", "Raw", "Stream", "json_of"]
 
+T = TypeVar("T")
+
 _PLAIN_TYPES = ("", "application/json", "text/json")
+
+LARGE = 256 * 1024
+"""Bytes of a body from which on a thread parses it: the event loop serves others meanwhile."""
 
 
 class Raw(msgspec.Struct):
@@ -45,21 +53,74 @@ class Document(msgspec.Struct):
 
 
 class Stream(msgspec.Struct):
-    """An answer that goes on: server-sent events."""
+    """An answer that goes on: server-sent events. ``shared`` events are kept once for all."""
 
     events: AsyncIterator[bytes]
+    shared: bool = False
 
 
 class Call:
     """One call of an endpoint. ``status`` is that of its answer, and may be changed."""
 
-    __slots__ = ("backend", "exchange", "headers", "status")
+    __slots__ = ("backend", "exchange", "headers", "large", "status")
 
     def __init__(self, backend: Backend, exchange: Exchange, status: int) -> None:
         self.backend = backend
         self.exchange = exchange
         self.status = status
         self.headers: dict[str, str] | None = None
+        self.large = False  # it has the turn of the large bodies
+
+    async def beside(self, function: Callable[[], T], size: int) -> T:
+        """The value of a function that handles so many bytes; of many a thread makes the call."""
+        if size <= LARGE and not self.large:
+            return function()
+        await self._take_turn()
+        try:
+            return await self.backend.run(function)
+        finally:
+            self.end_turn()
+
+    async def decoded(self, decode: Callable[[bytes], Any], data: bytes, *, keeps: bool) -> Any:
+        """What a large body says: one at a time, since it may become many times its size.
+
+        With ``keeps`` it has its turn until :meth:`end_turn`.
+        """
+        await self._take_turn()
+        try:
+            return await self.backend.run(decode, data)
+        finally:
+            if not keeps:
+                self.end_turn()
+
+    async def _take_turn(self) -> None:
+        if not self.large:
+            await self.backend.large.acquire()
+            self.large = True
+
+    def end_turn(self) -> None:
+        """Let the next large body be handled."""
+        if self.large:
+            self.large = False
+            self.backend.large.release()
+
+    def sealed(self, receipt: str) -> str:
+        """A receipt as this client gets it."""
+        return sealed(receipt, self._secret) if self._secret else receipt
+
+    def parse(self, receipt: str) -> Receipt:
+        """What a receipt of this client says.
+
+        Raises:
+            Problem: it is none, was handed to another token, or needs no settling.
+        """
+        return parse(receipt, self._secret)
+
+    @property
+    def _secret(self) -> str:
+        """What seals the receipts of a token for some queues; empty for all others."""
+        token = self.exchange.token
+        return token.sha256 if token is not None and token.queues else ""
 
 
 class Endpoint:
@@ -69,6 +130,8 @@ class Endpoint:
         handler: its docstring says what it does, first in one line.
         role: who may call it.
         status: of the answer when all went well, and ``also``: others that it may have.
+        makes: decodes a large body, of which one call of :meth:`Call.beside` makes what is stored.
+        limited: it checks itself what a token for some queues may reach.
     """
 
     def __init__(
@@ -80,6 +143,8 @@ class Endpoint:
         *,
         status: int = 200,
         also: Sequence[int] = (),
+        makes: Callable[[bytes], Any] | None = None,
+        limited: bool = False,
     ) -> None:
         self.method = method
         self.path = path
@@ -87,6 +152,8 @@ class Endpoint:
         self.role = role
         self.status = status
         self.also = tuple(also)
+        self.makes = makes
+        self.limited = limited
         hints = typing.get_type_hints(handler)
         self.answer = hints.pop("return")
         self.query = hints.get("query")
@@ -96,11 +163,16 @@ class Endpoint:
         assert set(self.takes) <= {"call", "query", "body", *self.names}, path
         if self.body is not None and self.body is not Raw:
             self._decode: Any = msgspec.json.Decoder(self.body).decode
-        self._lists = {
-            field.encode_name
-            for field in (msgspec.structs.fields(self.query) if self.query else ())
-            if "list[" in str(field.type)
-        }
+        fields = msgspec.structs.fields(self.query) if self.query else ()
+        self._lists = {field.encode_name for field in fields if "list[" in str(field.type)}
+        self._no_texts = {field.encode_name for field in fields if "str" not in str(field.type)}
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a request without a body says something; one that makes or changes does not."""
+        if self.status == 201 or self.method == "PATCH":
+            return False
+        return not any(field.required for field in msgspec.structs.fields(self.body or Raw))
 
     async def __call__(self, call: Call, values: Sequence[str]) -> Any:
         given: dict[str, Any] = dict(zip(self.names, values, strict=True))
@@ -111,10 +183,18 @@ class Endpoint:
         if self.body is Raw:
             given["body"] = Raw(await call.exchange.body(), call.exchange.content_type)
         elif self.body is not None:
-            given["body"] = await self._body(call.exchange)
+            data = await self._body(call.exchange)
+            if len(data) <= LARGE:
+                given["body"] = self._decoded(data)
+                return await self.handler(**given)
+            try:
+                given["body"] = await call.decoded(self._decoded, data, keeps=bool(self.makes))
+                return await self.handler(**given)
+            finally:
+                call.end_turn()
         return await self.handler(**given)
 
-    async def _body(self, exchange: Exchange) -> Any:
+    async def _body(self, exchange: Exchange) -> bytes:
         kind = exchange.content_type.partition(";")[0].strip().lower()
         if kind not in _PLAIN_TYPES and not kind.endswith("+json"):
             raise Problem(
@@ -122,14 +202,19 @@ class Endpoint:
                 f"the body must be JSON, with Content-Type: application/json, not {kind[:100]}; "
                 "curl says so with --json",
             )
-        data = await exchange.body()
+        return await exchange.body()
+
+    def _decoded(self, data: bytes) -> Any:
         if not data:
+            if not self.may_be_empty:
+                raise Problem("invalid-request", "the body is empty; it must be JSON")
             try:
                 return msgspec.convert({}, self.body)
             except msgspec.ValidationError:
                 raise Problem("invalid-request", "the body is empty; it must be JSON") from None
         try:
-            return json_of(data, self._decode)
+            large = self.makes if len(data) > LARGE else None
+            return json_of(data, large or self._decode)
         except msgspec.ValidationError as error:
             raise Problem("invalid-request", sentence_of(error, self.body)) from None
 
@@ -141,6 +226,8 @@ class Endpoint:
             raise Problem("invalid-request", "the query is not name=value&…, in UTF-8") from None
         given: dict[str, Any] = {}
         for name, value in pairs:
+            if name in self._no_texts and value.lower() == "null":  # which would be read as none
+                raise Problem("invalid-request", f"{name}: null cannot be given; leave it out")
             if name in self._lists:
                 given.setdefault(name, []).append(value)
             elif name in given:
@@ -193,7 +280,9 @@ class Endpoints:
         endpoint = methods.get(method)
         if endpoint is None:
             raise not_allowed(methods)
-        exchange = require(scope, endpoint.role)
+        exchange = require(scope, endpoint.role, whole=False)
+        if limits(exchange):
+            await check_path(self._backend, exchange, endpoint.names, values, endpoint.limited)
         call = Call(self._backend, exchange, endpoint.status)
         await _answer(call, await endpoint(call, values))
 
@@ -230,6 +319,8 @@ async def _answer(call: Call, answer: Any) -> None:
         await exchange.answer(204, b"", b"", call.headers)
     else:
         data = msgspec.json.encode(answer)
+        if len(data) > SMALL and exchange.scope["method"] == "GET":
+            exchange.share.check(len(data))
         await exchange.answer(call.status, data, b"application/json", call.headers)
 
 
@@ -248,12 +339,18 @@ async def _stream(call: Call, answer: Stream) -> None:
 
     async def tell() -> None:
         async for event in events:
+            if len(event) > SMALL and not answer.shared:
+                exchange.share.free()
+                exchange.share.take(len(event))
             await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
 
     telling = asyncio.ensure_future(tell())
     try:
         await asyncio.wait([gone, telling], return_when=asyncio.FIRST_COMPLETED)
-        if telling.done():
+        if telling.cancelled():  # it is too far behind
+            exchange.line.hang_up()
+            await gone
+        elif telling.done():
             telling.result()
             await exchange.send({"type": "http.response.body", "body": b""})
     finally:

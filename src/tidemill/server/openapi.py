@@ -100,7 +100,7 @@ def _operation(
     elif endpoint.body is not None:
         schema = known[repr(endpoint.body)]
         operation["requestBody"] = {
-            "required": not _may_be_empty(endpoint),
+            "required": not endpoint.may_be_empty,
             "content": {"application/json": {"schema": schema}},
         }
     always = (*_ALWAYS, 413, 415, 408) if endpoint.body is not None else _ALWAYS
@@ -110,14 +110,6 @@ def _operation(
         else:
             operation["responses"][str(status)] = _problem(status)
     return operation
-
-
-def _may_be_empty(endpoint: Endpoint) -> bool:
-    """Whether a request without a body says something; one that makes or changes does not."""
-    if endpoint.status == 201 or endpoint.method == "PATCH":
-        return False
-    body: Any = endpoint.body
-    return not any(field.required for field in msgspec.structs.fields(body))
 
 
 def _in_path(name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 import msgspec
 
 from tidemill.config import BodyTooLarge
+from tidemill.deletion import QueueHasJobs
 from tidemill.errors import (
     BrokerUnavailable,
     CodecError,
@@ -48,7 +49,10 @@ KINDS = {
     "method-not-allowed": Kind(405, "This cannot be done to it"),
     "timeout": Kind(408, "The request came too slowly"),
     "conflict": Kind(409, "It is there already, and is another"),
+    "queue-has-jobs": Kind(409, "The queue has jobs"),
     "lease-lost": Kind(409, "The reservation has ended"),
+    "already-settled": Kind(409, "The message was settled with this receipt"),
+    "at-most-once": Kind(409, "The message was acknowledged when it was handed out"),
     "gone": Kind(410, "It is no longer kept"),
     "too-large": Kind(413, "The request is too large"),
     "unsupported-media-type": Kind(415, "The body is of no known type"),
@@ -59,6 +63,7 @@ KINDS = {
     "feature-missing": Kind(501, "The broker cannot do this"),
     "unknown-method": Kind(501, "There is no such method"),
     "unavailable": Kind(503, "The store cannot be reached now"),
+    "busy": Kind(503, "The server has too much in hand"),
     "too-many-connections": Kind(503, "Too many connections"),
     "store-full": Kind(507, "The store is full"),
 }
@@ -122,6 +127,7 @@ _OF_ERRORS: tuple[tuple[type[TidemillError], str], ...] = (  # the first that fi
     (StoreFull, "store-full"),
     (StoreMoved, "unavailable"),
     (LeaseLost, "lease-lost"),
+    (QueueHasJobs, "queue-has-jobs"),
     (BrokerUnavailable, "unavailable"),
     (FeatureMissing, "feature-missing"),
     (BodyTooLarge, "too-large"),

@@ -2,6 +2,8 @@
 
 A worker has an operator's token, and what its code declares it says by the calls with which others
 change things by hand. What can be told apart is: docs/brokers.md says what cannot.
+
+The desk of a server holds what the clients of all tokens have taken. Only an admin speaks for it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from tidemill.brokers.calls import CALLS, Role
 from tidemill.brokers.schedules import Change
 from tidemill.errors import CodecError
 from tidemill.schedules.stored import decode
+from tidemill.server.receipts import is_desk
 
 __all__ = ["needed"]
 
@@ -26,7 +29,15 @@ def needed(broker: Broker, name: str, arguments: dict[str, Any]) -> str:
         by_hand = any(_is_by_hand(broker, change) for change in arguments["changes"])
     elif name in ("detach", "release"):
         owner_id = arguments["owner_id"]
-        by_hand = any(owner.id == owner_id and not owner.lease for owner in broker.owners())
+        by_hand = is_desk(owner_id) or any(
+            owner.id == owner_id and not owner.lease for owner in broker.owners()
+        )
+    elif name == "attach":
+        by_hand = is_desk(arguments["owner"].id)
+    elif name == "exchange":
+        by_hand = is_desk(arguments["step"].owner)
+    elif name == "command":
+        by_hand = is_desk(arguments["owner_id"])
     return Role.ADMIN if by_hand else CALLS[name].role
 
 

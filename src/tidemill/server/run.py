@@ -30,6 +30,7 @@ from tidemill.server.connection import Connection, connection_class, sweep
 from tidemill.server.edge import Edge
 from tidemill.server.logs import AccessLog
 from tidemill.server.settings import Settings, check, is_loopback
+from tidemill.server.tls import TlsListener, tls_context
 from tidemill.server.tokens import read
 
 __all__ = ["serve"]
@@ -49,10 +50,15 @@ def serve(mill: Tidemill, settings: Settings, worker: Sequence[str] = ()) -> int
         BrokerUnavailable: the store cannot be reached.
     """
     check(settings)
-    _try_certificates(settings)
+    if mill.keys and settings.open:
+        raise InvalidOption(
+            "the app has secret_keys, and the server would sign jobs for whoever reaches it: "
+            "give --auth FILE with tokens (tidemill token create), or --tls-ca"
+        )
+    tls = tls_context(settings)
     _more_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Server(mill, settings, worker).run())
+        return runner.run(_Server(mill, settings, worker, tls).run())
 
 
 class _Uvicorn(uvicorn.Server):
@@ -86,8 +92,16 @@ class _Uvicorn(uvicorn.Server):
 class _Server:
     """The life of one server."""
 
-    def __init__(self, mill: Tidemill, settings: Settings, worker: Sequence[str]) -> None:
+    def __init__(
+        self,
+        mill: Tidemill,
+        settings: Settings,
+        worker: Sequence[str],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._mill = mill
+        self._tls = tls
+        self._listener: asyncio.Task[None] | None = None
         self._settings = settings
         self._beside = Beside(worker, self._end_with) if worker else None
         self._code = 0
@@ -106,8 +120,8 @@ class _Server:
             if settings.access_log:
                 access_log = AccessLog(sys.stderr, as_json=settings.log_json)
             self.connections = connection_class(settings)
-            app = make_app(backend, access_log)
-            self.uvicorn = _Uvicorn(_config(app, settings, self.connections))
+            self.app = make_app(backend, access_log)
+            self.uvicorn = _Uvicorn(_config(self.app, settings, self.connections))
             self.backend = backend
             await self._serve()
             if access_log is not None:
@@ -130,8 +144,8 @@ class _Server:
         settings, loop = self._settings, asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
-        sockets = [_listen(settings)]
-        host, port = sockets[0].getsockname()[:2]
+        sock = _listen(settings)
+        host, port = sock.getsockname()[:2]
         scheme = "https" if settings.tls_cert else "http"
         where = f"[{host}]" if ":" in host else host
         log.info("serving %s at %s://%s:%d", self._mill.broker.url, scheme, where, port)
@@ -139,15 +153,35 @@ class _Server:
         if self._beside is not None:
             self._beside.start()
         sweeper = loop.create_task(self._sweep())
+        if self._tls is not None:
+            self._listener = loop.create_task(self._listen_with_tls(sock))
+            self._listener.add_done_callback(self._on_listener_end)
         try:
-            await self.uvicorn.serve(sockets)
+            await self.uvicorn.serve([sock] if self._listener is None else [])
         finally:
             sweeper.cancel()
+
+    async def _listen_with_tls(self, sock: socket.socket) -> None:
+        assert self._tls is not None
+        server = self.uvicorn
+
+        def protocol() -> Connection:
+            return self.connections(server.config, server.server_state, {})
+
+        established = server.server_state.connections
+        await TlsListener(sock, self._tls, protocol, established, self._settings).run()
+
+    def _on_listener_end(self, listener: asyncio.Task[None]) -> None:
+        """End the server when nothing accepts connections any more."""
+        if not listener.cancelled():
+            log.error("no connection can be accepted", exc_info=listener.exception())
+            self._end_with(1)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             sweep(self.connections, self._settings)
+            self.app.sweep()
 
     def _on_signal(self, signum: int) -> None:
         now = asyncio.get_running_loop().time()
@@ -171,6 +205,8 @@ class _Server:
             self.port.end()
         if self._beside is not None:
             self._beside.stop()
+        if self._listener is not None:
+            self._listener.cancel()
         self.uvicorn.end()
 
 
@@ -187,44 +223,7 @@ def _config(app: Edge, settings: Settings, connections: type[Connection]) -> uvi
         server_header=False,
         timeout_keep_alive=int(settings.keep_alive),
         timeout_graceful_shutdown=int(settings.shutdown_timeout),
-        ssl_certfile=settings.tls_cert or None,
-        ssl_keyfile=settings.tls_key or None,
-        ssl_ca_certs=settings.tls_ca or None,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_ca else ssl.CERT_NONE,
     )
-
-
-def _try_certificates(settings: Settings) -> None:
-    """Refuse files that TLS could not be served with, before anything else is begun."""
-    files = {
-        "--tls-cert": settings.tls_cert,
-        "--tls-key": settings.tls_key,
-        "--tls-ca": settings.tls_ca,
-    }
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    for option, path in files.items():
-        try:
-            if path:
-                with open(path, "rb"):  # for what OpenSSL says of it does not name the file
-                    pass
-            if path and option == "--tls-ca":
-                context.load_verify_locations(path)
-        except OSError as error:
-            raise InvalidOption(f"{option} {path} cannot be used: {_reason(error)}") from None
-    try:
-        if settings.tls_cert:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as error:
-        raise InvalidOption(
-            f"--tls-cert {settings.tls_cert} and --tls-key {settings.tls_key} cannot be used "
-            f"together: {_reason(error)}"
-        ) from None
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "it is no PEM").lower().replace("_", " ")
-    return error.strerror or str(error)
 
 
 def _listen(settings: Settings) -> socket.socket:

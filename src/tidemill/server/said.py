@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tidemill.job import Verdict
+from tidemill.job import Note, Verdict
 from tidemill.server.asks import Pledge
 
 __all__ = ["Answer", "Said", "tell"]
@@ -15,12 +15,13 @@ Answer = tuple[asyncio.Future[Any] | None, bool | Exception]
 
 
 class Said(NamedTuple):
-    """A verdict, or a wish for more time; and who is to hear what came of it."""
+    """A verdict, or a wish for more time with notes; and who is to hear what came of it."""
 
     verdict: Verdict | None
     touch: tuple[int, float] | None
     answer: asyncio.Future[bool] | None
     pledge: Pledge | None
+    notes: Sequence[Note] = ()
 
     @property
     def is_void(self) -> bool:

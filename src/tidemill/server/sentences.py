@@ -13,6 +13,8 @@ from typing import Any
 
 from msgspec import inspect
 
+from tidemill.server.shapes.terms import NOT_BLANK
+
 __all__ = ["sentence_of"]
 
 _WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
@@ -20,6 +22,7 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b|(?<=\d)\.0\b")
 _PLACE = re.compile(r"(.*) - at `(key in )?\$\.?(.*)`$", re.DOTALL)
 _STEP = re.compile(r"\[|[^.\[\]]+(?![^\[]*\])")  # into a list or a map, or a field
 _NO_CHOICE = re.compile(r"(?:invalid enum value|expected text.*, got) (.*)$", re.DOTALL)
+_BLANK = f"expected str matching regex {NOT_BLANK!r}"
 _NO_FIELD = re.compile(r"object contains unknown field (.*)$", re.DOTALL)
 
 
@@ -35,7 +38,9 @@ def sentence_of(error: Exception, shape: Any = None) -> str:
         text = "JSON ends too early"
     elif not text.startswith("JSON"):
         text = text[:1].lower() + text[1:]
-    if text.startswith("expected"):
+    if text == _BLANK:
+        text = "it must not be blank"
+    elif text.startswith("expected"):
         text = _WORD.sub(lambda m: _WORDS.get(m[0], ""), text).replace("| null", "or null")
     if shape is not None:
         text = _helped(text, _at(shape, found[3] if found and not found[2] else ""))

@@ -15,6 +15,8 @@ DEFAULT_PORT = 8333
 
 MAX_REQUEST = 16 * 1024 * 1024
 
+MAX_MEMORY = 256 * 1024 * 1024
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Durations are seconds, sizes bytes.
@@ -27,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             when it is empty.
         allow_hosts: names that a request may give as Host besides those of this machine.
         max_request: bytes a request's body may have.
+        max_memory: bytes that large bodies and answers may hold together.
         rate: requests a second of each token, or each address; 0 for no bound.
         burst: requests that may come at once.
         max_connections: open ones.
@@ -50,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_role: str = ""
     allow_hosts: tuple[str, ...] = ()
     max_request: int = MAX_REQUEST
+    max_memory: int = MAX_MEMORY
     rate: float = 0.0
     burst: float = 0.0
     max_connections: int = 10_000
@@ -79,6 +83,11 @@ def check(settings: Settings) -> Settings:
     """
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise InvalidOption("--tls-cert and --tls-key go together; give both")
+    if settings.max_memory < settings.max_request:
+        raise InvalidOption(
+            f"--max-memory {settings.max_memory:,} is less than --max-request "
+            f"{settings.max_request:,}: a request of that size could never be served"
+        )
     if settings.tls_ca and not settings.tls_cert:
         raise InvalidOption("--tls-ca asks for certificates of clients; give --tls-cert with it")
     if settings.tls_role and (settings.auth or not settings.tls_ca):

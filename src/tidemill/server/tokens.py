@@ -1,20 +1,29 @@
 """Who may do what: tokens with roles, in a file that holds their hashes alone.
 
 A token is 256 random bits, so a plain SHA-256 of it gives nothing away: there is nothing to guess.
-It is shown once, when it is made. The file is read again when it has changed, so that a revoked
-token is refused a second later, with no restart.
+The token is shown once, when it is made. The server reads the file again when it has changed, so
+that a revoked token is refused a second later, with no restart.
+
+A server that runs fails closed. A file with a mistake in it adds nothing and still removes: of the
+tokens known before, those stay whose hash stands in it. A file that cannot be read changes nothing,
+and is read again each second until a read succeeds.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import enum
+import fcntl
 import hashlib
 import hmac
+import logging
 import os
+import re
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +33,10 @@ from tidemill.errors import InvalidOption
 
 __all__ = ["Role", "Token", "Tokens", "create", "read", "revoke"]
 
+log = logging.getLogger("tidemill.server")
+
 PREFIX = "tidemill_"
+_SHA256 = re.compile("[0-9a-f]{64}")
 LOOK_EVERY = 1.0
 """Seconds after which the file is looked at again."""
 
@@ -37,14 +49,20 @@ class Role(enum.IntEnum):
     ADMIN = 3  # purge queues, change limits and schedules
 
 
-class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One token as the file has it. Times are epoch seconds; ``expires`` 0 means never."""
+class Token(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One token as the file has it. Times are epoch seconds; ``expires`` 0 means never.
+
+    A token with ``queues`` reaches only these queues.
+    """
 
     name: str
     role: str
     sha256: str
     created: float = 0.0
     expires: float = 0.0
+    queues: tuple[str, ...] = ()
 
     @property
     def rank(self) -> Role:
@@ -60,7 +78,7 @@ def read(path: str | Path) -> list[Token]:
     """The tokens of a file.
 
     Raises:
-        InvalidOption: it cannot be read, or is none.
+        InvalidOption: it cannot be read, or is no file of tokens.
     """
     try:
         data = Path(path).read_bytes()
@@ -69,6 +87,10 @@ def read(path: str | Path) -> list[Token]:
             f"the file of tokens {path} cannot be read: {error.strerror}; "
             f"make one with: tidemill token create NAME --auth {path}"
         ) from None
+    return _parse(data, path)
+
+
+def _parse(data: bytes, path: str | Path) -> list[Token]:
     try:
         tokens = msgspec.json.decode(data, type=_File).tokens
     except msgspec.MsgspecError as error:
@@ -76,19 +98,23 @@ def read(path: str | Path) -> list[Token]:
     for token in tokens:
         if token.role.upper() not in Role.__members__:
             raise InvalidOption(f"{path}: token {token.name!r} has no known role: {token.role!r}")
+        if not _SHA256.fullmatch(token.sha256):
+            raise InvalidOption(
+                f"{path}: the sha256 of token {token.name!r} must be 64 hexadecimal digits; "
+                "revoke the token and create it anew"
+            )
     return tokens
 
 
-def create(path: str | Path, name: str, role: Role, expires: float = 0.0) -> str:
+def create(
+    path: str | Path, name: str, role: Role, expires: float = 0.0, queues: Sequence[str] = ()
+) -> str:
     """Add a token to the file, which is made if it is not there; the token itself.
 
     Raises:
         InvalidOption: there is one of this name.
     """
     check_name("name of a token", name)
-    tokens = read(path) if Path(path).exists() else []
-    if any(token.name == name for token in tokens):
-        raise InvalidOption(f"there is a token {name!r} already; revoke it first, or take another")
     secret = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
     added = Token(
         name=name,
@@ -96,8 +122,16 @@ def create(path: str | Path, name: str, role: Role, expires: float = 0.0) -> str
         sha256=_hash(secret).hex(),
         created=time.time(),
         expires=expires,
+        queues=tuple(check_name("queue", queue) for queue in queues),
     )
-    _write(Path(path), [*tokens, added])
+    file = Path(path).resolve()
+    with _locked(file):
+        tokens = read(file) if file.exists() else []
+        if any(token.name == name for token in tokens):
+            raise InvalidOption(
+                f"there is a token {name!r} already; revoke it first, or take another name"
+            )
+        _write(file, [*tokens, added])
     return secret
 
 
@@ -107,29 +141,55 @@ def revoke(path: str | Path, name: str) -> None:
     Raises:
         InvalidOption: there is none of this name.
     """
-    tokens = read(path)
-    left = [token for token in tokens if token.name != name]
-    if len(left) == len(tokens):
-        known = ", ".join(token.name for token in tokens) or "none"
-        raise InvalidOption(f"there is no token {name!r} in {path}; it has: {known}")
-    _write(Path(path), left)
+    file = Path(path).resolve()
+    with _locked(file):
+        tokens = read(file)
+        left = [token for token in tokens if token.name != name]
+        if len(left) == len(tokens):
+            known = ", ".join(token.name for token in tokens) or "none"
+            raise InvalidOption(f"there is no token {name!r} in {path}; it has: {known}")
+        _write(file, left)
 
 
 def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-def _write(path: Path, tokens: list[Token]) -> None:
-    """Replace the file as one step; only its owner may read it."""
-    data = msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=2)
-    folder = path.absolute().parent
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")  # 0600
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold the lock of the file's folder, so that two changes at a time are both kept.
+
+    The file itself is replaced, so a lock on it would be a lock on what is gone.
+    """
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
+        folder = os.open(file.parent, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidOption(f"{file.parent} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _write(file: Path, tokens: list[Token]) -> None:
+    """Replace the file as one step. Owner and mode stay; of a new file only its owner may read."""
+    data = msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=2)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # 0600
+    try:
+        with os.fdopen(handle, "wb") as new:
+            with contextlib.suppress(FileNotFoundError):
+                before = file.stat()
+                if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(handle, before.st_uid, before.st_gid)
+                os.fchmod(handle, before.st_mode & 0o777)
+            new.write(data + b"\n")
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(name, file)
+    except OSError as error:
+        os.unlink(name)
+        raise InvalidOption(f"{file} cannot be written: {error.strerror}") from None
     except BaseException:
         os.unlink(name)
         raise
@@ -141,25 +201,27 @@ class Tokens:
     def __init__(self, path: str) -> None:
         self._path = path
         self._stamp = self._look()
-        self._known = self._load()
+        self._known = {bytes.fromhex(token.sha256): token for token in read(path)}
         self._looked = time.monotonic()
+        self._unread: int | None = None  # the error of the latest read, which the log has
 
     def find(self, secret: str) -> Token | None:
         """The token a client shows, if it is one. Takes as long whichever of them it is."""
-        self._refresh()
+        self.refresh()
         shown, found = _hash(secret), None
-        for digest, token in self._known:
+        for digest, token in self._known.items():
             if hmac.compare_digest(digest, shown):
                 found = token
-        if found is not None and found.expires and found.expires <= time.time():
-            return None
-        return found
+        return found if found is not None and self.is_good(found) else None
+
+    def is_good(self, token: Token) -> bool:
+        """True while a token that was found stands in the file as it was, and has not expired."""
+        if token.expires and token.expires <= time.time():
+            return False
+        return self._known.get(bytes.fromhex(token.sha256)) == token
 
     def __len__(self) -> int:
         return len(self._known)
-
-    def _load(self) -> list[tuple[bytes, Token]]:
-        return [(bytes.fromhex(token.sha256), token) for token in read(self._path)]
 
     def _look(self) -> tuple[int, int, int]:
         try:
@@ -168,7 +230,8 @@ class Tokens:
             return 0, 0, 0
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Read the file again if it has changed, once a second at most."""
         now = time.monotonic()
         if now - self._looked < LOOK_EVERY:
             return
@@ -177,7 +240,20 @@ class Tokens:
         if stamp == self._stamp:
             return
         try:
-            self._known = self._load()
-        except InvalidOption:  # gone or spoilt: nobody gets in by what it said before
-            self._known = []
-        self._stamp = stamp
+            data = Path(self._path).read_bytes()
+        except OSError as error:  # the next look reads again, also a file that stays as it is
+            if error.errno != self._unread:
+                log.error(
+                    "%s cannot be read (%s): the tokens known before stay valid until it can",
+                    *(self._path, error.strerror),
+                )
+            self._unread = error.errno
+            return
+        self._stamp, self._unread = stamp, None
+        try:
+            tokens = _parse(data, self._path)
+        except InvalidOption as error:
+            written = data.lower()
+            tokens = [it for it in self._known.values() if it.sha256.encode() in written]
+            log.error("%s; of the tokens known before, those whose sha256 it has stay valid", error)
+        self._known = {bytes.fromhex(token.sha256): token for token in tokens}

@@ -13,6 +13,7 @@ import sys
 from tidemill.app import Tidemill
 from tidemill.errors import InvalidOption
 from tidemill.loader import load_app
+from tidemill.worker.fork import handle_signal
 from tidemill.worker.process import Process
 from tidemill.worker.runner import describe
 from tidemill.worker.wire import Closed, Down, Hello, Line, Setup, Up
@@ -20,13 +21,16 @@ from tidemill.worker.wire import Closed, Down, Hello, Line, Setup, Up
 
 def main(fd: int) -> int:
     """Serve the supervisor at the other end of the socket ``fd``; the exit code."""
-    line: Line[Up, Down] = Line(socket.socket(fileno=fd), Down)
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)  # a program that a task starts must not keep the line open
+    line: Line[Up, Down] = Line(sock, Down)
     _die_with_parent()
     try:
         setup = _receive_setup(line)
-        # Open for life: faulthandler writes to it, from C, whoever holds the interpreter lock.
+        # Open for life: faulthandler writes to it, from C, whoever holds the interpreter lock. The
+        # thread that has the signal writes its own stack: to walk the others would be a crash.
         stacks = open(setup.stacks, "w")  # noqa: SIM115 - open for life
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False, chain=False)
         mill, hello = _load(setup.app)
         line.send(Up(hello=hello))
         if mill is None:
@@ -37,8 +41,8 @@ def main(fd: int) -> int:
         return 1
     process = Process(mill, setup, line)
     # Both belong to the supervisor; a process that gets one by itself is replaced, gently.
-    signal.signal(signal.SIGTERM, process.on_signal)
-    signal.signal(signal.SIGINT, process.on_signal)
+    handle_signal(signal.SIGTERM, process.on_signal)
+    handle_signal(signal.SIGINT, process.on_signal)
     process.serve()
     mill.close()
     return 0
@@ -48,10 +52,12 @@ def _load(app: str) -> tuple[Tidemill | None, Hello]:
     """The app, if it can be loaded, and what to tell the supervisor of it."""
     try:
         mill = load_app(app)
-        queues = {task.options.queue for task in mill.tasks.values()}
+        queues = {task.options.queue for task in list(mill.tasks.values())}
         schedules = mill.schedules.declared()
-        return mill, Hello(mill.url, tuple(sorted(queues)), len(mill.tasks), schedules=schedules)
-    except (Exception, SystemExit) as error:
+        known = list(mill.tasks), list(mill.allow_imports)
+        there = mill.url, tuple(sorted(queues)), len(mill.tasks)
+        return mill, Hello(*there, "", schedules, *known)
+    except BaseException as error:
         text, trace = describe(error)
         return None, Hello(error=text if isinstance(error, InvalidOption) else trace)
 

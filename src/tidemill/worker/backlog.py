@@ -13,8 +13,8 @@ slots, and always exactly one that reads, unless jobs run in the main thread, wh
 from __future__ import annotations
 
 import heapq
-import threading
 from collections.abc import Callable, Iterable
+from threading import Event, Lock  # by name: a task may replace those of the module
 
 from tidemill.worker.loop import Item
 
@@ -29,28 +29,29 @@ class Desk:
     def __init__(self, *, reads: bool = False) -> None:
         self.item: Item | None = None
         self.reads = reads
-        self.wake = threading.Lock()
+        self.wake = Lock()
         self.wake.acquire()
 
 
 class Backlog:
     """Jobs that wait for a slot, and who is free to run them.
 
-    ``hire`` starts a thread at a desk; at most ``threads`` are hired. ``budget`` is how many jobs
+    ``hire`` starts a thread at a desk, or says that none can start now; at most ``threads`` are
+    hired. ``budget`` is how many jobs
     may be started at all. The methods that give slots away return the async jobs that got one, for
     the caller to launch; sync jobs are on a desk by then.
     """
 
     def __init__(
-        self, concurrency: int, budget: int, threads: int, hire: Callable[[int, Desk], None]
+        self, concurrency: int, budget: int, threads: int, hire: Callable[[int, Desk], bool]
     ) -> None:
         self.concurrency = concurrency
         self.budget = budget
         self.free = concurrency
         self.quiet = False  # nothing is started any more
         self.over = False
-        self.ended = threading.Event()
-        self._lock = threading.Lock()
+        self.ended = Event()
+        self._lock = Lock()
         self._items: list[Item] = []
         self._idle: list[Desk] = []
         self._threads = 0
@@ -105,10 +106,12 @@ class Backlog:
             self._put_on(desk, reads)
             desk.wake.release()
         elif self._threads < self._most:
-            self._threads += 1
             desk = Desk()
             self._put_on(desk, reads)
-            self._hire(self._threads, desk)
+            if not self._hire(self._threads + 1, desk):
+                self._take_back(desk)
+                return False
+            self._threads += 1
         else:
             return False
         return True
@@ -116,6 +119,14 @@ class Backlog:
     def _put_on(self, desk: Desk, reads: bool) -> None:
         desk.reads = reads
         desk.item = None if reads else self._take()
+
+    def _take_back(self, desk: Desk) -> None:
+        """No thread can start: what is on the desk waits for a slot again."""
+        if desk.item is not None:
+            self.free += 1
+            self._started -= 1
+            self.budget += 1
+            heapq.heappush(self._items, desk.item)
 
     # -- threads come and go --------------------------------------------------------------------
 

@@ -7,125 +7,53 @@ settle. Which process lives or dies, and what becomes of the jobs it held, is de
 from __future__ import annotations
 
 import logging
-import os
+import socket
 import sys
-from collections.abc import Iterator
 
 from tidemill.app import Tidemill
-from tidemill.board import Board
-from tidemill.brokers.base import Mode
 from tidemill.clock import machine_time, wall_time
 from tidemill.crash import point
-from tidemill.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
-from tidemill.worker.guard import Guard
-from tidemill.worker.hand import Hand
+from tidemill.job import Command, Lease, Note, Outcome, Verdict
+from tidemill.worker.account import Account, unstarted
+from tidemill.worker.dealing import deal_out
+from tidemill.worker.hand import KILL_PATIENCE, Hand
 from tidemill.worker.orphans import reap_orphans
+from tidemill.worker.pool import Pool
 from tidemill.worker.runner import stuck_verdict
 from tidemill.worker.settings import Settings
-from tidemill.worker.wire import Closed, Setup, Up
+from tidemill.worker.suspects import set_aside
+from tidemill.worker.unknown import UNKNOWN, KnownTasks
+from tidemill.worker.wire import Closed, Up
 
 __all__ = ["Crew"]
 
 log = logging.getLogger("tidemill.worker")
+
+STUCK_MOST = 3
+"""Stuck processes, for each process of the worker, that may wait for their neighbours at a time."""
+
+DUMP_PATIENCE = 1.0
+"""Seconds a process has to print its stacks itself."""
 
 CRASH_BACKOFF_MOST = 30.0
 CRASH_AGE = 2.0
 """A process that dies younger than this many seconds, running nothing, died of itself."""
 
 
-class Crew:
+class Crew(Pool):
     """All processes of a worker, and what they have said that is not settled yet."""
 
     def __init__(self, settings: Settings, name: str, folder: str, mill: Tidemill | None) -> None:
-        self.settings = settings
-        self.hands: list[Hand] = []
+        super().__init__(settings, name, folder, mill)
+        self.known = KnownTasks(settings.unknown_grace)
         self.verdicts: list[Verdict] = []
+        self.sent: list[Verdict] = []  # in a step that the store has not answered
         self.notes: list[Note] = []
         self.spare: list[Lease] = []  # given back by one hand, not yet given to another
-        self.closing = False  # nobody is replaced any more
         self.interrupted = False  # something that ran was killed by the end of the worker
-        self._name = name
-        self._folder = folder
-        self._mill = mill
-        # Twice the room: a process that drains keeps its slots while its replacement has its own.
-        regions = settings.processes * 2 + 2
-        self._regions = [n * settings.concurrency for n in range(regions)]
-        self._board_slots = regions * settings.concurrency
-        self.board: Board | None = None
-        self._guard = Guard()
         self._ordered: set[int] = set()  # tokens somebody wants cancelled
-        self._respawn_at = 0.0  # machine time; 0 when no start is held back
         self._crashes = 0
         self._crashed_at = 0.0
-
-    # -- starting -------------------------------------------------------------------------------
-
-    def start_one(self, replaces: Hand | None = None, *, extra: bool = False) -> Hand | None:
-        """Start a process; None when the system has no room for one now."""
-        settings = self.settings
-        region = self._regions.pop()
-        hand = Hand(region, settings.concurrency, extra=extra)
-        hand.board = self.board
-        hand.replaces = replaces
-        setup = self._setup(region)
-        point("worker.spawning")
-        try:
-            if self._mill is not None:
-                hand.run_here(self._mill, setup)
-            else:
-                hand.spawn(setup)
-                self._guard.add(hand.pid)
-        except OSError as error:
-            log.error("cannot start a worker process: %s; trying again", error)
-            self._regions.append(region)
-            self._respawn_at = machine_time() + 1.0
-            return None
-        point("worker.spawned")
-        self.hands.append(hand)
-        return hand
-
-    def _setup(self, region: int) -> Setup:
-        settings = self.settings
-        return Setup(
-            app=settings.app,
-            concurrency=settings.concurrency,
-            queues=settings.queues if settings.mode is Mode.STRICT else (),
-            board=self.board.path if self.board is not None else "",
-            board_slots=self._board_slots,
-            first_slot=region,
-            stacks=os.path.join(self._folder, f"stacks-{region}"),
-            worker=self._name,
-            slots=settings.concurrency * settings.processes,
-            max_jobs=settings.max_jobs,
-            max_memory=settings.max_memory,
-        )
-
-    def open_board(self, owner_id: str, folder: str) -> str:
-        """Make the board, in the broker's folder if it has one, and show it to who is here."""
-        self.board = Board(os.path.join(folder or self._folder, owner_id), self._board_slots)
-        self.board.claim(owner_id)
-        for hand in self.hands:
-            hand.introduce(self.board, self._setup(hand.first_slot))
-        return self.board.path
-
-    def replace(self) -> None:
-        """Bring the number of processes back up, unless all is ending or starts are held back."""
-        if self.closing or machine_time() < self._respawn_at:
-            return
-        staying = sum(hand.staying and not hand.extra for hand in self.hands)
-        missing = self.settings.processes - staying
-        for _ in range(min(missing, len(self._regions))):
-            if self.start_one() is None:
-                return
-
-    def roll(self) -> None:
-        """Replace all processes: each goes once another has loaded the new code."""
-        log.info("reloading")
-        outgoing = [hand.replaces for hand in self.hands]
-        for hand in [h for h in self.hands if h.staying and not h.extra and h not in outgoing]:
-            if not self._regions or self.start_one(hand) is None:
-                hand.be_quiet()
-        self.replace()
 
     # -- dealing leases -------------------------------------------------------------------------
 
@@ -146,33 +74,10 @@ class Crew:
         if not leases:
             return
         hands = [hand for hand in self.hands if hand.room]
-        if not hands:  # who asked for them has gone meanwhile
+        if hands:
+            deal_out(leases, hands)
+        else:  # those who asked for them have gone meanwhile
             self.spare += leases
-            return
-        if len(hands) == 1:
-            hands[0].give(leases)
-            return
-        dealt: dict[int, list[Lease]] = {id(hand): [] for hand in hands}
-        rest = iter(leases)
-        for hand, lease in zip(self._seats(hands, dealt), rest, strict=False):
-            dealt[id(hand)].append(lease)
-        for hand in hands:
-            if dealt[id(hand)]:
-                hand.give(dealt[id(hand)])
-
-    @staticmethod
-    def _seats(hands: list[Hand], dealt: dict[int, list[Lease]]) -> Iterator[Hand]:
-        """Whom to give the next lease, without end."""
-        for limits in ([hand.slots for hand in hands], [hand.depth for hand in hands]):
-            open_hands = list(zip(hands, limits, strict=True))
-            while open_hands:
-                for hand, limit in list(open_hands):
-                    if len(hand.held) + len(dealt[id(hand)]) < limit:
-                        yield hand
-                    else:
-                        open_hands.remove((hand, limit))
-        while True:
-            yield from hands
 
     def place_spare(self) -> list[Verdict]:
         """Give what was given back to a hand with a free slot; the rest goes back to the store."""
@@ -180,14 +85,14 @@ class Crew:
         for lease in self.spare:
             if lease.token in self._ordered:  # what somebody wants cancelled ends in the store
                 self._ordered.discard(lease.token)
-                back.append(_unstarted(lease.token))
+                back.append(unstarted(lease.token))
             elif lease.losses and not self.closing:
                 if not self._isolate(lease):
                     kept.append(lease)
             elif free := [hand for hand in self.hands if hand.open and len(hand.held) < hand.slots]:
                 min(free, key=lambda hand: len(hand.held)).give([lease])
             else:
-                back.append(_unstarted(lease.token))
+                back.append(unstarted(lease.token))
         self.spare = kept
         return back
 
@@ -200,7 +105,7 @@ class Crew:
 
     @property
     def _single(self) -> bool:
-        return self.settings.processes * self.settings.concurrency == 1
+        return self.slots == 1
 
     def _lost(self) -> bool:
         return any(lease.losses for lease in self.spare)
@@ -215,7 +120,7 @@ class Crew:
             if (hand.extra or self._single) and hand.serving and not hand.held:
                 hand.give([lease])
                 return True
-        waits = self._single or machine_time() < self._respawn_at or not self._regions
+        waits = self._single or machine_time() < self._respawn_at
         if not waits and not any(hand.extra and hand.staying for hand in self.hands):
             self.start_one(extra=True)
         return False
@@ -223,23 +128,36 @@ class Crew:
     # -- listening ------------------------------------------------------------------------------
 
     def read(self, hand: Hand) -> None:
-        """Hear what a hand has to say; it may be that it is gone."""
+        """Hear what a hand has to say; it may be that it is gone. Never waits for its words."""
         try:
-            for up in hand.line.receive():
+            for up in hand.line.receive(socket.MSG_DONTWAIT):
                 self._hear(hand, up)
         except Closed:
-            hand.closed_at = machine_time()
+            hand.closed_at = hand.closed_at or machine_time()
             if hand.exited(0.02):
                 self._gone(hand)
+            elif hand.running():  # it lives, and runs another program, say
+                self.replace()
+
+    def _read_all(self, hand: Hand) -> None:
+        """Hear all that a hand has said by now."""
+        for up in hand.line.drain():
+            self._hear(hand, up)
 
     def _hear(self, hand: Hand, up: Up) -> None:
+        self.news = True
         if up.hello is not None:
             self._greet(hand, up)
             return
         held = hand.held
         for verdict in up.verdicts:
-            if held.pop(verdict.token, None) is not None:
+            lease = held.pop(verdict.token, None)
+            if lease is not None:
+                if verdict.outcome == UNKNOWN:
+                    verdict = self.known.judge(lease, verdict)
                 self.verdicts.append(verdict)
+        if self.closing and any(v.outcome == Outcome.RELEASE and v.started for v in up.verdicts):
+            self.interrupted = True
         self.notes += up.notes
         for token in up.returned:
             lease = held.pop(token, None)
@@ -250,9 +168,14 @@ class Crew:
         hand.depth = up.depth
         for verdict in up.stuck:
             self._stuck(hand, verdict)
+        if up.stacks:
+            self._print_stacks(hand, up.stacks)
+        hand.urgent = bool(hand.stuck)
         if up.leaving and not hand.leaving:
             hand.leaving = True
             self.replace()
+        elif (hand.leaving or hand.quiet) and (self._full or self._rolls):
+            self.slots_freed()
 
     def _greet(self, hand: Hand, up: Up) -> None:
         hand.hello = up.hello
@@ -300,101 +223,165 @@ class Crew:
 
     def _stuck(self, hand: Hand, verdict: Verdict) -> None:
         """A job that nothing can interrupt. Its verdict falls; its process must go."""
-        if hand.held.pop(verdict.token, None) is None:
+        lease = hand.held.pop(verdict.token, None)
+        if lease is None:
             return
-        first = not hand.stuck
-        now = machine_time()
-        hand.stuck[verdict.token] = now + verdict.delay
+        first, now = not hand.stuck, machine_time()
+        hand.stuck.add(lease, verdict, now)
+        hand.stuck.threads.update(row.thread for row in hand.rows((verdict.token,)))
+        hand.urgent = True
         if first:
-            hand.kill_at = now + self.settings.drain if hand.neighbours() else now
-            log.warning("worker process %d is stuck and is replaced", hand.pid)
+            reason = hand.stuck.reason
+            log.warning("worker process %d is stuck and is replaced: %s", hand.pid, reason)
+            hand.be_quiet()  # its clerk has stopped it, unless the interpreter lock is held
+            self._bound_stuck()
             self.replace()
         # Its retry must not be runnable before the old run is dead, however long that takes: the
         # lease is held, and given back by ``_gone``.
         verdict.hold = True
         self.verdicts.append(verdict)
 
-    def settled(self) -> None:
-        """All verdicts are stored: what is stuck has used its attempt, and that no other."""
-        for hand in self.hands:
+    def _bound_stuck(self) -> None:
+        """End the process that has been stuck longest when there are too many for the memory."""
+        stuck = [hand for hand in self.hands if hand.stuck and not hand.killed]
+        if len(stuck) > STUCK_MOST * self.settings.processes:
+            oldest = min(stuck, key=lambda hand: hand.stuck.since)
+            log.warning("%d processes are stuck; the oldest is not waited for", len(stuck))
+            self.end(oldest)
+
+    def settled(self, verdicts: list[Verdict], shares: list[int]) -> None:
+        """These are stored: what is stuck has used its attempt, and that no other."""
+        stuck = {verdict.token for verdict in verdicts if verdict.hold}
+        for hand in self.hands if stuck else ():
             if hand.stuck:
-                hand.strike_stuck()
+                hand.strike(stuck)
+        self.shares.settled(shares)
+
+    def strike_released(self) -> None:
+        """Take jobs off the board that go back uncounted, as no step will say so."""
+        verdicts = self.sent + self.verdicts
+        released = {v.token for v in verdicts if v.outcome == Outcome.RELEASE}
+        self.shares.strike(released)
 
     def look_after(self) -> None:
         """Find out who is stuck or dead, kill who must go, start who is missing."""
         now = machine_time()
         for hand in list(self.hands):
-            if hand.closed_at:
-                if hand.abandon(now):
-                    self._gone(hand)
-                continue
-            if hand.timed or hand.doomed:
-                self._witness(hand, now)
-            if hand.stuck and (now >= hand.kill_at or not hand.neighbours()):
-                self.end(hand)
+            if hand.timed or hand.stuck or hand.killed:
+                self._read_all(hand)  # the supervisor may be inside the store for long
+            self._look_at(hand, now)
         if self._respawn_at and now >= self._respawn_at:
             self._respawn_at = 0.0
-            self.replace()
+            self.slots_freed()
+
+    def _look_at(self, hand: Hand, now: float) -> None:
+        hand.urgent = False
+        if hand.killed_at:
+            if hand.exited():
+                self._gone(hand)
+            elif hand.unkillable:
+                self._give_back_interrupted(hand)
+            elif now - hand.killed_at > KILL_PATIENCE:
+                self._outlives(hand)
+        elif hand.closed_at:
+            if hand.abandon(now):
+                self._gone(hand)
+        else:
+            if hand.timed or hand.doomed:
+                self._witness(hand, now)
+            if hand.stuck and hand.is_over(self.settings.stuck_grace, now):
+                self.end(hand)
+        if hand.dump_at and now >= hand.dump_at:
+            self._print_stacks(hand, hand.stacks())
 
     def _witness(self, hand: Hand, now: float) -> None:
         """A process that cannot even say that it is stuck: a C call holds its interpreter lock."""
-        for row in hand.overdue(now):
+        rows = hand.overdue(now)
+        stacks = hand.stacks(rows) if rows else ""
+        for row in rows:
             lease = hand.held[row.token]
-            trace = "Stacks of all threads when it was given up:\n" + hand.stacks()
+            trace = "Stacks of its jobs when it was given up:\n" + stacks
             terminated = row.token in hand.doomed
             self._stuck(hand, stuck_verdict(lease, lease.open(), trace, row.started, terminated))
         hand.timed = any(lease.timeout for lease in hand.held.values())
 
-    def next_look(self) -> float:
-        """Seconds until something must be looked at that makes no noise by itself."""
-        now = machine_time()
-        times = [hand.next_look(now) for hand in self.hands]
+    def next_look(self, *, exact: bool = False) -> float:
+        """Machine time at which something must be looked at that makes no noise by itself."""
+        now, grace = machine_time(), self.settings.stuck_grace
+        times = [hand.next_look(grace, now) for hand in self.hands]
+        if exact:
+            times += [at for hand in self.hands for at in hand.deadlines()]
         if self._respawn_at:
             times.append(self._respawn_at)
-        return max(0.0, min(times, default=now + 3600.0) - now)
+        return min(times, default=float("inf"))
 
     def end(self, hand: Hand) -> None:
-        """Kill a process and settle what it held."""
-        log.warning("worker process %d is killed", hand.pid)
+        """Kill a process; what it held is settled once it is dead."""
+        if hand.killed:
+            return
+        self._read_all(hand)
+        reason = hand.stuck.reason
+        log.warning("worker process %d is killed%s", hand.pid, f": {reason}" if reason else "")
         hand.kill()
-        self._gone(hand)
+        if hand.exited(0.02):
+            self._gone(hand)
+
+    def _outlives(self, hand: Hand) -> None:
+        """A process is dead but for a system call that does not end: jobs in that stay held."""
+        hand.note_unkillable(wall_time())
+        self.news = True
+        for token in sorted(hand.held.keys() - {row.token for row in hand.running()}):
+            del hand.held[token]
+            self.verdicts.append(unstarted(token))
+        self._give_back_interrupted(hand)
+        self.replace()
+        log.error(
+            "worker process %d does not die of SIGKILL (state %s): %d job(s) are held until it is "
+            "gone; look for a dead mount or disk",
+            hand.pid,
+            hand.state(),
+            len(hand.held) + len(hand.stuck.due),
+        )
+
+    def _give_back_interrupted(self, hand: Hand) -> None:
+        """A process does not die: give back neighbours once their threads have ended."""
+        if hand.killed and (rows := hand.interrupted()):
+            self._read_all(hand)  # after the look at the threads: they say nothing more
+            account = Account(hand, closing=self.closing)
+            account.interrupt(rows)
+            self._take(account)
+
+    def _take(self, account: Account) -> None:
+        self.verdicts += account.verdicts
+        self.notes += account.notes
+        self.interrupted = self.interrupted or (account.interrupted and self.closing)
+        self._ordered.difference_update([verdict.token for verdict in account.verdicts])
+        self.news = True
 
     def _gone(self, hand: Hand) -> None:
         """A process is dead. What it ran used an attempt, unless we killed it; the rest did not."""
+        if hand not in self.hands:
+            return
         for up in hand.line.rest():  # its last words may still be in the socket
             self._hear(hand, up)
         point("worker.burying")
-        running = {row.token: row.started for row in hand.running()}
-        cause, now, culprit = hand.cause(), wall_time(), False
-        for token in hand.held:
-            if token in running and not hand.killed:
-                culprit = True
-                log.warning("%s while running a job", cause)
-                self.verdicts.append(
-                    Verdict(token, Outcome.RETRY, error=cause, started=running[token], ended=now)
-                )
-            elif token in running:
-                why = "its worker was stopped" if self.closing else "another job there was stuck"
-                after = f"after {now - running[token]:.3f} s"
-                self.notes.append(Note(token, line=f"interrupted {after}: {why}", time=now))
-                self.verdicts.append(Verdict(token, Outcome.RELEASE, started=running[token]))
-                self.interrupted = self.interrupted or self.closing
-            else:
-                self.verdicts.append(_unstarted(token))
-        for token, due in hand.stuck.items():
-            delay = max(0.0, due - machine_time())
-            self.verdicts.append(Verdict(token, Outcome.RELEASE, delay=delay))
-        self._ordered.difference_update(hand.held)
-        hand.held.clear()
+        running = [row.token for row in hand.running()]
+        suspected = set_aside(hand, running, self.spare, self.notes)
+        account = Account(hand, closing=self.closing)
+        account.close()
+        self._take(account)
         self.hands.remove(hand)
         hand.bury()
         if self._mill is None:
             self._guard.remove(hand.pid)
-        self._regions.append(hand.first_slot)
+        self.shares.retire(hand.first_slot)
+        if hand.unkillable:
+            log.info("worker process %d is dead at last", hand.pid)
+        by_a_job = suspected or account.culprit
         failed = hand.hello is not None and hand.hello.error
-        if not (failed or culprit or hand.killed or hand.leaving or hand.quiet):
+        if not (failed or by_a_job or hand.killed or hand.leaving or hand.quiet):
             self._crashed(hand)
-        self.replace()
+        self.slots_freed()
 
     def _crashed(self, hand: Hand) -> None:
         """Back off when processes die as fast as they are started."""
@@ -410,6 +397,11 @@ class Crew:
 
     # -- ending ---------------------------------------------------------------------------------
 
+    @property
+    def over(self) -> bool:
+        """True when no process is left but those that cannot be killed."""
+        return all(hand.unkillable for hand in self.hands)
+
     def be_quiet(self) -> None:
         """All finish what runs, and go; nobody is replaced."""
         self.closing = True
@@ -417,27 +409,42 @@ class Crew:
             hand.be_quiet()
 
     def end_all(self) -> None:
-        """Kill all, and settle what they held."""
+        """Kill all, and settle what they held; waits for their deaths, but not for ever."""
         self.closing = True
-        for hand in list(self.hands):
+        hands = [hand for hand in self.hands if not hand.unkillable]
+        for hand in hands:
             self.end(hand)
+        until = machine_time() + KILL_PATIENCE
+        for hand in hands:
+            if hand not in self.hands:
+                continue
+            if hand.exited(max(0.001, until - machine_time())):
+                self._gone(hand)
+            else:
+                self._outlives(hand)
 
     def dump(self) -> None:
-        """Print the stacks of all threads of all processes."""
+        """Print the stacks of all processes: by themselves, or from outside if they cannot."""
         for hand in self.hands:
-            sys.stderr.write(f"--- stacks of worker process {hand.pid}\n{hand.stacks()}\n")
-        sys.stderr.flush()
+            hand.dump_at = machine_time() + DUMP_PATIENCE
+            hand.tell(Command("dump"))
+
+    @staticmethod
+    def _print_stacks(hand: Hand, stacks: str) -> None:
+        if hand.dump_at:
+            hand.dump_at = 0.0
+            sys.stderr.write(f"--- stacks of worker process {hand.pid}\n{stacks}\n")
+            sys.stderr.flush()
 
     def close(self) -> None:
         """The very end, however it came."""
         for hand in self.hands:
             hand.kill()
-            hand.bury()
+        for hand in self.hands:
+            if hand.unkillable or not hand.exited(KILL_PATIENCE):
+                log.error("worker process %d does not die; it is left behind", hand.pid)
+            else:
+                hand.bury()
         self._guard.close()
-        if self.board is not None:
-            self.board.remove()
-
-
-def _unstarted(token: int) -> Verdict:
-    """Give back what never ran; somebody may have cancelled it meanwhile."""
-    return Verdict(token, Outcome.RELEASE, error=NOT_STARTED)
+        if self.shares.board is not None:
+            self.shares.board.remove()

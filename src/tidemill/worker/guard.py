@@ -13,6 +13,9 @@ import sys
 
 __all__ = ["Guard"]
 
+PATIENCE = 5.0
+"""Seconds it has to end in."""
+
 _CODE = """
 import os, signal, sys
 groups = set()
@@ -83,5 +86,8 @@ class Guard:
                 self._process.stdin.close()
             except OSError:
                 pass
-            self._process.wait()
+            try:
+                self._process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                pass  # it has been told; nobody waits for it
             self._process = None

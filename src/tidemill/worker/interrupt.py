@@ -5,30 +5,36 @@ fate: the worker thread at the end of the job, or the clerk that interrupts it. 
 a thread (``PyThreadState_SetAsyncExc``) arrives a little later, so a thread that loses the race
 waits, still inside the job, for the mark ``sent``: a late exception can land nowhere else.
 
-What cannot be interrupted (a blocking system call in a thread, a C call) is *stuck* after
-``PATIENCE``: its verdict falls without it, and the process has to go.
+A job in a store step is shielded (:mod:`tidemill.shield`): the exception lands when its shield
+ends.
 
-In the main thread an alarm signal does it, whose handler makes the same pop; it gets through
-blocking system calls too. Async jobs are cancelled, again and again until they are done.
+A job that is still running ``PATIENCE`` seconds later is *stuck*: in a blocking system call, a C
+call or a long store step. Its verdict falls without it, and its process has to go.
+
+In the main thread an alarm signal does it, whose handler makes the same pop; the signal gets
+through blocking system calls too. Async jobs are cancelled, again and again until they are done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import os
 import signal
 import sys
-import threading
-import traceback
 from collections.abc import Callable
+from signal import pthread_kill
+from threading import Lock
+from traceback import StackSummary, extract_stack
 from types import FrameType
 from typing import Any
 
 from tidemill.context import JobContext
+from tidemill.deferral import call_once_more
 from tidemill.job import Envelope, Lease
-from tidemill.retry import JobTerminated, JobTimeout
-from tidemill.shield import aim, shielded, take_off
+from tidemill.retry import JobTerminated, JobTimeout, WorkerStopping
+from tidemill.shield import aim, take_off
 
 __all__ = ["PATIENCE", "Interrupter", "Run"]
 
@@ -38,7 +44,10 @@ PATIENCE = 0.4
 NUDGE = 0.15
 """Seconds between two cancellations of an async job: its clean-up may await something, too."""
 
-Kind = type[JobTimeout] | type[JobTerminated]
+ALARM_AGAIN = 0.05
+"""Seconds between two alarms: one may arrive just before a system call that blocks."""
+
+Kind = type[JobTimeout] | type[JobTerminated] | type[WorkerStopping]
 _HERE = os.path.dirname(__file__)
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -54,13 +63,14 @@ class Run:
         "context",
         "deadline",
         "envelope",
-        "generation",
+        "fault",
         "ident",
         "interrupted",
         "lease",
         "loop",
         "nudged",
         "sent",
+        "slot",
         "started",
         "task",
         "token",
@@ -68,32 +78,39 @@ class Run:
     )
 
     def __init__(
-        self, lease: Lease, envelope: Envelope, context: JobContext, generation: int, ident: int
+        self, lease: Lease, envelope: Envelope, context: JobContext, ident: int
     ) -> None:
         self.lease = lease
         self.token = lease.token
         self.envelope = envelope
         self.context = context
-        self.generation = generation
         self.ident = ident
+        self.slot = 0  # its row of the board
         self.started = 0.0
         self.deadline = 0.0  # machine time, 0 for none
         self.wanted: Kind | None = None  # asked for by a terminate
         self.interrupted: Kind | None = None
         self.asked = 0.0  # machine time of the first try
         self.nudged = 0.0  # … and of the latest
+        self.fault: BaseException | None = None  # what a subtask raised to end the event loop
         self.sent: Any = None
         self.task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
 
 class Interrupter:
-    """All runs of one process, and the power to end them."""
+    """All runs of one process, and the power to end them.
 
-    def __init__(self) -> None:
+    ``ring`` wakes the clerk, from any thread.
+    """
+
+    def __init__(self, ring: Callable[[], None] = lambda: None) -> None:
+        self._ring = ring
         self.running: dict[int, Run] = {}
         self.orders: dict[int, bool] = {}  # token → terminate, of jobs that are just starting
         self._interrupted: dict[int, Run] = {}
+        self._unsent: dict[int, Run] = {}  # shielded when their verdict fell
+        self.stop_at = 0.0  # machine time at which all runs get WorkerStopping; 0 for never
         self.main = 0  # ident of the main thread when jobs run in it
         self._alarm: Run | None = None
 
@@ -102,12 +119,12 @@ class Interrupter:
     def guarded(self, run: Run, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function; from here to the return it may be interrupted, and nowhere else."""
         try:
-            run.sent = threading.Lock()
+            run.sent = Lock()
             run.sent.acquire()
             self.begin(run)
             value = function(*args)
         except BaseException as error:
-            if run.interrupted is None or not isinstance(error, run.interrupted):
+            if run.interrupted is WorkerStopping or not _is(error, run.interrupted):
                 self._disarm(run)
             raise
         self._disarm(run)
@@ -124,17 +141,28 @@ class Interrupter:
     def _disarm(self, run: Run) -> None:
         if self.running.pop(run.token, None) is not None:
             return
-        run.sent.acquire()  # the clerk was first: its exception is set once this is free
-        for _ in range(1000):
-            pass  # … and lands here, if it had not landed in the job
+        try:
+            run.sent.acquire()  # the clerk was first: its exception is set once this is free
+            for _ in range(1000):
+                pass  # … and lands here, if it had not landed in the job
+        except BaseException as error:
+            if not _is(error, run.interrupted):
+                raise
         assert run.interrupted is not None
-        raise run.interrupted
+        if run.interrupted is not WorkerStopping:  # else what the task did counts
+            raise run.interrupted
 
     def on_alarm(self, signum: int, frame: Any) -> None:
         """The handler of the main thread: the same race, decided by the same pop."""
         run, self._alarm = self._alarm, None
-        if run is None or shielded(self.main):
-            return  # the clerk asks again
+        if run is None or run.token not in self.running:
+            return
+        if not aim(self.main, self._ring):
+            if call_once_more(signum):  # in a wait: the shield ends where handlers are put off
+                self._alarm = run
+                take_off(self.main)
+            return  # at the end of the shield this thread rings, and the clerk sends an alarm
+        take_off(self.main)
         if self.running.pop(run.token, None) is not None:
             kind = self._mark(run)
             run.sent.release()
@@ -166,10 +194,17 @@ class Interrupter:
 
     def next_deadline(self) -> float | None:
         """Machine time of the next thing to look at; None when there is nothing."""
-        times = [run.deadline for run in list(self.running.values()) if run.deadline]
+        times = []
+        for run in list(self.running.values()):
+            if run.asked:
+                again = run.nudged + ALARM_AGAIN if run.ident == self.main else math.inf
+                times.append(min(run.asked + _patience(run), again))
+            elif run.deadline or self.stop_at:
+                times.append(min(run.deadline or math.inf, self.stop_at or math.inf))
         times += [
             min(run.asked + PATIENCE, run.nudged + NUDGE)
             for run in list(self._interrupted.values())
+            if run.interrupted is not WorkerStopping
         ]
         return min(times, default=None)
 
@@ -178,18 +213,23 @@ class Interrupter:
         for run in list(self.running.values()):
             if run.wanted is None and run.deadline and now >= run.deadline:
                 run.wanted = JobTimeout
+            elif run.wanted is None and self.stop_at and now >= self.stop_at:
+                run.wanted = WorkerStopping
             if run.wanted is not None:
                 run.asked = run.asked or now
                 self._interrupt(run, now)
+        for run in list(self._unsent.values()):
+            self._send(run)
         stuck = []
         for run in list(self._interrupted.values()):
+            if run.interrupted is WorkerStopping:
+                continue  # it may clean up until the process is killed
             if now - run.asked >= PATIENCE:
                 if self._interrupted.pop(run.token, None) is not None:
                     stuck.append(run)
             elif now - run.nudged >= NUDGE:
                 run.nudged = now
-                if run.loop is not None and run.task is not None:
-                    run.loop.call_soon_threadsafe(run.task.cancel)
+                _cancel(run)
         return stuck
 
     def _mark(self, run: Run) -> Kind:
@@ -199,37 +239,77 @@ class Interrupter:
         return kind
 
     def _interrupt(self, run: Run, now: float) -> None:
+        late = now - run.asked >= _patience(run)
         if run.ident == self.main:
-            if now - run.asked < PATIENCE:
-                self._alarm = run
-                signal.pthread_kill(self.main, signal.SIGALRM)
+            if not late:
+                self._alarm, run.nudged = run, now
+                pthread_kill(self.main, signal.SIGALRM)
             elif self.running.pop(run.token, None) is not None:  # no handler ever ran: stuck
                 self._mark(run)
                 run.sent.release()
-            return
-        if run.task is not None and run.loop is not None:
+                take_off(self.main)
+        elif run.task is not None and run.loop is not None:
             if self.running.pop(run.token, None) is not None:
                 self._mark(run)
-                run.loop.call_soon_threadsafe(run.task.cancel)
+                _cancel(run)
+        elif aim(run.ident, self._ring) or late:
+            if self.running.pop(run.token, None) is None:
+                take_off(run.ident)
+            else:
+                self._mark(run)
+                self._send(run)
+        elif run.token not in self.running:
+            take_off(run.ident)  # the shield belongs to the next job of that thread
+
+    def _send(self, run: Run) -> None:
+        """Send the exception to a thread, now or when its shield ends."""
+        if not aim(run.ident, self._ring):
+            self._unsent[run.token] = run
             return
         try:
-            if aim(run.ident) and self.running.pop(run.token, None) is not None:
-                _set_async_exc(run.ident, self._mark(run))
-                run.sent.release()
+            assert run.interrupted is not None
+            _set_async_exc(run.ident, run.interrupted)
+            self._unsent.pop(run.token, None)
+            run.sent.release()
         finally:
             take_off(run.ident)
 
     def stack_of(self, run: Run) -> str:
         """Where the run is at this moment, as text."""
         title = "Stack of the task when it was given up:\n"
+        try:
+            return title + self._stack_of(run)
+        except BaseException:  # loaders of source and awaitables run the app's code
+            return f"{title}(the app's code does not let it be shown)\n"
+
+    def _stack_of(self, run: Run) -> str:
         if run.task is not None and not _inside(run.task):
-            stack = traceback.StackSummary.extract((f, f.f_lineno) for f in _awaiting(run.task))
+            stack = StackSummary.extract((f, f.f_lineno) for f in _awaiting(run.task))
         else:
             frame = sys._current_frames().get(run.ident)
-            stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
+            stack = extract_stack(frame) if frame else StackSummary()
         ours = [i for i, entry in enumerate(stack) if entry.filename.startswith(_HERE)]
         users = stack[ours[-1] + 1 :] if ours else stack
-        return title + "".join(traceback.StackSummary.from_list(users or stack).format())
+        return "".join(StackSummary.from_list(users or stack).format())
+
+
+def _cancel(run: Run) -> None:
+    """Cancel the run of an async job, unless its event loop is closed."""
+    if run.loop is not None and run.task is not None:
+        try:
+            run.loop.call_soon_threadsafe(run.task.cancel)
+        except RuntimeError:
+            pass  # whoever runs the loop notices
+
+
+def _is(error: BaseException, kind: Kind | None) -> bool:
+    """As ``isinstance``, without a look at what the error says of its own class."""
+    return kind is not None and issubclass(type(error), kind)
+
+
+def _patience(run: Run) -> float:
+    """Seconds until a run that was asked to end, and cannot hear it, counts as stuck."""
+    return math.inf if run.wanted is WorkerStopping else PATIENCE
 
 
 def _inside(task: asyncio.Task[Any]) -> bool:

@@ -1,21 +1,44 @@
-"""Async jobs: one event loop runs them all, each as a task with a context of its own."""
+"""Async jobs: one event loop runs them all, each as a task with a context of its own.
+
+The loop belongs to the worker process, but tasks can end it: ``sys.exit`` in a subtask or a
+callback, or ``loop.stop()``. The same loop is then run again, so that its other jobs go on. A loop
+that cannot run again (it was closed, or its descriptors were) ends the worker process; see
+:meth:`.process.Process.give_up`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import functools
 import threading
+from asyncio import Task as AsyncioTask
+from asyncio import current_task
+from contextvars import Context
+from threading import get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from tidemill.clock import wall_time
 from tidemill.context import running_job
 from tidemill.job import Envelope, Lease
+from tidemill.retry import WorkerStopping
 from tidemill.task import Task
+from tidemill.worker.fork import end_child, is_child, isolate_children
+from tidemill.worker.runner import describe
+from tidemill.worker.safelog import SafeLog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tidemill.worker.interrupt import Run
     from tidemill.worker.process import Process
 
 __all__ = ["Item", "Loop"]
+
+log = SafeLog("tidemill.worker")
+
+BLOCKED_AFTER = 1.0
+"""Seconds without a sign of life after which the loop counts as held up."""
 
 Item = tuple[int, int, int, int, Lease, Envelope, Task[..., Any]]
 """A job that waits for a slot: place of its queue, rank, seq and token, by which it sorts."""
@@ -27,42 +50,173 @@ class Loop:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # ident
+        self._over = False
+        self.was_stopped = False  # by a task
         self._lock = threading.Lock()
+        self._asked = 0.0  # machine time at which the loop was asked for a sign of life
+        self._answered = True
+        self._open: set[int] = set()  # tokens of jobs that have no verdict yet
         self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
+        isolate_children(self)
 
     def launch(self, items: list[Item]) -> None:
         """Start jobs, from any thread."""
         if not items:
             return
+        try:
+            loop = self._begun()
+        except Exception as error:  # no thread, no descriptor, or a module that a task has changed
+            self._process.retire(f"no event loop can be started: {error}", items)
+            return
+        try:
+            loop.call_soon_threadsafe(self._start, items)
+        except RuntimeError as error:
+            self._process.give_up(f"the event loop cannot be used: {error}")
+
+    def blocks(self, runs: Iterable[Run], now: float) -> bool:
+        """True when all these runs are coroutines, and a task holds up the loop they are on.
+
+        A loop that a task has closed ends the process: none of its coroutines can go on.
+        """
+        on_loop = [run.task is not None for run in list(runs)]
+        if self._loop is None or self._over or not any(on_loop):
+            return False
+        # A thread may close a loop that is just beginning to run: then only its pipe is gone.
+        if self.was_stopped and getattr(self._loop, "_csock", self._loop) is None:
+            self._process.give_up("a task closed the event loop")
+        if not self._answered:
+            return all(on_loop) and now - self._asked > BLOCKED_AFTER
+        self._asked, self._answered = now, False
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError as error:
+            self._process.give_up(f"the event loop cannot be used: {error}")
+        return False
+
+    def _answer(self) -> None:
+        self._answered = True
+
+    def _begun(self) -> asyncio.AbstractEventLoop:
+        """The loop, begun now at the latest."""
         with self._lock:
             if self._loop is None:
                 runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-                self._loop = runner.get_loop()
-                self._process.employ("tidemill-loop", self._serve, runner)
-        self._loop.call_soon_threadsafe(self._start, items)
+                loop = runner.get_loop()
+                loop.time = monotonic  # type: ignore[method-assign] # a task may replace the module's
+                try:
+                    self._process.employ("tidemill-loop", self._serve, runner)
+                except BaseException:
+                    runner.close()
+                    raise
+                self._loop = loop
+            return self._loop
+
+    # -- the loop's thread ----------------------------------------------------------------------
 
     def _serve(self, runner: asyncio.Runner) -> None:
+        self._thread = get_ident()
+        loop = runner.get_loop()
         with runner:  # at its end it cancels what is left and closes the loop
-            runner.get_loop().run_forever()
+            while self._run_loop(loop):
+                pass
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Run the loop until something ends it; True when it is to be run again."""
+        reached: list[bool] = []
+        error: BaseException | None = None
+        try:
+            loop.call_soon(reached.append, True)
+            loop.run_forever()
+        except BaseException as raised:
+            error = raised
+        if is_child():
+            end_child(error)
+        if self._over:
+            return False
+        self.was_stopped = True
+        if error is None:
+            log.warning("a task stopped the event loop of its worker process; the loop goes on")
+        elif isinstance(error, (SystemExit, KeyboardInterrupt)):
+            self._blame(error)
+        elif not reached:  # the loop did not even come to its first callback
+            self._process.give_up(f"the event loop cannot go on: {describe(error)[0]}")
+            return False
+        return True
+
+    def _blame(self, error: BaseException) -> None:
+        """Fail the job whose subtask or callback raised what would end a program."""
+        context = _job_of(error)
+        text = describe(error)[0]
+        run = self._process.interrupter.running.get(context.token) if context is not None else None
+        if run is None or run.task is None:
+            log.error("a subtask raised %s; the event loop of its worker process goes on", text)
+            return
+        run.fault = RuntimeError(f"a subtask or callback of the job raised {text}")
+        run.fault.__cause__ = error
+        run.task.cancel()
 
     def stop(self) -> None:
         """End the loop, if it ever began."""
+        self._over = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            try:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            except RuntimeError:
+                pass  # a task closed it
+
+    def after_fork_child(self) -> None:
+        """A coroutine has forked: the child runs none of what else waits in the loop."""
+        if self._loop is not None and self._thread == get_ident():
+            self._loop.stop()
+            ready = getattr(self._loop, "_ready", None)  # of asyncio's own loops
+            if ready is not None:
+                ready.clear()
+
+    # -- jobs -----------------------------------------------------------------------------------
 
     def _start(self, items: list[Item]) -> None:
         assert self._loop is not None
         for item in items:
-            task = self._loop.create_task(self._run(item), context=contextvars.Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._open.add(item[3])
+            coroutine = self._run(item)
+            try:
+                # Not by create_task: a task may have set a task factory that raises.
+                task = AsyncioTask(coroutine, loop=self._loop, context=Context())
+            except BaseException as error:
+                coroutine.close()
+                self._process.refuse(item, f"its task cannot be made: {describe(error)[0]}")
+                self._settled(item)
+            else:
+                self._tasks.add(task)
+                task.add_done_callback(functools.partial(self._check, item))
+
+    def _settled(self, item: Item) -> None:
+        """The job of the item never began; those that get its slot are started soon."""
+        self._open.discard(item[3])
+        items = self._process.ended_elsewhere()
+        if items and self._loop is not None:
+            self._loop.call_soon(self._start, items)
+
+    def _check(self, item: Item, task: asyncio.Task[None]) -> None:
+        """Note the end of a task, which has settled its job unless cancelled before its start."""
+        self._tasks.discard(task)
+        if item[3] not in self._open:
+            return
+        if task.cancelled():
+            self._process.out.returned.append(item[3])
+            self._settled(item)
+        else:
+            error = task.exception()
+            why = describe(error)[0] if error is not None else "its task ended without a word"
+            self._process.give_up(f"a job could not be settled: {why}")
 
     async def _run(self, item: Item) -> None:
         process = self._process
         lease, envelope, task = item[4], item[5], item[6]
         started = wall_time()
         run = process.begin(lease, envelope, started)
-        run.task, run.loop = asyncio.current_task(), self._loop
+        run.task, run.loop = current_task(), self._loop
         running_job.set(run.context)
         process.interrupter.begin(run)
         if run.deadline or run.wanted:
@@ -70,13 +224,38 @@ class Loop:
         try:
             call = process.runner.prepare(lease, envelope, task, run.context)
             value = await call()
-            if run.interrupted is not None:
+            if run.interrupted not in (None, WorkerStopping):
                 raise run.interrupted()  # it swallowed the cancellation
         except BaseException as error:
-            if run.interrupted is not None and isinstance(error, asyncio.CancelledError):
-                error = run.interrupted().with_traceback(error.__traceback__)
-            verdict = process.runner.failure(run, error)
+            if is_child():
+                end_child(error)
+            process.interpreter.after_job()
+            verdict = process.runner.failure(run, _reason(run, error))
         else:
+            if is_child():
+                end_child(None)
+            process.interpreter.after_job()
             verdict = process.runner.success(run, value)
         process.end(run, verdict)
+        self._open.discard(item[3])
         self._start(process.ended_elsewhere())
+
+
+def _reason(run: Run, error: BaseException) -> BaseException:
+    """Why the coroutine ended; a cancellation of ours stands for something else."""
+    if not issubclass(type(error), asyncio.CancelledError):  # its __class__ may raise
+        return error
+    if run.interrupted is not None:
+        return run.interrupted().with_traceback(error.__traceback__)
+    return run.fault or error
+
+
+def _job_of(error: BaseException) -> Any:
+    """The job in whose context the loop called what raised the error; None when nobody knows."""
+    trace = error.__traceback__
+    while trace is not None:
+        handle = trace.tb_frame.f_locals.get("self")
+        if isinstance(handle, asyncio.Handle):
+            return handle._context.get(running_job)  # type: ignore[attr-defined]
+        trace = trace.tb_next
+    return None

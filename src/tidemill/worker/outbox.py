@@ -27,16 +27,22 @@ class Outbox:
     """
 
     def __init__(
-        self, line: Line[Up, Down], state: Callable[[list[Verdict]], tuple[int, bool]]
+        self,
+        line: Line[Up, Down],
+        state: Callable[[list[Verdict]], tuple[int, bool]],
+        give_up: Callable[[str], None],
     ) -> None:
         self.verdicts: collections.deque[Verdict] = collections.deque()
         self.notes: collections.deque[Note] = collections.deque()
         self.returned: collections.deque[int] = collections.deque()
         self.stuck: collections.deque[Verdict] = collections.deque()
+        self.stacks = ""
         self.sending = threading.Lock()
         self._line = line
         self._state = state
+        self._give_up = give_up
         self._sent: tuple[int, bool] = (-1, False)
+        self._unsent: list[Up] = []
         self._bell = threading.Lock()
         self._bell.acquire()
         self._rung = False
@@ -68,10 +74,29 @@ class Outbox:
             return
         try:
             self._send()
-        except Closed:
-            pass  # the reader sees it too and ends the process
+        except Closed as closed:
+            broken = closed.by_us
+        else:
+            broken = False
         finally:
             self.sending.release()
+        if broken:  # else the reader sees it too and ends the process
+            self._give_up("a task closed the worker's descriptors")
+
+    def last_words(self, patience: float = 1.0) -> None:
+        """Send what is there, before the process ends; no longer than ``patience`` seconds."""
+        if self.sending.acquire(timeout=patience):
+            try:
+                self._send()
+            except BaseException:
+                pass
+            try:
+                if self._unsent:
+                    self._line.leave(self._unsent)
+            except BaseException:
+                pass  # nobody hears it; the supervisor settles what is left
+            finally:
+                self.sending.release()
 
     def _send(self) -> None:
         verdicts = _emptied(self.verdicts)
@@ -82,11 +107,15 @@ class Outbox:
             _emptied(self.stuck),
         )
         state = self._state(verdicts)
-        if verdicts or notes or returned or stuck or state != self._sent:
+        stacks, self.stacks = self.stacks, ""
+        if verdicts or notes or returned or stuck or stacks or state != self._sent:
             point("process.ended")
             self._sent = state
             notes = _latest(notes) if len(notes) > 1 else notes
-            self._line.send(Up(verdicts, notes, state[0], returned, stuck, state[1]))
+            up = Up(verdicts, notes, state[0], returned, stuck, state[1], stacks=stacks)
+            self._unsent.append(up)
+            self._line.send(up)
+            self._unsent.clear()
             point("process.sent")
 
     def empty(self) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from tidemill.job import Verdict
 
-__all__ = ["TICK", "Prefetch"]
+__all__ = ["MOST", "TICK", "Prefetch"]
 
 TICK = 0.05
 """Seconds of work a process holds in advance, and how often it looks while it is busy."""
 
-_MOST = 4000
+MOST = 4000
+"""Leases that a process holds in advance at most."""
 
 
 class Prefetch:
@@ -26,7 +27,7 @@ class Prefetch:
         seconds = sum([verdict.ended - verdict.started for verdict in verdicts]) / len(verdicts)
         target = self._slots * TICK / max(seconds, 1e-6)
         grown = 4 * max(self.ahead, self._slots)
-        self.ahead = int(max(0, min(_MOST, target, grown)))
+        self.ahead = int(max(0, min(MOST, target, grown)))
 
     def nothing_ended(self, full: bool) -> None:
         """A tick passed without an end: the jobs are long, or there are none."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
-import os
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +20,29 @@ from tidemill.job import GUARD, Envelope, Lease, Outcome, Verdict, decode_envelo
 from tidemill.middleware import Middleware, compose
 from tidemill.openings import keep_guard
 from tidemill.options import Options
-from tidemill.retry import Fail, JobTerminated, JobTimeout, Retry, Snooze, backoff
+from tidemill.retry import (
+    Fail,
+    JobTerminated,
+    JobTimeout,
+    Retry,
+    Snooze,
+    WorkerStopping,
+    backoff,
+)
 from tidemill.task import Task, import_task, make_task
+from tidemill.worker.fork import perform
+from tidemill.worker.safelog import SafeLog
+from tidemill.worker.tracebacks import format_traceback
 
 if TYPE_CHECKING:
     from tidemill.worker.interrupt import Run
 
 __all__ = ["Runner", "describe", "stuck_verdict", "timed_out"]
 
-log = logging.getLogger("tidemill.worker")
+log = SafeLog("tidemill.worker")
 
-UNKNOWN_GRACE = 600.0
-"""Seconds an unknown task is waited for, unless $TIDEMILL_UNKNOWN_GRACE says otherwise: a rolling
-deploy may bring it."""
-
-TRACEBACK_MOST = 16_000
+ERROR_MOST = 2_000
+"""Characters that are kept of an error."""
 
 
 class Runner:
@@ -43,28 +50,34 @@ class Runner:
 
     def __init__(self, mill: Tidemill) -> None:
         self.mill = mill
-        self._talks = log.isEnabledFor(logging.DEBUG)  # asked once: this is for every job
+        self._talks = log.talks(logging.DEBUG)  # asked once: this is for every job
         self._imported: dict[str, Task[..., Any]] = {}
-        self._grace = float(os.environ.get("TIDEMILL_UNKNOWN_GRACE", UNKNOWN_GRACE))
 
     def admit(self, lease: Lease) -> tuple[Envelope, Task[..., Any]] | Verdict:
         """The job and its task, or the verdict on a job that must not or cannot run."""
         try:
+            return self._admitted(lease)
+        except BaseException as error:
+            return self.refused(lease, f"the job cannot be prepared: {describe(error)[0]}")
+
+    def _admitted(self, lease: Lease) -> tuple[Envelope, Task[..., Any]] | Verdict:
+        try:
             envelope = decode_envelope(lease.envelope)
         except Exception as error:
-            return self._refused(lease, f"the job cannot be decoded: {error}")
+            return self.refused(lease, f"the job cannot be decoded: {error}")
         refusal = self.refuse(envelope)
         if refusal:
-            return self._refused(lease, refusal)
+            return self.refused(lease, refusal)
         try:
             task = self.resolve(envelope.task)
-        except (Exception, SystemExit) as error:  # importing runs code
+        except BaseException as error:  # importing runs code
             text, _ = describe(error)
-            return self._refused(lease, f"{envelope.task} cannot be imported: {text}")
+            return self.refused(lease, f"{envelope.task} cannot be imported: {text}")
         return self.unknown(lease, envelope) if task is None else (envelope, task)
 
     @staticmethod
-    def _refused(lease: Lease, reason: str) -> Verdict:
+    def refused(lease: Lease, reason: str) -> Verdict:
+        """The verdict on a job that is not run."""
         log.error("a job was refused: %s", reason)
         now = wall_time()
         return Verdict(lease.token, Outcome.FAIL, error=reason, started=now, ended=now)
@@ -119,37 +132,24 @@ class Runner:
         function = task.function
         layers = self.mill.middleware
         if not layers:
-            return lambda: function(*args, **kwargs)
+            return functools.partial(function, *args, **kwargs)
         try:
             # Found later, inside the onion, it would look like an error of the task's own.
             task.arguments.check(tuple(args), kwargs)
         except TypeError as error:
             raise Fail(f"the arguments do not fit the task: {error}") from error
-        through = _through_async if task.is_async else _through
-        return lambda: through(layers, lambda: function(*args, **kwargs), context)
+        if task.is_async:
+            called = functools.partial(function, *args, **kwargs)
+            return lambda: _through_async(layers, called, context)
+        # A child that the task forks must not go on through the middleware.
+        performed = functools.partial(perform, function, args, kwargs)
+        return lambda: _through(layers, performed, context)
 
-    def unknown(self, lease: Lease, envelope: Envelope) -> Verdict:
-        """The verdict on a job whose task this app does not have."""
-        now = wall_time()
-        age = now - envelope.created
-        if age < self._grace:
-            delay = min(30.0, max(1.0, age / 4), max(0.05, self._grace - age))
-            error = f"unknown task {envelope.task!r}{_of(envelope)} to the worker that had it"
-            log.warning(
-                "job %s%s: unknown task %r; is the module that declares it imported by the app? "
-                "This app has %d task(s); the job is tried again for %g s",
-                envelope.id,
-                _of(envelope),
-                envelope.task,
-                len(self.mill.tasks),
-                self._grace,
-            )
-            return Verdict(lease.token, Outcome.SNOOZE, delay=delay, error=error)
-        return self._refused(
-            lease,
-            f"unknown task {envelope.task!r}{_of(envelope)}: "
-            f"no worker declared it within {self._grace:g} s",
-        )
+    @staticmethod
+    def unknown(lease: Lease, envelope: Envelope) -> Verdict:
+        """The verdict on a job whose task this app does not have; the supervisor completes it."""
+        error = f"no worker knows task {envelope.task!r}{_of(envelope)}"
+        return Verdict(lease.token, Outcome.UNKNOWN, error=error)
 
     def started(self, run: Run) -> None:
         """Say that a run begins."""
@@ -163,7 +163,7 @@ class Runner:
         if value is not None:
             try:
                 result = pack(value)
-            except Exception as error:  # encoding may run the value's own code
+            except BaseException as error:  # encoding may run the value's own code
                 reason = f"the task ended well, but its result cannot be kept: {describe(error)[0]}"
                 return _failed(run.lease, run.envelope, Outcome.FAIL, reason, "", run.started)
         if self._talks:
@@ -172,10 +172,20 @@ class Runner:
         return Verdict(run.token, 0, result, 0.0, "", "", run.started, now)
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
-        """The verdict on a job whose task raised."""
+        """The verdict on a job whose task raised, whatever the exception's own code does."""
+        try:
+            return self._failure(run, error)
+        except BaseException as inner:
+            text = f"{name_of(error)}: its exception cannot be read: {name_of(inner)}"
+            return _failed(run.lease, run.envelope, Outcome.RETRY, text, "", run.started)
+
+    def _failure(self, run: Run, error: BaseException) -> Verdict:
         lease, envelope, started = run.lease, run.envelope, run.started
         if isinstance(error, Snooze):
             return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=describe(error)[0])
+        if isinstance(error, WorkerStopping) and run.context.stopping:
+            run.context.log(f"interrupted after {wall_time() - started:.3f} s: its worker stops")
+            return Verdict(lease.token, Outcome.RELEASE, started=started)
         text, trace = describe(error)
         if isinstance(error, JobTerminated):
             return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
@@ -276,18 +286,24 @@ def timed_out(lease: Lease, envelope: Envelope, trace: str, started: float) -> V
 
 def describe(error: BaseException) -> tuple[str, str]:
     """(``Type: message``, traceback) of an exception, whatever its own code does."""
-    name = type(error).__qualname__
+    name = name_of(error)
     try:
-        message = str(error)
+        message = str.__str__(str(error))[
+            :ERROR_MOST
+        ]  # it may be of a subclass with code of its own
     except BaseException as inner:
-        message = f"<its message cannot be printed: {type(inner).__name__}>"
+        message = f"<its message cannot be printed: {name_of(inner)}>"
     try:
-        lines = traceback.format_exception(type(error), error, _users_part(error))
-        trace = "".join(lines)[-TRACEBACK_MOST:]
-    except BaseException:
-        trace = "".join(traceback.format_tb(_users_part(error)))[-TRACEBACK_MOST:]
+        trace = format_traceback(error, _users_part(error))
+    except BaseException as inner:
+        trace = f"<its traceback cannot be printed: {name_of(inner)}>"
     text = f"{name}: {message}" if message else name
-    return storable(text)[:2000], storable(trace)
+    return storable(text[:ERROR_MOST])[:ERROR_MOST], storable(trace)
+
+
+def name_of(error: BaseException) -> str:
+    """The name of the exception's type, which no metaclass can withhold."""
+    return str(type.__dict__["__qualname__"].__get__(type(error)))
 
 
 def _users_part(error: BaseException) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from tidemill.brokers.base import Mode
@@ -9,8 +11,17 @@ from tidemill.brokers.base import Mode
 __all__ = ["Settings"]
 
 
+def _grace() -> float | None:
+    """What $TIDEMILL_UNKNOWN_GRACE says, if anything."""
+    text = os.environ.get("TIDEMILL_UNKNOWN_GRACE", "")
+    return float(text) if text else None
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker is to be. Durations are seconds, ``max_memory`` is bytes."""
+    """How a worker is to be. Durations are seconds, ``max_memory`` is bytes.
+
+    ``unknown_grace`` is how long a job of an unknown task is kept before it fails; None for ever.
+    """
 
     app: str = ""
     processes: int = 1
@@ -18,8 +29,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()
     mode: Mode = Mode.FAIR
     burst: bool = False
-    drain: float = 5.0
+    stuck_grace: float = 60.0
     shutdown_timeout: float = 30.0
     max_jobs: int = 0
     max_memory: int = 0
     name: str = ""
+    unknown_grace: float | None = msgspec.field(default_factory=_grace)

@@ -6,6 +6,7 @@ other worker is there to run what they wait for, the last to begin gets an error
 
 from __future__ import annotations
 
+import os
 import threading
 
 from tidemill.app import Tidemill
@@ -26,6 +27,7 @@ class Waits:
         self._setup = setup
         self._board = board
         self._lock = threading.Lock()
+        self._waiting = 0
 
     def begin(self, context: JobContext, job_id: str) -> None:
         """A job is about to wait for another; an async one may wait for several at a time.
@@ -36,7 +38,7 @@ class Waits:
         with self._lock:
             context.waiting += 1
             if context.waiting == 1:
-                self._board.wait(context.slot, True)
+                self._count(1)
         if self._starves(job_id):
             self.end(context)
             raise TidemillError(
@@ -50,10 +52,14 @@ class Waits:
         with self._lock:
             context.waiting -= 1
             if not context.waiting:
-                self._board.wait(context.slot, False)
+                self._count(-1)
+
+    def _count(self, by: int) -> None:
+        self._waiting += by
+        self._board.set_waiting(self._setup.first_slot, os.getpid(), self._waiting)
 
     def _starves(self, job_id: str) -> bool:
-        if sum(row.waits for row in self._board.running()) < self._setup.slots:
+        if self._board.waiting(self._setup.share) < self._setup.slots:
             return False
         broker = self._mill.broker
         record = broker.get(job_id)

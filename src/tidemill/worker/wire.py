@@ -10,8 +10,10 @@ be found out and killed.
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
+from os import fstat, set_blocking, unlink
 from typing import Generic, TypeVar
 
 import msgspec
@@ -28,8 +30,10 @@ Out = TypeVar("Out")
 class Setup(msgspec.Struct, array_like=True):
     """How a process is to be; sent first. ``slots`` counts those of all processes.
 
+    ``share`` is how many rows of the board belong to the process, ``first_slot`` the first of them.
+
     The very first process of a worker is sent one without a board and, once it has told where the
-    broker is, another with it.
+    broker is, another with it. ``last_words`` is a file for what the socket no longer carries.
     """
 
     app: str
@@ -41,14 +45,17 @@ class Setup(msgspec.Struct, array_like=True):
     stacks: str
     worker: str = ""
     slots: int = 0
+    share: int = 0
     max_jobs: int = 0
     max_memory: int = 0
+    last_words: str = ""
 
 
 class Hello(msgspec.Struct, array_like=True):
     """What a process says when its app is loaded, or cannot be (``error``).
 
-    ``schedules`` are those its code declares, each a name and a record's body.
+    ``schedules`` are those its code declares, each a name and a record's body. ``names`` are those
+    of its tasks, ``imports`` the patterns of ``allow_imports``.
     """
 
     url: str = ""
@@ -56,14 +63,17 @@ class Hello(msgspec.Struct, array_like=True):
     tasks: int = 0
     error: str = ""
     schedules: list[tuple[str, bytes]] = []
+    names: list[str] = []
+    imports: list[str] = []
 
 
 class Down(msgspec.Struct, array_like=True):
-    """Supervisor to process."""
+    """Supervisor to process. ``stop`` is in how many seconds the worker stops, -1 for never."""
 
     leases: list[Lease] = []
     commands: list[Command] = []
     quiet: bool = False
+    stop: float = -1.0
     setup: Setup | None = None
 
 
@@ -72,7 +82,7 @@ class Up(msgspec.Struct, array_like=True):
 
     ``depth`` is how many leases it would like to hold in all; ``returned`` are tokens it gives back
     unstarted; ``stuck`` are verdicts on jobs that could not be interrupted; ``leaving`` says that
-    it takes no more and goes when what runs has ended.
+    it takes no more and goes when what runs has ended; ``stacks`` answers the command ``dump``.
     """
 
     verdicts: list[Verdict] = []
@@ -82,10 +92,17 @@ class Up(msgspec.Struct, array_like=True):
     stuck: list[Verdict] = []
     leaving: bool = False
     hello: Hello | None = None
+    stacks: str = ""
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The other end is gone, or this end is."""
+
+    @property
+    def by_us(self) -> bool:
+        """True when the descriptor of this end was closed in this process."""
+        cause = self.__cause__
+        return isinstance(cause, OSError) and cause.errno in (errno.EBADF, errno.ENOTSOCK)
 
 
 class Line(Generic[Out, In]):
@@ -93,15 +110,21 @@ class Line(Generic[Out, In]):
 
     def __init__(self, sock: socket.socket, incoming: type[In]) -> None:
         self.sock = sock
+        # Bound now, before a task can replace them.
+        self._recv, self._send, self.fileno = sock.recv, sock.send, sock.fileno
+        self._inode = fstat(sock.fileno()).st_ino
         self._decode = msgspec.msgpack.Decoder(incoming).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._kept: list[In] = []
+        self.last_words = ""
+        self.left_words = False  # the other end has left some in its file
 
-    def fileno(self) -> int:
-        """For select."""
-        return self.sock.fileno()
+    def _check(self) -> None:
+        """Raise OSError when the descriptor was closed, and perhaps opened for something else."""
+        if fstat(self.fileno()).st_ino != self._inode:
+            raise OSError(errno.EBADF, "the descriptor is another's now")
 
     def send(self, message: Out) -> None:
         """Send one frame; blocks until the kernel has it.
@@ -109,10 +132,20 @@ class Line(Generic[Out, In]):
         Raises:
             Closed: nobody is there.
         """
+        frame = self._frame(message)
         try:
-            self.sock.sendall(self._frame(message))
+            self._check()
+            self._send_all(frame)
         except OSError as error:
             raise Closed from error
+
+    def _send_all(self, frame: bytes) -> None:
+        sent = 0
+        while sent < len(frame):
+            try:
+                sent += self._send(memoryview(frame)[sent:] if sent else frame)
+            except BlockingIOError:
+                set_blocking(self.fileno(), True)  # a task has made all descriptors non-blocking
 
     def post(self, message: Out) -> None:
         """Send one frame without blocking: what the kernel does not take now waits for ``push``."""
@@ -123,7 +156,7 @@ class Line(Generic[Out, In]):
         """Send what waits, as far as the kernel takes it; True when nothing is left."""
         while self._outgoing:
             try:
-                sent = self.sock.send(self._outgoing, socket.MSG_DONTWAIT)
+                sent = self._send(self._outgoing, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError:
@@ -146,13 +179,20 @@ class Line(Generic[Out, In]):
             kept, self._kept = self._kept, []
             return kept
         try:
-            data = self.sock.recv(1 << 20, flags)
+            self._check()
+            data = self._recv(1 << 20, flags)
         except BlockingIOError:
+            if not flags:
+                set_blocking(self.fileno(), True)  # a task has made all descriptors non-blocking
             return []
         except OSError as error:
             raise Closed from error
         if not data:
             raise Closed
+        return self._split(data)
+
+    def _split(self, data: bytes) -> list[In]:
+        """The frames that these bytes complete."""
         buffer = self._incoming
         buffer += data
         frames = []
@@ -161,7 +201,10 @@ class Line(Generic[Out, In]):
             (size,) = _LENGTH.unpack_from(buffer, at)
             if len(buffer) - at - 4 < size:
                 break
-            frames.append(self._decode(bytes(buffer[at + 4 : at + 4 + size])))
+            try:
+                frames.append(self._decode(bytes(buffer[at + 4 : at + 4 + size])))
+            except msgspec.DecodeError as error:  # a task wrote to a descriptor that is not its own
+                raise Closed from error
             at += 4 + size
         del buffer[:at]
         return frames
@@ -170,8 +213,8 @@ class Line(Generic[Out, In]):
         """Have these received again, by whoever comes next."""
         self._kept = frames
 
-    def rest(self) -> list[In]:
-        """The last words of an end that has gone: everything that can still be read."""
+    def drain(self) -> list[In]:
+        """All that the other end has said by now; never waits."""
         frames: list[In] = []
         try:
             while True:
@@ -182,6 +225,30 @@ class Line(Generic[Out, In]):
                 frames += got
         except Closed:
             return frames
+
+    def rest(self) -> list[In]:
+        """The last words of an end that is dead."""
+        return self.drain() + self._read_last_words()
+
+    def leave(self, messages: list[Out]) -> None:
+        """Write to the file of last words what the socket did not take."""
+        with open(self.last_words, "wb") as file:
+            file.write(b"".join(self._frame(message) for message in messages))
+
+    def _read_last_words(self) -> list[In]:
+        """Read the bytes that the other end has left in the file, if any."""
+        try:
+            with open(self.last_words, "rb") as file:
+                data = file.read()
+            unlink(self.last_words)
+            self.left_words = bool(data)
+        except OSError:
+            return []
+        self._incoming.clear()  # a frame that was cut off is in the file as a whole
+        try:
+            return self._split(data)
+        except Closed:
+            return []
 
     def close(self) -> None:
         """Close this end."""

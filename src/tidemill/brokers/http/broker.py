@@ -18,6 +18,7 @@ from tidemill.brokers.http.address import Address, check_url
 from tidemill.brokers.http.lines import Lines, Server
 from tidemill.brokers.http.members import Members
 from tidemill.brokers.schedules import Change, Changed, Schedule
+from tidemill.brokers.unknown import UnknownTask
 from tidemill.clock import new_id
 from tidemill.config import Url
 from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
@@ -203,8 +204,8 @@ class HttpBroker:
         done: list[bool] = self._call("cancel", job_ids=list(job_ids), terminate=terminate)
         return done
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
-        done: list[bool] = self._call("kick", job_ids=list(job_ids))
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+        done: list[bool] = self._call("kick", job_ids=list(job_ids), force=force)
         return done
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
@@ -219,6 +220,10 @@ class HttpBroker:
     def purge(self, queue: str) -> int:
         removed: int = self._call("purge", queue=queue)
         return removed
+
+    def forget_queue(self, queue: str) -> bool:
+        forgotten: bool = self._call("forget_queue", queue=queue)
+        return forgotten
 
     def command(self, owner_id: str, command: Command) -> bool:
         told: bool = self._call("command", owner_id=owner_id, command=command)
@@ -240,6 +245,10 @@ class HttpBroker:
 
     def held(self, job_id: str) -> Held | None:
         found: Held | None = self._call("held", job_id=job_id)
+        return found
+
+    def unknown_tasks(self) -> list[UnknownTask]:
+        found: list[UnknownTask] = self._call("unknown_tasks")
         return found
 
     # -- schedules ------------------------------------------------------------------------------

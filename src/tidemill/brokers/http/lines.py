@@ -16,8 +16,11 @@ from tidemill.brokers.calls import CALLS, KEY, MEDIA, MOST, PATH, PROTOCOL, SERV
 from tidemill.brokers.http.address import Address
 from tidemill.brokers.http.response import Response
 from tidemill.brokers.http.trouble import Away, refusal, unreachable
+from tidemill.brokers.sigpipe import Unkilled
+from tidemill.brokers.spares import Spares
 from tidemill.clock import new_id
-from tidemill.errors import BrokerUnavailable, InvalidOption
+from tidemill.deferral import Waiting, raised_by_handler
+from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
 __all__ = ["STEP_TIMEOUT", "Line", "Lines", "Server"]
 
@@ -59,8 +62,11 @@ class Server:
         if self.pause() > 0:
             raise Away(self._trouble)
         try:
-            sock = self._connect()
+            with Unkilled():
+                sock = self._connect()
         except OSError as error:
+            if raised_by_handler(error):
+                raise
             self._failures += 1
             most = min(_BACKOFF * 2 ** min(self._failures, 10), _BACKOFF_MOST)
             self._next_try = time.monotonic() + most * random.uniform(0.5, 1.0)
@@ -76,7 +82,8 @@ class Server:
 
     def _connect(self) -> socket.socket:
         a = self.address
-        sock = socket.create_connection((a.host, a.port), CONNECT_TIMEOUT)
+        with Waiting():
+            sock = socket.create_connection((a.host, a.port), CONNECT_TIMEOUT)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -84,7 +91,8 @@ class Server:
                 if hasattr(socket, name):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             if self._context is not None:
-                sock = self._context.wrap_socket(sock, server_hostname=a.host)
+                with Waiting():
+                    sock = self._context.wrap_socket(sock, server_hostname=a.host)
         except BaseException:
             sock.close()
             raise
@@ -113,6 +121,8 @@ class Line:
         self._path = server.address.prefix + PATH
         self._head = b""
         self._socket: socket.socket | None = None
+        self._ended = False
+        self._asking = False  # a request was sent, and its answer not read
 
     def fileno(self) -> int:
         """The descriptor on which answers come, -1 while there is none."""
@@ -142,10 +152,14 @@ class Line:
         assert self._socket is not None
         response = Response()
         try:
-            while not response.feed(self._socket.recv(_PART)):
-                pass
+            with Waiting():
+                while not response.feed(self._socket.recv(_PART)):
+                    pass
+            self._asking = False
         except (OSError, ValueError) as error:
             self.close()
+            if raised_by_handler(error):
+                raise
             raise unreachable(error, self._server.where) from error
         except BaseException:
             self.close()  # an answer may still be on its way: nobody must read it as another's
@@ -158,18 +172,27 @@ class Line:
         Raises:
             BrokerUnavailable: it was not sent whole; nobody knows what became of it.
         """
+        if self._asking:  # a signal handler has interrupted the last call
+            self.close()
         if self._socket is None:
             self._head = self._server.head()
             self._socket = self._server.connect()
+            if self._ended:  # by another thread, perhaps while this one connected
+                self.close()
+                raise TidemillError("this broker is closed")
+        self._asking = True
         parts = [b"POST %s%s HTTP/1.1\r\n" % (self._path.encode(), name.encode()), self._head]
         if key:
             parts.append(f"{KEY}: {key}\r\n".encode())
         parts += [b"Content-Length: %d\r\n\r\n" % len(body), body]
         try:
             self._socket.settimeout(self._timeout + len(body) / SLOWEST + extra)
-            self._socket.sendall(b"".join(parts))
+            with Unkilled(), Waiting():
+                self._socket.sendall(b"".join(parts))
         except OSError as error:
             self.close()
+            if raised_by_handler(error):
+                raise
             raise unreachable(error, self._server.where) from error
         except BaseException:
             self.close()
@@ -186,6 +209,7 @@ class Line:
         try:
             while not response.feed(self._socket.recv(_PART)):
                 pass
+            self._asking = False
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except (OSError, ValueError) as error:
@@ -214,11 +238,17 @@ class Line:
             ) from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; the next call connects anew."""
         sock, self._socket = self._socket, None
+        self._asking = False
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.close()
+
+    def end(self) -> None:
+        """Hang up for good, also while another thread connects."""
+        self._ended = True
+        self.close()
 
 
 class Lines:
@@ -228,7 +258,7 @@ class Lines:
         self.server = server
         self.most = MOST  # bytes of the arguments of one call
         self._patience = patience
-        self._spare: list[Line] = []
+        self._spares = Spares(lambda: Line(server, max(STEP_TIMEOUT, patience)))
 
     def call(self, name: str, /, *, extra: float = 0.0, **arguments: Any) -> Any:
         """Make a call, waiting for a server that is away as long as patience says.
@@ -244,9 +274,8 @@ class Lines:
                 f"{self.most:,} at once; give it fewer"
             )
         key = new_id() if call.once else ""
-        line = self._take()
         until = 0.0
-        try:
+        with self._spares.lend() as line:
             while True:
                 try:
                     return line.ask(name, body, key, extra)
@@ -255,26 +284,12 @@ class Lines:
                     until = until or now + self._patience
                     if now >= until:
                         raise
-                    time.sleep(max(0.01, min(self.server.pause(), until - now)))
-        finally:
-            self._spare.append(line)
-
-    def _take(self) -> Line:
-        """A line that nobody else uses, to be put back; both are atomic without a lock."""
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return Line(self.server, max(STEP_TIMEOUT, self._patience))
+                    with Waiting():
+                        time.sleep(max(0.01, min(self.server.pause(), until - now)))
 
     def close(self) -> None:
-        """Hang up all that are spare."""
-        spare, self._spare = self._spare, []
-        for line in spare:
-            line.close()
-
-    def after_fork_child(self) -> None:
-        """In a forked child: the lines are the parent's; close our copies."""
-        self.close()
+        """Hang up for good; a line in use is closed when its call ends."""
+        self._spares.close()
 
 
 def _is_readable(sock: socket.socket) -> bool:

@@ -8,9 +8,6 @@ One whose answer was lost with its line counts as a hint.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 import time
 from collections.abc import Sequence
 
@@ -22,6 +19,7 @@ from tidemill.brokers.conversation import Conversation
 from tidemill.brokers.http.lines import STEP_TIMEOUT, Line, Lines, Server
 from tidemill.brokers.http.response import Response
 from tidemill.brokers.http.trouble import Away
+from tidemill.brokers.wakepipe import WakePipe, readable
 from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.job import Owner
 
@@ -78,6 +76,11 @@ class Bell:
         self._response = None
         self._line.close()
 
+    def end(self) -> None:
+        """Hang up for good."""
+        self._response = None
+        self._line.end()
+
 
 class Member:
     """An owner of this process: its conversation, and what it sleeps on."""
@@ -89,9 +92,7 @@ class Member:
         self._bell = Bell(server, owner.id)
         self._talk = Conversation(self._send, owner.serial)
         self._renew_at = time.monotonic() + self._lease / 3
-        self._wake_read, self._wake_write = os.pipe()
-        for fd in (self._wake_read, self._wake_write):
-            os.set_blocking(fd, False)
+        self._pipe = WakePipe()
 
     @property
     def serial(self) -> int:
@@ -124,32 +125,29 @@ class Member:
             bell = self._bell.ask(self._line.told_by)
             now = time.monotonic()
             left = min(until, self._bell.late_at) - now
-            ready = _poll([bell, self._wake_read, *fds], max(0.0, left))
+            ready = readable([bell, self._pipe.fd, *fds], max(0.0, left))
             hint = None
             if bell in ready or time.monotonic() >= self._bell.late_at:
                 try:
                     hint = self._bell.hear()
                 except Away:
                     hint = True
-            if self._wake_read in ready:
+            if self._pipe.fd in ready:
                 hint = True
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
+                self._pipe.drain()
             ready = [fd for fd in ready if fd in fds]
             if ready or hint or time.monotonic() >= until:
                 return ready
 
     def wake(self) -> None:
         """End its sleep, from any thread."""
-        with contextlib.suppress(OSError):  # full of hints already, or gone
-            os.write(self._wake_write, b"x")
+        self._pipe.wake()
 
     def close(self) -> None:
-        """Hang up."""
-        self._line.close()
-        self._bell.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        """Hang up for good."""
+        self._line.end()
+        self._bell.end()
+        self._pipe.close()
 
 
 class Members:
@@ -216,14 +214,6 @@ class Members:
 
     def close(self) -> None:
         """Hang up all lines."""
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.close()
         self._members.clear()
-
-
-def _poll(fds: Sequence[int], seconds: float) -> list[int]:
-    """The readable ones, or broken ones; unlike ``select`` with descriptors of any number."""
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return [fd for fd, _ in poll.poll(seconds * 1000)]

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from tidemill.brokers.lmdb.carried import carried_in
 from tidemill.brokers.lmdb.flows import finish_falls, flow, revive
 from tidemill.brokers.lmdb.inspect import Holders
-from tidemill.brokers.lmdb.keys import Key, find_key, forget_held, put_key, successors
-from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, MICRO, READY_KEY
+from tidemill.brokers.lmdb.keys import Key, find_key, forget_held, put_key
+from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.purge import ready_ids, still_unready, unready_ids
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     SCHEDULED,
     SUCCEEDED,
-    WAITING,
     Flag,
     Stored,
 )
 from tidemill.brokers.lmdb.roster import send
+from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.verdicts import drop_lease, log
-from tidemill.brokers.lmdb.wake import ALL, MESSAGES, SPACE, TASKS
+from tidemill.brokers.lmdb.wake import ALL, MESSAGES, SPACE, TASKS, UNKNOWN
 from tidemill.gate import Terms
 from tidemill.job import CANCEL_ASKED, NOT_STARTED, Command, Waits, decode_envelope
 
-__all__ = ["cancel", "delete", "kick", "purge", "set_limit", "set_queue"]
+__all__ = ["cancel", "delete", "forget_queue", "kick", "purge", "set_limit", "set_queue"]
+
+_PURGE_MOST = 1000
+"""Jobs deleted in one commit."""
 
 
 def _each(moves: Moves, ids: Sequence[str], act: Callable[[Stored | None], bool]) -> list[bool]:
@@ -60,13 +62,16 @@ def _cancel(moves: Moves, stored: Stored | None, holders: Holders, verb: str) ->
     return True
 
 
-def kick(moves: Moves, ids: Sequence[str]) -> list[bool]:
-    """Make jobs ready again."""
+def kick(moves: Moves, ids: Sequence[str], *, force: bool = False) -> list[bool]:
+    """Make jobs ready again.
+
+    With ``force`` also those that succeeded, or whose key a success holds.
+    """
     finish_falls(moves)
-    return _each(moves, ids, lambda stored: _kick(moves, stored))
+    return _each(moves, ids, lambda stored: _kick(moves, stored, force))
 
 
-def _kick(moves: Moves, stored: Stored | None) -> bool:
+def _kick(moves: Moves, stored: Stored | None, force: bool) -> bool:
     if stored is None:
         return False
     head = stored.head
@@ -74,20 +79,21 @@ def _kick(moves: Moves, stored: Stored | None) -> bool:
         moves.unplace(stored)
         moves.place(stored, 0, 0)
         return True
-    if head.state <= SUCCEEDED:
+    again = force and head.state == SUCCEEDED and not head.flags & Flag.LINKED
+    if head.state <= SUCCEEDED and not again:
         return False
     envelope = decode_envelope(stored.envelope)
     if envelope.links is not None and envelope.links.waits == Waits.BARRIER:
         return False  # it is never run
     if envelope.key:
-        key = envelope.key.encode()
-        if find_key(moves, key) is not None:
+        name = envelope.key.encode()
+        key = find_key(moves, name)
+        if key is not None and (key.holder or not force):
             return False  # at most one unfinished job per key
-        put_key(moves, key, Key(stored.id))
+        put_key(moves, name, Key(stored.id, until=key.until if key is not None else 0))
     revive(moves, stored)
     moves.unfinish(stored)
-    policy = envelope.retries.max_attempts
-    head.limit = head.attempt + policy if policy else 0
+    head.attempt, head.limit = 0, envelope.retries.max_attempts
     head.losses, head.finished, head.prune, head.expires = 0, 0, 0, 0
     head.flags &= ~(Flag.CANCELLING | Flag.DROPPED)
     tail = stored.tail
@@ -124,8 +130,8 @@ def set_queue(moves: Moves, queue: str, *, paused: bool | None, max_size: int | 
     row = moves.row(queue)
     row.paused = row.paused if paused is None else int(paused)
     row.max_size = row.max_size if max_size is None else max_size
-    row.dirty = True
-    moves.store.bells.ring(TASKS | MESSAGES | SPACE, ALL)
+    row.forgotten, row.dirty = 0, True
+    moves.store.bells.ring(TASKS | MESSAGES | SPACE | UNKNOWN, ALL)
 
 
 def set_limit(moves: Moves, name: str, terms: Terms | None, *, queue: bool, declared: bool) -> None:
@@ -136,49 +142,36 @@ def set_limit(moves: Moves, name: str, terms: Terms | None, *, queue: bool, decl
         moves.gates.set_named(name, terms, declared=declared)
 
 
-def purge(moves: Moves, queue: str, most: int) -> int:
-    """Delete up to ``most`` jobs that wait in a queue; how many that were."""
+def purge(commit: Callable[[Callable[[Moves], int]], int], store: Store, queue: str) -> int:
+    """Delete what waits in a queue, some of it in each commit; how many jobs that were."""
+    removed, unready = 0, unready_ids(store, queue)
+    # Those behind others first: what is purged is not cancelled for what was purged before it.
+    while unready:
+        some, unready = unready[:_PURGE_MOST], unready[_PURGE_MOST:]
+        removed += commit(partial(_purge_some, queue=queue, unready=some))
+    while batch := commit(partial(_purge_some, queue=queue)):
+        removed += batch
+    return removed
+
+
+def _purge_some(moves: Moves, queue: str, unready: Sequence[bytes] = ()) -> int:
+    """Delete these unready jobs of a queue, or some ready ones; how many that were."""
     row = moves.existing_row(queue)
     if row is None:
         return 0
-    lines = *row.lines, row.lost_line
     moves.sync()
-    # Those behind others first: what is purged is not cancelled for what was purged before it.
-    ids = _unready(moves, row.lines, most) if row.scheduled + row.waiting else []
-    if len(ids) < most:
-        ids += [job_id for line in lines for job_id in _ready(moves, line, most)]
-        ids += moves.lanes.jobs_in(lines, most)
-        ids += itertools.islice(carried_in(moves.txn, moves.t, lines), most)
-        ids = list(dict.fromkeys(ids))[:most]
-    return sum([_delete(moves, moves.load(job_id)) for job_id in ids])
+    ids = still_unready(moves, row, unready) if unready else ready_ids(moves, row, _PURGE_MOST)
+    purged = sum([_delete(moves, moves.load(job_id)) for job_id in ids])
+    row.purged += purged
+    row.dirty = True
+    return purged
 
 
-def _ready(moves: Moves, line: int, most: int) -> list[bytes]:
-    """The first jobs of a line."""
-    cursor = moves.txn.cursor(moves.t.ready)
-    found = cursor.set_range(READY_KEY.pack(line, 0, 0))
-    ids: list[bytes] = []
-    while found and READY_KEY.unpack(cursor.key())[0] == line and len(ids) < most:
-        ids.append(cursor.value())
-        found = cursor.next()
-    return ids
-
-
-def _unready(moves: Moves, lines: Sequence[int], most: int) -> list[bytes]:
-    """Scheduled jobs of some lines, found by their due time, and waiting ones, by their key.
-
-    In the order in which they were put, which is that of jobs that come behind one another.
-    """
-    ids: list[bytes] = []
-    for key, job_id in moves.txn.cursor(moves.t.due):
-        if DUE_KEY.unpack(key)[2] == DUE_JOB:
-            ids.append(job_id)
-    ids += successors(moves.txn, moves.t)
-    ids += [job_id for job_id, _ in moves.txn.cursor(moves.t.wait)]
-    jobs = ((job_id, moves.load(job_id)) for job_id in ids)
-    mine = (
-        (stored.head.seq, job_id)
-        for job_id, stored in jobs
-        if stored and stored.head.line in lines and stored.head.state in (WAITING, SCHEDULED)
-    )
-    return [job_id for _, job_id in heapq.nsmallest(most, mine)]
+def forget_queue(moves: Moves, queue: str) -> bool:
+    """Forget the counters and settings of a queue without unfinished jobs."""
+    row = moves.existing_row(queue)
+    if row is not None and row.size:
+        return False
+    if row is not None:
+        row.forget()
+    return True

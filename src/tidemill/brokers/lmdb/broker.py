@@ -8,6 +8,8 @@ what is shown in :mod:`.inspect`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,8 +32,7 @@ from tidemill.brokers.lmdb.moving import adopt, adopted, check_here, depart, sta
 from tidemill.brokers.lmdb.nonces import put_once, sweep_nonces
 from tidemill.brokers.lmdb.puts import may_refuse, put
 from tidemill.brokers.lmdb.roster import owner_rows, send
-from tidemill.brokers.lmdb.settings import check_url
-from tidemill.brokers.lmdb.store import PREFIX, Store, close_store, open_store, store_around
+from tidemill.brokers.lmdb.store import PREFIX, Store, close_store, store_around
 from tidemill.brokers.lmdb.storetime import StoreTime
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.waits import Waits
@@ -39,28 +40,16 @@ from tidemill.brokers.lmdb.wake import RESULT, SPACE, bloom
 from tidemill.brokers.retention import Retention
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.brokers.steps import is_lost, lost
-from tidemill.config import Url
-from tidemill.errors import InvalidOption, StoreFull, TidemillError
+from tidemill.brokers.unknown import UnknownTask
+from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import Command, Envelope, Lease, Owner, Put, Record, State
 
-__all__ = ["LmdbBroker", "open_url"]
+__all__ = ["LmdbBroker"]
 
 T = TypeVar("T")
-_PRUNE_MOST = 2000
-_PURGE_MOST = 5000
-_RECALL_MOST = 2000
+_PRUNE_MOST, _RECALL_MOST = 2000, 2000
 _TICK = 30.0
-
-
-def open_url(url: Url) -> LmdbBroker:
-    """The broker of an ``lmdb://`` URL."""
-    folder, map_size, sync, prefix, retention = check_url(url)
-    try:
-        store = open_store(folder, map_size=map_size, sync=sync, prefix=prefix)
-    except OSError as error:
-        raise InvalidOption(f"cannot use {folder} as a store: {error.strerror}") from error
-    return LmdbBroker(url.text, store, retention)
 
 
 class LmdbBroker:
@@ -68,8 +57,11 @@ class LmdbBroker:
 
     features = frozenset(Feature) - {Feature.DRAIN}
 
-    def __init__(self, url: str, store: Store, retention: Retention | None = None) -> None:
+    def __init__(
+        self, url: str, store: Store, retention: Retention | None = None, *, reading: bool = False
+    ) -> None:
         self.url = url
+        self._reading = reading
         self._store = store
         self._retention = retention or Retention()
         self._closed = False
@@ -87,16 +79,17 @@ class LmdbBroker:
         store = self._store
         self._pid = os.getpid()
         self._members = Members(store, self._commit)
-        self._waits = Waits(store, self._commit)
+        self.waits = Waits(store, self._commit)
         store.brokers.add(self)
         self._time = StoreTime(store)
         self._inspection = Inspection(store, self._time)
-        store.room.keep_ballast()
+        if not self._reading:
+            store.room.keep_ballast()
 
     def after_fork_child(self) -> None:
         """In a forked child: owners and sleepers are the parent's."""
         self._members.after_fork_child()
-        self._waits.after_fork_child()
+        self.waits.after_fork_child()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -121,7 +114,9 @@ class LmdbBroker:
         now, wall = self._time.micros()
         return Moves(self._store, txn, now, wall, self._retention)
 
-    def _commit(self, apply: Callable[[Moves], T], /, *, last: bool = False) -> T:
+    def _commit(
+        self, apply: Callable[[Moves], T], /, last: bool = False, patience: float | None = None
+    ) -> T:
         """One commit of work that must go on when the disk is full: the ballast was kept for it."""
         self._check_open()
 
@@ -131,12 +126,13 @@ class LmdbBroker:
                 flow(moves)
             return value
 
+        run = functools.partial(self._store.commits.run, self._moves, patience=patience)
         try:
-            return self._store.commits.run(self._moves, whole, last=last)
+            return run(whole, last=last)
         except StoreFull:
-            if not self._store.room.drop_ballast():
+            if not self._store.room.give_ballast(run):
                 raise
-            return self._store.commits.run(self._moves, whole, last=last)
+            return run(whole, last=last)
 
     def _act(self, apply: Callable[[Moves], T], /) -> T:
         """A commit that is refused once the store is on its way to another, and what it leaves."""
@@ -200,8 +196,12 @@ class LmdbBroker:
         if step.behalf:
             return self._commit(lambda moves: hear_behalf(moves, step))
         member = self._members.find(step.owner) if step.serial else self._members[step.owner]
-        reply = self._commit(lambda moves: exchange(moves, member, step)) if member else lost(step)
-        if step.serial and member and is_lost(reply) and (anew := self._members.anew(member)):
+        if member is None:
+            return lost(step)
+        commits, worker = self._store.commits, member.owner.kind == "worker"
+        most = commits.brisk if worker else min(step.patience or commits.patience, commits.patience)
+        reply = self._commit(lambda moves: exchange(moves, member, step), patience=most)
+        if step.serial and is_lost(reply) and (anew := self._members.anew(member)):
             return self._commit(lambda moves: exchange(moves, anew, step))
         return reply
 
@@ -214,8 +214,9 @@ class LmdbBroker:
         member = self._members[owner_id]
         until_tick = max(0.0, self._next_tick - time.monotonic())
         ready = self._members.wait(member, min(timeout, until_tick), fds)
-        if time.monotonic() >= self._next_tick:
-            self.tick()
+        with contextlib.suppress(BrokerUnavailable):  # housekeeping comes again
+            if time.monotonic() >= self._next_tick:
+                self.tick()
         return ready
 
     def wake(self, owner_id: str) -> None:
@@ -236,9 +237,12 @@ class LmdbBroker:
         return self._members.reap()
 
     def tick(self) -> float:
+        if self._reading:
+            return _TICK
         self._next_tick = time.monotonic() + _TICK
         self.reap()
-        self._store.env.reader_check()
+        with self._store.translating():
+            self._store.env.reader_check()
         self._store.room.keep_ballast()
 
         def keep_time(moves: Moves) -> bool:
@@ -249,7 +253,7 @@ class LmdbBroker:
             more = sweep_nonces(moves) or more
             return prune(moves, _PRUNE_MOST) >= _PRUNE_MOST or more
 
-        while self._commit(keep_time):
+        while self._commit(keep_time, patience=self._store.commits.brisk):
             pass
         return _TICK
 
@@ -270,7 +274,7 @@ class LmdbBroker:
             return enough(not is_unfinished(moves, key) for key in keys)
 
         if timeout > 0 and going_on and not (first and len(going_on) < len(ids)):
-            self._waits.until(over, RESULT, bloom(ids), timeout)
+            self.waits.until(over, RESULT, bloom(ids), timeout)
             records = self.get_many(ids)
         return records
 
@@ -280,7 +284,7 @@ class LmdbBroker:
             return row is None or not row.max_size or row.size < row.max_size
 
         self._check_open()
-        return self._waits.until(over, SPACE, bloom([queue]), timeout)
+        return self.waits.until(over, SPACE, bloom([queue]), timeout)
 
     # -- inspecting -----------------------------------------------------------------------------
 
@@ -328,9 +332,9 @@ class LmdbBroker:
         ids = list(job_ids)
         return self._act(lambda moves: acts.cancel(moves, ids, terminate=terminate))
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
         ids = list(job_ids)
-        return self._act(lambda moves: acts.kick(moves, ids))
+        return self._act(lambda moves: acts.kick(moves, ids, force=force))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         ids = list(job_ids)
@@ -354,11 +358,15 @@ class LmdbBroker:
         self._check_open()
         return self._inspection.held(job_id)
 
+    def unknown_tasks(self) -> list[UnknownTask]:
+        self._check_open()
+        return self._inspection.unknown_tasks()
+
     def purge(self, queue: str) -> int:
-        removed = 0
-        while batch := self._act(lambda moves: acts.purge(moves, queue, _PURGE_MOST)):
-            removed += batch
-        return removed
+        return acts.purge(self._act, self._store, queue)
+
+    def forget_queue(self, queue: str) -> bool:
+        return self._act(lambda moves: acts.forget_queue(moves, queue))
 
     def command(self, owner_id: str, command: Command) -> bool:
         def apply(moves: Moves) -> bool:
@@ -374,12 +382,12 @@ class LmdbBroker:
 
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         self._check_open()
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             return schedule.read(txn, self._store.tables.schedule, names)
 
     def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
         self._check_open()
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             return schedule.page(txn, self._store.tables.schedule, after, limit)
 
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
@@ -421,7 +429,7 @@ class LmdbBroker:
 
     def adopted(self, mark: str) -> str:
         self._check_open()
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             return adopted(self._store, txn, mark)
 
     def backup(self, target: str) -> None:
@@ -430,7 +438,9 @@ class LmdbBroker:
 
     def close(self) -> None:
         if not self._closed and self._pid == os.getpid():
-            self._members.leave()
-            self._waits.close()
-            close_store(self._store)
+            with contextlib.ExitStack() as last:  # each of them, whatever becomes of the others
+                last.callback(close_store, self._store)
+                last.callback(setattr, self, "_closed", True)
+                last.callback(self.waits.close)
+                self._members.leave()
         self._closed = True

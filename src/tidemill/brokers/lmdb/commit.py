@@ -1,21 +1,25 @@
-"""Group commit: a store is written by one leader at a time, for all who came meanwhile.
+"""Group commit: one leader at a time writes the store for all callers of this process.
 
-A caller appends its request and tries to lead. The leader begins the transaction (and waits there
-for other processes), takes all requests that have arrived meanwhile, applies each, commits once,
-and wakes the others. When one request fails, the transaction is abandoned and each is replayed by
-itself, so that only the culprit sees its error.
+A caller appends its request and tries to lead. The leader takes the write lock, begins the
+transaction, takes all requests that have arrived meanwhile, applies each, commits once, and wakes
+the others. When one request fails, the transaction is abandoned and each is replayed by itself, so
+that only the culprit sees its error.
+
+While another process has the write lock (:mod:`.write_lock`), no caller leads: a writer thread
+waits for the lock and leads in their place. So every caller waits in Python, where a timeout and
+Ctrl-C end the wait.
 
 A request that tells somebody of what it did before it is durable goes ``last``: when it is applied
 there is hardly anything left that can undo it.
 
 Followers who have their answer are woken together with the next leader, which waits a moment for
-their next requests (:mod:`.gathering`): woken later they would miss its commit, and woken while it
-works they would take the interpreter lock from it at each of its calls.
+their next requests (:mod:`tidemill.gathering`): woken later they would miss its commit, and woken
+while it works they would take the interpreter lock from it at each of its calls.
 
 A caller that is interrupted while it waits takes its request back, or passes on the lead if that
-was just handed to it; a request is never left with a thread that has gone. Nowhere else can it be
-interrupted: by the end of a task it is not (:mod:`tidemill.shield`), and Ctrl-C is put off
-(:mod:`tidemill.deferral`).
+was just handed to it; a request is never left with a thread that has gone. Nowhere else can a
+caller be interrupted: the end of a task does not reach it (:mod:`tidemill.shield`), and signal
+handlers are put off (:mod:`tidemill.deferral`).
 """
 
 from __future__ import annotations
@@ -23,22 +27,28 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.pace import pace
+from tidemill.brokers.lmdb.transaction import Plain, Writing
+from tidemill.brokers.lmdb.write_lock import WriteLock
+from tidemill.brokers.lmdb.writer import Writer
 from tidemill.crash import point
 from tidemill.deferral import begin_waiting, call_off, end_waiting, put_off
-from tidemill.errors import TidemillError
+from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.gathering import Gathering
 from tidemill.shield import lower_shield, raise_shield
 
-__all__ = ["PATIENCE", "Context", "GroupCommit", "Request", "Writing"]
+__all__ = ["BRISK", "PATIENCE", "Context", "GroupCommit", "Request", "Writing", "write"]
 
 PATIENCE = 30.0
-"""Seconds a thread waits for a leader that may be waiting for this thread's own transaction."""
+"""Seconds that a caller waits for the write lock, unless the URL says otherwise."""
+
+BRISK = 1.0
+"""The same of a supervisor's steps, of housekeeping and of leaving: they have no time to lose."""
 
 
 class Context(Protocol):
@@ -60,7 +70,7 @@ T = TypeVar("T")
 class Request:
     """One caller's part of a commit."""
 
-    __slots__ = ("apply", "done", "error", "last", "leads", "result", "turn")
+    __slots__ = ("apply", "done", "error", "last", "leads", "main", "result", "turn")
 
     def __init__(self, apply: Callable[[Any], Any], *, last: bool = False) -> None:
         self.apply = apply
@@ -69,28 +79,43 @@ class Request:
         self.error: BaseException | None = None
         self.done = False
         self.leads = False  # the lead was handed over to its caller
+        self.main = False  # its caller is the main thread, which may be in a signal handler
         self.turn = threading.Lock()
         self.turn.acquire()
 
 
 class GroupCommit:
-    """The commits of one environment, as this process makes them.
+    """The commits of one store, as this process makes them.
 
-    ``translated`` makes a driver's error one of ours. In a ``shared`` environment a thread may have
-    a write transaction that we know nothing of.
+    ``translated`` makes a driver's error one of ours. ``place`` names the store in sentences.
     """
 
     def __init__(
-        self, env: lmdb.Environment, translated: Callable[[Exception], Exception], *, shared: bool
+        self,
+        env: lmdb.Environment,
+        lock: WriteLock,
+        translated: Callable[[Exception], Exception],
+        place: str = "",
+        points: bool = True,
     ) -> None:
         self.env = env
-        self.leader = 0  # the thread that has the transaction open
+        self.lock = lock
+        self.patience = PATIENCE
+        self.leader = 0  # the thread that has the lead
         self.lead = threading.Lock()
         self.pending: collections.deque[Request] = collections.deque()
         self._answered: list[Request] = []  # done, and to be woken
         self._gathering = Gathering()
         self._translated = translated
-        self._shared = shared
+        self.place = place
+        self._points = points
+        self._make: Callable[[lmdb.Transaction[bytes]], Context] | None = None
+        self._writer = Writer(self._write_for_others)
+
+    @property
+    def brisk(self) -> float:
+        """Seconds that calls wait for the write lock which are made again anyway."""
+        return min(BRISK, self.patience)
 
     def run(
         self,
@@ -98,11 +123,12 @@ class GroupCommit:
         apply: Callable[[C], T],
         *,
         last: bool = False,
+        patience: float | None = None,
     ) -> T:
         """Run ``apply(make(txn))`` in a write transaction; its result, once that is durable.
 
-        It may be run again when that transaction was dropped. With ``last`` it is applied after all
-        that came for the same commit.
+        The call may run again when that transaction was dropped. With ``last`` it is applied after
+        all that came for the same commit. ``patience``: seconds to wait for other writers.
 
         Raises:
             whatever ``apply`` raises, having changed nothing; StoreFull; BrokerUnavailable.
@@ -110,9 +136,10 @@ class GroupCommit:
         if self.leader == threading.get_ident():
             raise TidemillError("this call would wait for itself: it was made inside a store step")
         request = Request(apply, last=last)
-        deferred = put_off()
+        self._make = make
+        deferred = request.main = put_off()
         try:
-            self._take_part(make, request)
+            self._take_part(make, request, self.patience if patience is None else patience)
         finally:
             if deferred:
                 call_off()
@@ -121,39 +148,72 @@ class GroupCommit:
         return request.result  # type: ignore[no-any-return]  # what its own function returned
 
     def _take_part(
-        self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
+        self,
+        make: Callable[[lmdb.Transaction[bytes]], Context],
+        request: Request,
+        patience: float,
     ) -> None:
         raise_shield()
         try:
             self.pending.append(request)
             self._gathering.arrived(len(self.pending))
-            if self.lead.acquire(blocking=False) or self._follow(request):
-                try:
-                    if not request.done:
-                        self._lead(make, request)
-                finally:
+            deadline = 0.0
+            leads = self.lead.acquire(blocking=False)
+            while leads or self._follow(request, deadline, patience):
+                if request.done or self._try_to_lead(make, request):
                     self.pass_on()
+                    break
+                leads, deadline = False, deadline or time.monotonic() + patience
         finally:
             lower_shield()
 
-    def _follow(self, request: Request) -> bool:
+    def _try_to_lead(
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
+    ) -> bool:
+        """With the lead: commit. False: another process has the lock, the writer was called."""
+        self.leader = threading.get_ident()
+        try:
+            self._gathering.wait(self.pending)
+            if self.lock.take():
+                self._lead(make, request)
+                return True
+            if not self._writer.call():  # no thread can be started: wait here
+                self.lock.wait()
+                self._lead(make, request)
+                return True
+        except BaseException:  # Ctrl-C while it gathered
+            self._forget(request)
+            self.pass_on()
+            raise
+        self.leader = 0
+        self.lead.release()  # without a look at who came: the writer thread sees to all
+        return False
+
+    def _forget(self, request: Request) -> None:
+        with contextlib.suppress(ValueError):
+            self.pending.remove(request)
+
+    def _follow(self, request: Request, deadline: float, patience: float) -> bool:
         """Wait for a leader to do the request; True when the lead is handed over instead."""
         try:
-            # In the caller's own environment the leader may be waiting for a transaction that this
-            # very thread has open; that must not last for ever.
+            left = max(0.0, deadline - time.monotonic()) if deadline else patience
             begin_waiting()
-            if not request.turn.acquire(timeout=PATIENCE if self._shared else -1):
-                end_waiting()
-                raise TidemillError(
-                    f"the store was not free for {PATIENCE:g} s; inside a transaction of your own "
-                    "pass it as txn="
-                )
+            in_time = request.turn.acquire(timeout=min(left, threading.TIMEOUT_MAX))
             end_waiting()
         except BaseException:
             self._leave(request)
             raise
+        if not in_time:
+            holder = self.lock.holder()
+            self._leave(request)
+            if not request.done:
+                raise BrokerUnavailable(
+                    f"the store{self.place} was not free for {patience:g} s: its write lock is "
+                    f"held {holder}"
+                )
         if not request.leads:
             return False
+        request.leads = False
         self.pending.appendleft(request)
         return True
 
@@ -165,40 +225,60 @@ class GroupCommit:
             if not request.done and not request.leads:  # else we may have had our turn already
                 request.turn.acquire()
             if request.leads:
+                request.leads = False
                 self.pass_on()
 
-    def _lead(self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request) -> None:
-        """With the lead: one transaction for everything pending once it has begun."""
+    def _write_for_others(self) -> None:
+        """In the writer thread: wait for other processes, then lead for all who came."""
+        self.lock.wait()
+        if not self.pending or self._make is None:  # all have given up
+            self.lock.free()
+            return
+        self.lead.acquire()
+        self.leader = threading.get_ident()
+        try:
+            self._lead(self._make, None)
+        finally:
+            self.pass_on()
+
+    def close(self) -> None:
+        """End the writer thread."""
+        self._writer.close()
+
+    def _lead(
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request | None
+    ) -> None:
+        """With the lead and the lock: one transaction for everything pending once it has begun."""
         batch: list[Request] = []
-        writing = Writing(self)
+        writing, locked = Writing(self.env, self.lock, self.place), True
         try:
             try:
-                self._gathering.wait(self.pending)
-                point("store.begin")
+                if self._points:
+                    point("store.begin")
                 with writing as txn:
-                    point("store.begun")
+                    if self._points:
+                        point("store.begun")
                     self._drain(batch)
                     context = make(txn)
                     for request in batch:
                         request.result = request.apply(context)
                     context.finish()
-                    point("store.commit")
-                point("store.committed")
+                    if self._points:
+                        point("store.commit")
+                    writing.note()
+                locked = False
+                self.lock.free()
+                if self._points:
+                    point("store.committed")
                 context.committed()
             except Exception as error:
-                if not batch:  # it could not even begin: each who leads shall see for itself
-                    self.pending.remove(own)
-                    batch.append(own)
-                if len(batch) == 1:
-                    self._answer(batch[0], self._translated(error))
-                else:
-                    self._replay(make, batch)
+                self._answer_failed(make, batch, own, self._translated(error))
             else:
                 for request in batch:
                     self._answer(request)
         except BaseException:  # Ctrl-C in the leader
-            if own in self.pending:
-                self.pending.remove(own)
+            if own is not None:
+                self._forget(own)
             others = [request for request in batch if request is not own and not request.done]
             if writing.committed:
                 for request in others:
@@ -206,6 +286,27 @@ class GroupCommit:
             else:  # nothing happened: the others try again
                 self.pending.extendleft(reversed(others))
             raise
+        finally:
+            if locked:
+                self.lock.free()
+
+    def _answer_failed(
+        self,
+        make: Callable[[lmdb.Transaction[bytes]], Context],
+        batch: list[Request],
+        own: Request | None,
+        error: Exception,
+    ) -> None:
+        """After a dropped transaction: the one request has its error, several are replayed."""
+        if not batch:  # it could not even begin: each who leads shall see for itself
+            with contextlib.suppress(IndexError, ValueError):
+                own = own or self.pending[0]
+                self.pending.remove(own)
+                batch.append(own)
+        if len(batch) == 1:
+            self._answer(batch[0], error)
+        else:
+            self._replay(make, batch)
 
     def _drain(self, batch: list[Request]) -> None:
         """Take what is pending. The deque is never replaced: an append may be under way."""
@@ -219,7 +320,7 @@ class GroupCommit:
         """Each request in a transaction of its own, so that an error hits only its cause."""
         for request in batch:
             try:
-                with Writing(self) as txn:
+                with Writing(self.env, self.lock, self.place) as txn:
                     context = make(txn)
                     request.result = request.apply(context)
                     context.finish()
@@ -249,50 +350,57 @@ class GroupCommit:
             if self._answered:
                 self._gathering.expect(len(self._answered), len(self.pending))
                 self._wake()
-            with contextlib.suppress(IndexError):  # there is nobody, or he has just gone
-                next_one = self.pending.popleft()
+            next_one = self._next()
+            called = next_one is None and bool(self.pending) and self._writer.call()
+            if next_one is None and not called and self.pending:  # no thread can be started
+                with contextlib.suppress(IndexError):
+                    next_one = self.pending.popleft()
+            self.leader = 0
+            if next_one is not None:
                 next_one.leads = True
                 next_one.turn.release()
                 return
             self.lead.release()
-            if not self.pending or not self.lead.acquire(blocking=False):
+            if called or not self.pending or not self.lead.acquire(blocking=False):
                 return
+
+    def _next(self) -> Request | None:
+        """Whose caller leads next; None when nobody came but the main thread.
+
+        The main thread gets no lead while it waits: it may be inside a signal handler, which may
+        last, or enqueue and wait for this very lead. The writer thread leads in its place.
+        """
+        with contextlib.suppress(IndexError, ValueError):  # there is nobody, or he has just gone
+            request = self.pending.popleft()
+            if not request.main:
+                return request
+            self.pending.appendleft(request)
+            for other in list(self.pending):
+                if not other.main:
+                    self.pending.remove(other)
+                    return other
+        return None
 
 
 def _is_last(request: Request) -> bool:
     return request.last
 
 
-class Writing:
-    """A write transaction, as a context manager: committed at its end, undone by an error."""
+def write(
+    env: lmdb.Environment,
+    lock: WriteLock,
+    translated: Callable[[Exception], Exception],
+    apply: Callable[[lmdb.Transaction[bytes]], T],
+    *,
+    place: str,
+    patience: float,
+) -> T:
+    """Commit what ``apply`` does to a transaction: to open a store, apart from all requests.
 
-    __slots__ = ("_commits", "_txn", "committed")
-
-    def __init__(self, commits: GroupCommit) -> None:
-        self._commits = commits
-        self.committed = False
-
-    def __enter__(self) -> lmdb.Transaction[bytes]:
-        pace.hurry()
-        try:
-            self._txn = self._commits.env.begin(write=True)
-        except BaseException:
-            pace.relax()
-            raise
-        self._commits.leader = threading.get_ident()
-        return self._txn
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        self._commits.leader = 0
-        # Before the commit, which gives up the interpreter lock for as long as the disk takes:
-        # the threads that compute meanwhile need not be hurried.
-        try:
-            pace.relax()
-        finally:
-            if kind is None:
-                self._txn.commit()
-                self.committed = True
-            else:
-                self._txn.abort()
+    Passes no crash point, or tests would have to count how often opening writes.
+    """
+    commits = GroupCommit(env, lock, translated, place, points=False)
+    try:
+        return commits.run(Plain, lambda plain: apply(plain.txn), patience=patience)
+    finally:
+        commits.close()

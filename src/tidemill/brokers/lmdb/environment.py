@@ -8,22 +8,35 @@ it to us. In a forked child ours are opened anew when first needed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import tempfile
+import threading
 from collections.abc import Iterator
 
 import lmdb
 import lmdb._envid
 
+from tidemill.brokers.lmdb.place import Place
+from tidemill.brokers.lmdb.truncation import check_length
+from tidemill.brokers.lmdb.write_lock import WriteLock
 from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
+from tidemill.files import keep_from_children, take_standard_descriptors
 
 __all__ = ["Environment", "folder_of", "translated"]
 
 MAX_DBS = 64
 MAX_READERS = 4096
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PROBE = 256 << 10
 _MOUNTS = "/proc/self/mounts"
 _NETWORK_FILESYSTEMS = {
-    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "glusterfs"),
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "sshfs", "9p", "afs", "ncpfs", "virtiofs", "vboxsf"),
+    *("ceph", "ceph-fuse", "glusterfs", "lustre", "gpfs", "beegfs", "orangefs", "pvfs2", "ocfs2"),
+    *("gfs2", "moosefs", "mfs", "juicefs", "cephfs", "davfs", "davfs2", "curlftpfs", "rclone"),
+    *("s3fs", "s3", "goofys", "geesefs", "mountpoint-s3", "gcsfuse", "blobfuse", "blobfuse2"),
+    *("vmhgfs", "vmhgfs-fuse", "prl_fs", "grpcfuse", "osxfs", "seaweedfs", "s3ql"),
 }
 
 
@@ -34,25 +47,63 @@ class Environment:
     """
 
     def __init__(
-        self, path: str, *, map_size: int = 0, sync: bool = True, env: lmdb.Environment | None
+        self,
+        path: str,
+        *,
+        map_size: int = 0,
+        sync: bool = True,
+        env: lmdb.Environment | None,
+        mode: int = 0,
+        reading: bool = False,
     ) -> None:
+        """``mode`` is that of new files, 0 for what the folder gives.
+
+        With ``reading`` it makes no file and changes nothing.
+        """
         self.path = path
         self.sync = sync
         self.ours = env is None
         self.folder = folder_of(path)
         self.users = 0  # stores in it
         self.pid = os.getpid()
+        self.reading = reading
+        self.mode = mode
         self._map_size = map_size
         if env is None:
             _refuse_network(self.folder)
         self.env = env or self._open()
+        self.write_lock = WriteLock(path, ours=self.ours)
 
     def _open(self) -> lmdb.Environment:
+        """Make and check the files, then open them."""
+        take_standard_descriptors()
+        place = Place(self.path)
+        try:
+            before = place.check_readable() if self.reading else place.prepare(self.mode)
+            check_length(place.path)
+            lock = not self.reading or place.has_lock
+            with place.pinned(lock=lock) as path:
+                env = self._opened(path, lock=lock)
+            if place.identity() != before:
+                env.close()
+                raise BrokerUnavailable(
+                    f"{place.path} was replaced while it was being opened; try again"
+                )
+            keep_from_children(before)
+        except OSError as error:
+            raise BrokerUnavailable(
+                f"cannot open the LMDB store in {self.path}: {error.strerror}: {error.filename}"
+            ) from error
+        finally:
+            place.close()
+        return env
+
+    def _opened(self, path: str, *, lock: bool) -> lmdb.Environment:
         try:
             with _beside_a_parents() if self.path in _abandoned else contextlib.nullcontext():
                 return lmdb.open(
-                    self.path,
-                    subdir=os.path.isdir(self.path),
+                    path,
+                    subdir=os.path.isdir(path),
                     map_size=self._map_size,
                     max_dbs=MAX_DBS,
                     max_readers=MAX_READERS,
@@ -60,13 +111,18 @@ class Environment:
                     readahead=False,
                     sync=self.sync,
                     metasync=True,
-                    mode=0o600,
+                    mode=self.mode or 0o600,
+                    readonly=self.reading,
+                    create=not self.reading,
+                    lock=lock,
                 )
         except lmdb.Error as error:
-            hint = "; pass that environment as env=" if "already open" in str(error) else ""
-            raise BrokerUnavailable(
-                f"cannot open the LMDB store in {self.path}: {error}{hint}"
-            ) from error
+            raise _refused(str(error).replace(path, self.path), self.path) from error
+
+    @property
+    def data(self) -> str:
+        """The path of the data file."""
+        return os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
 
     @property
     def usable(self) -> bool:
@@ -93,22 +149,42 @@ class Environment:
                 "open the environment and the store again here"
             )
         self.env = self._open()
+        self.write_lock = WriteLock(self.path, ours=True)
         self.pid = os.getpid()
 
     def abandon(self) -> None:
         """In a forked child: the parent's environment is not ours to use."""
         if self.pid != os.getpid():
             _abandoned[self.path] = self.env
+            self.write_lock.abandon()
 
     def close(self) -> None:
         """Close it, unless it is the caller's."""
-        if self.ours:
+        busy = self.write_lock.busy
+        self.write_lock.close()
+        if self.ours and busy:  # closing waits for the writer thread, which waits for others
+            threading.Thread(target=self.env.close, name="tidemill-close", daemon=True).start()
+        elif self.ours:
             self.env.close()
 
 
 def folder_of(path: str) -> str:
     """Where our own files lie: in the environment's directory, or beside its single file."""
     return path + ".tidemill" if os.path.isfile(path) else path
+
+
+def _refused(text: str, path: str) -> BrokerUnavailable:
+    """Why LMDB does not open a store, and what to do about it."""
+    pid = os.getpid()
+    if "Resource temporarily unavailable" in text:  # LMDB locks the byte of its process id
+        return BrokerUnavailable(
+            f"another process with the process id {pid} has the store in {path} open, in another "
+            "container: containers that share a store must share one PID namespace (docker run "
+            "--pid=container:NAME, pid: in a compose file, shareProcessNamespace in a pod); or use "
+            "a redis:// or postgresql:// broker"
+        )
+    hint = "; pass that environment as env=" if "already open" in text else ""
+    return BrokerUnavailable(f"cannot open the LMDB store in {path}: {text}{hint}")
 
 
 def _refuse_network(folder: str) -> None:
@@ -125,7 +201,7 @@ def _refuse_network(folder: str) -> None:
     place = os.path.realpath(folder) + "/"
     inside = [(p, kind) for p, kind in mounts if place.startswith(_unescaped(p).rstrip("/") + "/")]
     path, kind = max(inside, key=lambda mount: len(mount[0]), default=("", ""))
-    if kind in _NETWORK_FILESYSTEMS:
+    if kind.removeprefix("fuse.") in _NETWORK_FILESYSTEMS:
         raise BrokerUnavailable(
             f"{folder} lies on {path}, a network file system ({kind}), where LMDB is not safe; "
             "use a local disk, or a redis:// or postgresql:// broker"
@@ -140,8 +216,9 @@ def _unescaped(path: str) -> str:
 def translated(error: Exception, folder: str) -> Exception:
     """A driver's error as one of ours; any other as it is."""
     ours: TidemillError
-    no_space = isinstance(error, (lmdb.Error, OSError)) and "No space" in str(error)
-    if isinstance(error, lmdb.MapFullError) or no_space:
+    if isinstance(error, OSError) and error.errno in _FULL and _no_inode(folder):
+        ours = StoreFull(f"the disk of {folder} has no room for another file; delete some there")
+    elif isinstance(error, lmdb.MapFullError) or _no_space(error, folder):
         ours = StoreFull(f"the store in {folder} is full; finish or delete jobs, or make room")
     elif isinstance(error, lmdb.Error) and "same thread" in str(error):
         ours = TidemillError(
@@ -154,6 +231,40 @@ def translated(error: Exception, folder: str) -> Exception:
         return error
     ours.__cause__ = error
     return ours
+
+
+def _no_space(error: Exception, folder: str) -> bool:
+    """Whether a write failed for lack of room on the disk, or in a quota.
+
+    LMDB reports a write that was cut short as an input/output error, as it does a broken disk.
+    """
+    if not isinstance(error, (lmdb.Error, OSError)):
+        return False
+    said = str(error)
+    if any(why in said for why in ("No space", "quota exceeded", "File too large")):
+        return True
+    return "Input/output error" in said and not _takes_more(folder)
+
+
+def _no_inode(folder: str) -> bool:
+    """Whether the disk takes no more files. Some file systems count none."""
+    disk = os.statvfs(folder)
+    return disk.f_files > 0 and not disk.f_favail
+
+
+def _takes_more(folder: str) -> bool:
+    """Whether a file of some size can be written in a folder."""
+    try:
+        fd, name = tempfile.mkstemp(".probe", dir=folder)
+    except OSError as error:
+        return error.errno not in _FULL
+    try:
+        os.unlink(name)
+        return os.write(fd, bytes(_PROBE)) == _PROBE
+    except OSError as error:
+        return error.errno not in _FULL
+    finally:
+        os.close(fd)
 
 
 # Environments of a parent process, by path. Never closed: that would free the parent's own reader

@@ -17,10 +17,11 @@ from tidemill.brokers.lmdb.members import Member
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import departure_of, gone
 from tidemill.brokers.lmdb.roster import is_listed, owner_rows, take_commands
-from tidemill.brokers.lmdb.said import Said, keep_said, read_said, repeat
+from tidemill.brokers.lmdb.said import Said, keep_said, read_said, repeat, strays
 from tidemill.brokers.lmdb.timers import come_due, prune
+from tidemill.brokers.lmdb.unknown import bring_back, lend, tell, undo
 from tidemill.brokers.lmdb.verdicts import note, settle, touch
-from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, bloom, digest
+from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, UNKNOWN, bloom, digest
 from tidemill.brokers.steps import lost
 from tidemill.job import RELAY, Command, Outcome, Verdict
 
@@ -65,7 +66,9 @@ def _hear_elsewhere(moves: Moves, member: Member, step: Step) -> Reply:
     slot = said.slot if step.want is None else member.sleeper.slot
     if said.slot not in (0, slot):  # it spoke through another process before
         moves.store.bells.unmark(said.slot, number)
+    found = strays(moves, number, step.held)
     reply = _exchange(moves, member, step)
+    reply.strays, reply.behind = found, said.serial < step.serial - 1
     if not step.serial and said.slot == slot and not _is_news(reply):
         fresh = said.at + int(member.owner.lease * MICRO) // FRESH
         if moves.now < fresh:
@@ -101,7 +104,7 @@ def _exchange(moves: Moves, member: Member, step: Step, heard: Heard | None = No
         reply.commands.append(Command("quiet"))
     elif step.want and step.want.count:
         _lease(moves, member, step.want, reply)
-    elif step.want:
+    elif step.want and (step.want.tasks or step.want.messages):
         moves.ring_rest(step.want.queues)  # a hint it was given and cannot follow
     if heard is not None:
         _settle(moves, number, member.owner.name, heard(reply.leases), reply)
@@ -110,6 +113,8 @@ def _exchange(moves: Moves, member: Member, step: Step, heard: Heard | None = No
     reply.commands += take_commands(moves, number)
     if departure is None or not departure.sealed:
         reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, moves.next_due()))
+    if step.want:
+        tell(moves, step.want, reply)
     _hand_out(moves, step.fires if departure is None else 0, reply)
     if step.want:
         _mark(moves, member, step.want, reply)
@@ -146,7 +151,13 @@ def _settle(
 def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
     deadlines = member.owner.kind == "consumer"
     leasing = Leasing(moves, member.number, deadlines=deadlines, leases=reply.leases)
-    leasing.take(want, member.last_queue)
+    back = bring_back(moves, want, want.count - len(reply.leases)) if want.knows else []
+    if back and not want.tasks:
+        lend(moves, leasing, back, want.count)
+    if want.tasks or want.messages:
+        leasing.take(want, member.last_queue)
+    if back:
+        undo(moves, want, back)
     if want.mode is Mode.FAIR:
         member.last_queue = leasing.last_queue
     if len(reply.leases) == want.count:
@@ -167,13 +178,15 @@ def _mark(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
     bells = moves.store.bells
     if want.sleep and len(reply.leases) < want.count:  # it has room for what comes next
         kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
+        if want.told >= 0 and (want.knows or not want.tasks):
+            kinds |= UNKNOWN
         bits = bloom(want.queues) if want.queues else ALL
         endless = reply.next_due == float("inf")
         until = ALL if endless else moves.now + int(reply.next_due * MICRO)
         only = digest(want.queues[0]) if len(want.queues) == 1 else 0
         terms = terms_of(moves, member, want, len(reply.leases))
         bells.mark(member.sleeper, kinds, bits, until, only, terms)
-        moves.untimed = False  # it sees to all that is due
+        moves.untimed = moves.untimed and not kinds & (TASKS | MESSAGES)  # else it sees to it
     else:
         bells.mark(member.sleeper, 0, 0)
         moves.untimed = True

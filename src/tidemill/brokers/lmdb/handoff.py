@@ -7,8 +7,7 @@ was not told of (their tokens are higher than any it knows), and has nothing to 
 
 Until it looks, it holds them as it would hold what it prefetched: what it can no longer use goes
 back when it looks, and what it held when it died goes back uncounted, as nothing of it was on its
-board. Messages are never handed over: their ttr would run, and one that is gone when taken would be
-lost.
+board. Messages are never handed over: their ttr would run while nobody knows of the lease.
 """
 
 from __future__ import annotations

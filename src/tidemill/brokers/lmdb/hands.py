@@ -93,13 +93,13 @@ class Hands:
         hand.lane.lines[self._line] = None
         self._moves.lanes.stale(hand.name)
 
-    def start(self, hand: Hand, token: int, *, runs: bool) -> None:
-        """The job that was removed is leased; without ``runs`` it is gone when taken."""
+    def start(self, hand: Hand, token: int) -> None:
+        """The job that was removed is leased."""
         lane = hand.lane
         hand.spent += hand.cost
-        lane.running += runs
+        lane.running += 1
         lane.turn = token
-        if not runs or len(lane.lines) > 1:  # more than the next of this line may change
+        if len(lane.lines) > 1:  # more than the next of this line may change
             lane.lines[self._line] = None
             self.close()
             self._moves.lanes.look_again(hand.name)

@@ -8,8 +8,9 @@ from typing import Any
 
 import lmdb
 
-from tidemill.brokers.base import Filter, Page, QueueStats, bad_cursor, matches
-from tidemill.brokers.lmdb.find import Finding, queue_rows
+from tidemill.brokers.base import Filter, Page, QueueStats, matches
+from tidemill.brokers.lmdb import unknown
+from tidemill.brokers.lmdb.find import Finding, Order, queue_rows
 from tidemill.brokers.lmdb.flows import counts_of
 from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, read_limited
 from tidemill.brokers.lmdb.heads import first_ids
@@ -28,6 +29,7 @@ from tidemill.brokers.lmdb.record import NOTES, READY, STATES, Flag, Header, Sto
 from tidemill.brokers.lmdb.roster import name_of
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.storetime import StoreTime
+from tidemill.brokers.unknown import UnknownTask
 from tidemill.errors import InvalidOption
 from tidemill.gate import Held, LimitStats
 from tidemill.job import Record, State, decode_envelope
@@ -39,7 +41,6 @@ _SCAN = 2000
 
 _RANKS_MOST = 256  # priorities looked into for the oldest job; -100 to 100 are people's
 _ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
-_MARK = "id:"  # before the id in a cursor
 
 
 class Inspection:
@@ -48,10 +49,11 @@ class Inspection:
     def __init__(self, store: Store, time: StoreTime) -> None:
         self._store = store
         self._time = time
+        self._order = Order()
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
         """Records of one moment."""
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             holders = Holders(txn, self._store.tables)
             return [self._record(txn, job_id.encode(), holders) for job_id in ids]
 
@@ -80,6 +82,7 @@ class Inspection:
             error=tail.error,
             cancelling=bool(head.flags & Flag.CANCELLING),
             attempts=tail.attempts,
+            unknown=bool(head.flags & Flag.UNKNOWN),
         )
         if record.state is State.READY and self._is_running(txn, stored):
             record.state = State.RUNNING
@@ -111,12 +114,12 @@ class Inspection:
         return head.due / MICRO if head.flags & Flag.WALL else self._time.on_wall(head.due)
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
-        """Newest first. The cursor is the id to go on below, marked so that it is known for one."""
-        found, below = list[Record](), _id_of(cursor)
-        with self._store.env.begin() as txn:
-            finding = Finding(self._store, txn, what, below)
+        """Newest first, as far as :mod:`.find` says."""
+        found = list[Record]()
+        with self._store.reading_txn() as txn:
+            finding = Finding(self._store, txn, what, cursor, self._order)
         while len(found) < limit:
-            with self._store.env.begin() as txn:
+            with self._store.reading_txn() as txn:
                 holders = Holders(txn, self._store.tables)
                 looked = 0
                 for job_id, data in finding.rows(txn, _SCAN):
@@ -129,13 +132,18 @@ class Inspection:
                                 break
                 if not looked:
                     return Page(found)
-        return Page(found, _MARK + finding.below.decode())
+        return Page(found, finding.cursor)
+
+    def unknown_tasks(self) -> list[UnknownTask]:
+        """The tasks that have jobs set aside."""
+        with self._store.reading_txn() as txn:
+            return unknown.show(self._store, txn)
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
         """The first jobs of a queue that are of a state."""
         store, found = self._store, list[Record]()
         now, wall = self._time.micros()
-        with store.env.begin() as txn:
+        with store.reading_txn() as txn:
             data = txn.get(store.key("q/" + queue))
             if data is None:
                 return found
@@ -150,13 +158,13 @@ class Inspection:
 
     def stats(self) -> list[QueueStats]:
         """Every queue, by name."""
-        with self._store.env.begin() as txn:
-            return [self._stats_of(txn, row) for row in queue_rows(self._store, txn)]
+        with self._store.reading_txn() as txn:
+            return [self._stats_of(txn, r) for r in queue_rows(self._store, txn) if r.is_listed]
 
     def limits(self) -> list[LimitStats]:
         """Every limit in numbers, queues first."""
         store, (now, _) = self._store, self._time.micros()
-        with store.env.begin() as txn:
+        with store.reading_txn() as txn:
             gated = [row for row in queue_rows(store, txn) if row.gated]
             gates = [(row, read_limited(store, txn, GATES + row.name)) for row in gated]
             shown = [gate_shown(limited, row, now) for row, limited in gates if limited]
@@ -180,7 +188,7 @@ class Inspection:
     def held(self, job_id: str) -> Held | None:
         """What keeps a ready job waiting."""
         store, (now, _) = self._store, self._time.micros()
-        with store.env.begin() as txn:
+        with store.reading_txn() as txn:
             data = txn.get(job_id.encode(), db=store.tables.job) if job_id else None
             stored = Stored(job_id.encode(), data) if data is not None else None
             if stored is None or stored.head.state != READY or not self._is_ready(txn, stored):
@@ -218,23 +226,28 @@ class Inspection:
         """Facts about the store."""
         env, store = self._store.env, self._store
         store.room.check_place()
-        with env.begin() as txn:
+        with store.reading_txn() as txn:
             jobs = txn.stat(store.tables.job)["entries"]
             departure = departure_in(store, txn)
-        info = env.info()
-        path = os.path.join(env.path(), "data.mdb") if os.path.isdir(env.path()) else env.path()
+        with store.translating():
+            info, used = env.info(), store.room.used()
+            shortage = store.room.shortage()
+        path = store.environment.data
         return {
             "broker": "lmdb",
             "folder": store.folder,
             "durable": store.environment.sync,
             "jobs": jobs,
             "file_bytes": os.path.getsize(path),
-            "used_bytes": store.room.used(),
+            "used_bytes": used,
             "map_bytes": info["map_size"],
             "reserve_bytes": store.room.reserve(),
             "readers": info["num_readers"],
+            "write_lock": store.environment.write_lock.state(),
+            "commits": info["last_txnid"],
             "lmdb": ".".join(map(str, lmdb.version())),
             **({"moves_to": departure.where} if departure else {}),
+            **({"puts_refused": shortage} if shortage else {}),
         }
 
     def backup(self, target: str) -> None:
@@ -242,7 +255,8 @@ class Inspection:
         os.makedirs(target, exist_ok=True)
         if os.path.exists(os.path.join(target, "data.mdb")):
             raise InvalidOption(f"{target} holds a store already; name an empty directory")
-        self._store.env.copy(target, compact=True)
+        with self._store.translating():
+            self._store.env.copy(target, compact=True)
 
 
 def _firsts(cursor: lmdb.Cursor[bytes], line: int) -> Iterator[tuple[int, bytes]]:
@@ -265,20 +279,6 @@ def _names(store: Store, txn: lmdb.Transaction[bytes], prefix: str) -> list[str]
         names.append(cursor.key()[len(first) :].decode())
         more = cursor.next()
     return names
-
-
-def _id_of(cursor: str) -> bytes:
-    """The id in a cursor, empty for the beginning.
-
-    Raises:
-        InvalidOption: it is no cursor.
-    """
-    if not cursor:
-        return b""
-    job_id = cursor.removeprefix(_MARK).encode("utf-8", "backslashreplace")
-    if not cursor.startswith(_MARK) or not 0 < len(job_id) < _ID_MOST:
-        raise bad_cursor(cursor)
-    return job_id
 
 
 class Holders:

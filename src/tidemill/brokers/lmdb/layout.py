@@ -19,7 +19,8 @@
     lane   limit·0·key → record of one key of a limit; see lanes.py
     park   lane·line·rank·seq → cost, id      the ready jobs of a lane
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
-    said   o·owner → its last word, of one elsewhere; n·time·nonce → what a put was told
+    said   o·owner → its last word, of one elsewhere; n·time·nonce → what a put was told;
+                                              j, t, u: jobs of unknown tasks, see unknown.py
 
 A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
 lease that stands for it, says running. One that is carried is ready, as its header says. Times are
@@ -43,6 +44,7 @@ __all__ = [
     "DUE_KEY",
     "DUE_LANE",
     "DUE_LEASE",
+    "DUE_UNKNOWN",
     "FIN_KEY",
     "FORMAT",
     "HELD",
@@ -71,12 +73,17 @@ LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 CARRIED_VALUE = struct.Struct(">QQ")  # token, leased (wall); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
-DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE, DUE_LANE, DUE_FALL = range(7)
+DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE, DUE_LANE, DUE_FALL, DUE_UNKNOWN = range(8)
 HELD, UNUSED = 2, 3
 """The clocks of what nobody needs to be woken for."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6QB")
-_CARRIED = struct.Struct(">Q")  # behind a row that has any
+_CARRIED = struct.Struct(">Q")
+_MORE = struct.Struct(">QQB")  # carried, purged, forgotten; behind a row that has any of them
+
+
+TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
+"""Totals of a row since the store was made, or the queue forgotten."""
 
 
 class Row:
@@ -92,11 +99,13 @@ class Row:
         "dirty",
         "expired",
         "failed",
+        "forgotten",
         "gated",
         "max_size",
         "name",
         "number",
         "paused",
+        "purged",
         "ready",
         "retried",
         "running",
@@ -110,8 +119,11 @@ class Row:
         self.number = number
         self.dirty = data is None
         values = _ROW.unpack_from(data) if data else (number, *[0] * 13)
-        more = data is not None and len(data) > _ROW.size
-        self.carried: int = _CARRIED.unpack_from(data, _ROW.size)[0] if data and more else 0
+        more = data[_ROW.size :] if data else b""
+        self.carried: int = _CARRIED.unpack_from(more)[0] if more else 0
+        self.purged = self.forgotten = 0
+        if len(more) == _MORE.size:
+            self.carried, self.purged, self.forgotten = _MORE.unpack(more)
         (
             self.number,
             self.paused,
@@ -144,6 +156,19 @@ class Row:
         """Unfinished jobs."""
         return self.waiting + self.scheduled + self.ready + self.running
 
+    @property
+    def is_listed(self) -> bool:
+        """False for a queue that was forgotten, and not used since."""
+        used = (self.size, self.paused, self.max_size, *(getattr(self, n) for n in TOTALS))
+        return not self.forgotten or any(used)
+
+    def forget(self) -> None:
+        """Reset the counters and settings. The number stays: finished jobs and limits have it."""
+        for total in TOTALS:
+            setattr(self, total, 0)
+        self.paused = self.max_size = 0
+        self.forgotten, self.dirty = 1, True
+
     def shown(self, state: str) -> int:
         """How many jobs it has of a state, or has had when that is an end, as people see it."""
         count: int = getattr(self, state)
@@ -167,7 +192,8 @@ class Row:
             self.expired,
             self.gated,
         )
-        return row + _CARRIED.pack(self.carried) if self.carried else row
+        more = self.carried, self.purged, self.forgotten
+        return row + _MORE.pack(*more) if any(more) else row
 
 
 class Tables(NamedTuple):
@@ -191,5 +217,15 @@ class Tables(NamedTuple):
 
 
 def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:
-    """Open the named databases, making those that are missing."""
-    return Tables(*(env.open_db(prefix + name.encode()) for name in Tables._fields))
+    """Open the named databases of an environment that is open for reading only."""
+    names = [prefix + name.encode() for name in Tables._fields]
+    return Tables(*(env.open_db(name, create=False) for name in names))
+
+
+def make_tables(env: lmdb.Environment, txn: lmdb.Transaction[bytes], prefix: bytes) -> Tables:
+    """Open the named databases in a write transaction, making those that are missing.
+
+    The driver keeps handles of a write transaction only. By itself it would begin a transaction for
+    each table, and hold the interpreter lock while that waits for other processes.
+    """
+    return Tables(*(env.open_db(prefix + name.encode(), txn=txn) for name in Tables._fields))

@@ -17,18 +17,16 @@ from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import (
     EXPIRED,
     HEADER,
-    SUCCEEDED,
     TOO_LATE,
     Flag,
     Stored,
-    Tail,
 )
 from tidemill.job import Lease
 
 __all__ = ["Leasing", "put_deadline"]
 
 _HEAD = HEADER.size
-_LIMITED, _MESSAGE, _LINKED = Flag.LIMITED, Flag.MESSAGE, Flag.LINKED  # looked at for every job
+_LIMITED, _LINKED = Flag.LIMITED, Flag.LINKED  # looked at for every job
 _LEASED = struct.Struct(">QQ")  # what a lease has behind its ready key: leased, deadline
 
 
@@ -231,21 +229,18 @@ class Leasing:
             moves.end(stored, EXPIRED, stored.tail, TOO_LATE)
             return False
         token, deadline, ttr_used = moves.next_number(), 0, 0.0
-        if flags & _MESSAGE and ttr == 0:  # at most once: gone when taken
-            moves.end(Stored(job_id, data), SUCCEEDED, Tail())
-        else:
-            if self._deadlines:
-                ttr_used = ttr if ttr > 0 else DEFAULT_TTR
-                deadline = moves.now + int(ttr_used * MICRO)
-                put_deadline(moves, deadline, self._owner, token)
-            moves.txn.put(
-                LEASE_KEY.pack(self._owner, token),
-                key + _LEASED.pack(moves.wall, deadline) + job_id,
-                db=moves.t.lease,
-            )
-            row.running += 1
+        if self._deadlines:
+            ttr_used = ttr if ttr > 0 else DEFAULT_TTR
+            deadline = moves.now + int(ttr_used * MICRO)
+            put_deadline(moves, deadline, self._owner, token)
+        moves.txn.put(
+            LEASE_KEY.pack(self._owner, token),
+            key + _LEASED.pack(moves.wall, deadline) + job_id,
+            db=moves.t.lease,
+        )
+        row.running += 1
         if hand is not None and hands is not None:
-            hands.start(hand, token, runs=not (flags & _MESSAGE and ttr == 0))
+            hands.start(hand, token)
         leased = moves.wall / MICRO
         lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
         if flags & _LINKED:

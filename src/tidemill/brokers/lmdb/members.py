@@ -5,26 +5,31 @@ Who is alive is in :mod:`tidemill.brokers.liveness`, the list itself in :mod:`.r
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from tidemill.board import read_board, remove_board, sweep_boards
+from tidemill.board import remove_board, sweep_boards
 from tidemill.brokers.base import Want
 from tidemill.brokers.liveness import Liveness, neighbours
 from tidemill.brokers.lmdb.calls import Commit
+from tidemill.brokers.lmdb.commit import BRISK
+from tidemill.brokers.lmdb.deaths import causes_of, strike
 from tidemill.brokers.lmdb.moves import Moves
-from tidemill.brokers.lmdb.roster import list_owner, owner_rows, strike_owner
-from tidemill.brokers.lmdb.said import forget_said, heard, note_attached
+from tidemill.brokers.lmdb.roster import list_owner, owner_rows
+from tidemill.brokers.lmdb.said import heard, note_attached
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.verdicts import leases_of, release_owner
 from tidemill.brokers.lmdb.wake import Bells, Sleeper
 from tidemill.brokers.silence import Silence
 from tidemill.crash import point
-from tidemill.errors import TidemillError
-from tidemill.job import RELAY, Owner
+from tidemill.errors import BrokerUnavailable, StoreGone, TidemillError
+from tidemill.job import Owner
 
 __all__ = ["Member", "Members"]
+
+log = logging.getLogger("tidemill")
 
 
 class Member:
@@ -79,7 +84,10 @@ class Members:
         self._store = store
         self._commit = commit
         self._members: dict[str, Member] = {}
-        self._liveness = Liveness(os.path.join(store.files, "owners"))
+        try:
+            self._liveness = Liveness(store.folder_of("owners"))
+        except FileNotFoundError:  # of a store that is only read: nobody has ever been here
+            self._liveness = Liveness(None)
         self._watching = threading.Lock()
         self._joining = threading.Lock()
         self._silence: Silence[int] = Silence()
@@ -111,15 +119,18 @@ class Members:
 
     @property
     def boards(self) -> str:
-        """Where boards may lie."""
-        folder = os.path.join(self._store.files, "boards")
-        os.makedirs(folder, exist_ok=True)
-        return folder
+        """Where boards may lie; empty when the disk takes no more folders."""
+        try:
+            return self._store.folder_of("boards").path
+        except OSError:
+            return ""
 
     # -- coming and going -----------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
         """Make an owner known, and alive as long as this process is, or it is not silent."""
+        self._store.watched()
+        self._store.room.check_place()
         here = self._members.get(owner.id)
         if not owner.lease or (here is not None and not here.owner.lease):
             self.detach(owner.id)
@@ -132,7 +143,7 @@ class Members:
         def enlist(moves: Moves) -> None:
             if not sleepers:  # a replay finds it taken
                 sleepers.append(self._store.bells.take(number))
-                self._liveness.hold(number)
+            self._liveness.hold(number)
             list_owner(moves, number, owner)
 
         try:
@@ -143,10 +154,10 @@ class Members:
             for sleeper in sleepers:
                 self._store.bells.give_up(sleeper)
             raise
-        self.reap()
+        self._reap_soon()
         self._watch(self._members[owner.id])
 
-    def detach(self, owner_id: str) -> None:
+    def detach(self, owner_id: str, patience: float = BRISK) -> None:
         """Take an owner off the list; what it held goes back uncounted."""
         member = self._members.pop(owner_id, None)
         if member is None:
@@ -156,23 +167,34 @@ class Members:
         member.end_wait()
 
         def apply(moves: Moves) -> None:
-            _strike(moves, member.number, member.owner, {})
+            strike(moves, member.number, member.owner, {})
             moves.ring_rest()  # a hint it was given and did not follow
             self._store.bells.give_up(member.sleeper)
             moves.untimed = True
 
-        self._commit(apply)
-        self._liveness.let_go(member.number)
-        with self._watching:
-            self._unwatch()
+        try:  # where this fails, others see that the owner is gone
+            self._commit(apply, patience=patience)
+        finally:
+            self._liveness.let_go(member.number)
+            self._store.bells.close_sleeper(member.sleeper)
+            with self._watching:
+                self._unwatch()
 
     def leave(self) -> None:
-        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        """The broker is closed: owners of this process leave the list, those elsewhere stay.
+
+        Where the list cannot be written, others see that the owners are gone.
+        """
+        patience = BRISK
         for owner_id in self.ids():
             if not self._members[owner_id].owner.lease:
-                self.detach(owner_id)
+                try:
+                    self.detach(owner_id, patience)
+                except BrokerUnavailable:
+                    patience = 0.0  # the next would wait for the same process
         elsewhere, self._members = self._members, {}
-        self._give_up(elsewhere.values())
+        with contextlib.suppress(BrokerUnavailable):
+            self._give_up(elsewhere.values())
 
     def _give_up(self, members: Collection[Member]) -> None:
         """Give up where they slept."""
@@ -185,14 +207,18 @@ class Members:
             moves.ring_rest()  # hints they were given and did not follow
             moves.untimed = True
 
-        if members:
-            self._commit(apply)
+        try:
+            if members:
+                self._commit(apply, patience=BRISK)
+        finally:
+            for member in members:
+                self._store.bells.close_sleeper(member.sleeper)
 
     # -- owners elsewhere -----------------------------------------------------------------------
 
     def _number_elsewhere(self, owner_id: str) -> int:
         """The number of an owner elsewhere that is on the list, or 0."""
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             rows = owner_rows(txn, self._store.tables)
         return next((n for n, owner in rows if owner.id == owner_id and owner.lease), 0)
 
@@ -256,7 +282,7 @@ class Members:
 
     def count_silence(self, now: int) -> float:
         """Give up owners elsewhere that were silent for their lease; see the seam."""
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             words = heard(txn, self._store.tables, now)
         silent, again = self._silence.look(words)
 
@@ -265,11 +291,11 @@ class Members:
             for number, owner in rows:
                 if number in silent and said.get(number) == words[number]:
                     self._store.bells.ring_owner(number)
-                    _strike(moves, number, owner, None)
+                    strike(moves, number, owner, None)
             moves.ring_rest()
 
         if silent:
-            self._commit(apply)
+            self._commit(apply, patience=self._store.commits.brisk)
         self._forget()
         return again
 
@@ -281,7 +307,7 @@ class Members:
         """
         with self._joining:
             away = [m for m in list(self._members.values()) if m.owner.lease and not m.near]
-            with self._store.env.begin() as txn:
+            with self._store.reading_txn() as txn:
                 listed = {number for number, _ in owner_rows(txn, self._store.tables)}
             gone = [member for member in away if member.number not in listed]
             left = [member for member in gone if member.sleeper.asleep.end_if_empty()]
@@ -300,7 +326,7 @@ class Members:
             for number, owner in owner_rows(moves.txn, moves.t):
                 if owner.id == owner_id:
                     self._store.bells.ring_owner(number)  # if it lives, it shall hear of it
-                    return _strike(moves, number, owner, causes)
+                    return strike(moves, number, owner, causes)
             return 0
 
         return self._commit(apply)
@@ -315,7 +341,7 @@ class Members:
 
     def alive(self) -> list[Owner]:
         """The owners attached now, in any process."""
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             rows = owner_rows(txn, self._store.tables)
         return [owner for number, owner in rows if owner.lease or self._liveness.alive(number)]
 
@@ -324,15 +350,19 @@ class Members:
         with member.sleeper.asleep.inside() as may:
             if not may:
                 return []  # it was given up a moment ago, or attached once more
-            ready, died = member.sleep(timeout, fds)
+            watched = self._store.watched()
+            ready, died = member.sleep(timeout, [*fds, *watched])
+        if watched and watched[0] in ready:
+            ready.remove(watched[0])
+            self._store.look_around()
         if died:
-            self.reap()
+            self._reap_soon()
         self._watch(member)
         return ready
 
     def _watch(self, member: Member) -> None:
         """Have the member's sleep end when a neighbour dies; a new ring, if the list changed."""
-        with self._store.env.begin() as txn:
+        with self._store.reading_txn() as txn:
             tables = self._store.tables
             epoch = txn.stat(tables.owner)["entries"], txn.get(self._store.key("owners"))
             if epoch == member.epoch:
@@ -345,17 +375,33 @@ class Members:
             member.watched = numbers
             self._unwatch()
         if gone:  # it died before it could be watched
-            self.reap()
+            self._reap_soon()
         else:
             member.epoch = epoch
 
     def _unwatch(self) -> None:
-        wanted = {number for member in self._members.values() for number in member.watched}
+        wanted = {number for member in list(self._members.values()) for number in member.watched}
         self._liveness.unwatch(wanted)
 
+    def _reap_soon(self) -> None:
+        """Reap, unless another process writes: the next wait finds the same deaths."""
+        try:
+            self.reap()
+        except StoreGone:
+            raise
+        except BrokerUnavailable as error:
+            log.debug("who died is seen to later: %s", error)
+
     def reap(self) -> int:
-        """Give back what owners that died held; how many owners that were."""
-        with self._store.env.begin() as txn:
+        """Give back what owners that died held; how many owners that were.
+
+        Not from a store that is gone: the files that tell who lives may be another store's by now.
+
+        Raises:
+            StoreGone: it was deleted, or another was put in its place.
+        """
+        self._store.room.check_place()
+        with self._store.reading_txn() as txn:
             rows = owner_rows(txn, self._store.tables)
         alive = self._liveness.alive
         gone = {number for number, owner in rows if not owner.lease and not alive(number)}
@@ -367,23 +413,24 @@ class Members:
             reaped.clear()  # a replay begins anew
             for number, owner in owner_rows(moves.txn, moves.t):
                 if number in gone and not self._liveness.alive(number):
-                    _strike(moves, number, owner, _causes(moves, number, owner))
+                    strike(moves, number, owner, causes_of(moves, number, owner))
                     point("store.reaping")
                     reaped.append(owner)
             moves.ring_rest()  # hints they were given and did not follow
 
-        self._commit(apply)
+        self._commit(apply, patience=self._store.commits.brisk)
         point("store.reaped")
         for owner in reaped:
             if owner.board:
-                remove_board(owner.board, owner.id)
+                remove_board(owner.board, owner.id, self._store.folder_of("boards"))
         return len(reaped)
 
     def sweep(self, moves: Moves) -> None:
         """Remove the files of owners that are no longer on the list, whoever left them behind."""
         rows = owner_rows(moves.txn, moves.t)
         self._liveness.sweep({number for number, _ in rows})
-        sweep_boards(self.boards, {os.path.basename(o.board) for _, o in rows})
+        boards = self._store.folder_of("boards")
+        sweep_boards(boards, {os.path.basename(o.board) for _, o in rows})
 
     def after_fork_child(self) -> None:
         """In a forked child: all are the parent's; close our copies at once.
@@ -392,26 +439,6 @@ class Members:
         """
         self._liveness.after_fork_child()
         self._watching, self._joining = threading.Lock(), threading.Lock()
-        for member in self._members.values():
+        for member in list(self._members.values()):
             os.close(member.sleeper.fd)
         self._members = {}
-
-
-def _strike(moves: Moves, number: int, owner: Owner, causes: Mapping[int, str] | None) -> int:
-    """Take an owner off the list, with its leases and commands; how many leases it had."""
-    if causes is None and owner.kind == RELAY:
-        causes = {}
-    held = release_owner(moves, number, owner.name, causes)
-    strike_owner(moves, number)
-    forget_said(moves, number)
-    return held
-
-
-def _causes(moves: Moves, number: int, owner: Owner) -> dict[int, str] | None:
-    """What a dead owner ran: a worker's board says; a consumer runs all it has taken."""
-    if owner.kind == "consumer":
-        return dict.fromkeys(leases_of(moves, number), f"{owner.name} died")
-    running = read_board(owner.board, owner.id) if owner.board else None
-    if running is None:
-        return None
-    return dict.fromkeys(running, f"worker {owner.name} died with its processes")

@@ -50,6 +50,7 @@ from tidemill.brokers.lmdb.record import (
     result_ttl_of,
 )
 from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.unknown import unschedule
 from tidemill.brokers.lmdb.wake import MESSAGES, RESULT, SPACE, TASKS, bloom, digest
 from tidemill.brokers.retention import Retention
 from tidemill.gate import Claim
@@ -243,8 +244,7 @@ class Moves:
         elif head.state == READY:
             self.txn.delete(head.ready_key, db=self.t.ready)
         elif head.state == SCHEDULED:
-            clock = 1 if head.flags & Flag.WALL else 0
-            self.txn.delete(DUE_KEY.pack(clock, head.due, DUE_JOB, head.seq), db=self.t.due)
+            unschedule(self, stored)
         self.count(row, head.state, -1)
 
     def ready_lines(self, first: int = 0) -> Iterator[int]:

@@ -137,7 +137,9 @@ def _merge(moves: Moves, stored: Stored, job: Envelope) -> None:
     """pyspider's rule: the higher priority and the earlier time win, the data stay."""
     head = stored.head
     due, wall = head.due, head.flags & Flag.WALL
-    if head.state == SCHEDULED:
+    if head.flags & Flag.UNKNOWN:
+        due = 0  # a worker that does not know it sets it aside again
+    elif head.state == SCHEDULED:
         mine = _due_of(moves, job)
         if moves.left(*mine) < moves.left(due, wall):
             due, wall = mine

@@ -40,6 +40,7 @@ __all__ = [
     "key_of",
     "result_ttl_of",
     "state_and_line",
+    "task_of",
 ]
 
 STATES = tuple(State)
@@ -49,6 +50,8 @@ written, since a lease stands for it."""
 
 HEADER = struct.Struct(">BHIIIIIQQQQQddI")
 _PLACE = struct.Struct(">B18xI")
+_NUMBER = struct.Struct(">Q")
+_NUMBER_AT = 23
 TOO_LATE = "not started before it expired"
 
 
@@ -64,6 +67,7 @@ class Flag:
     LINKED = 64  # it comes before or after others
     DROPPED = 128  # it ended for how those before it did
     LIMITED = 256  # it is under a limit, and in a lane
+    UNKNOWN = 512  # it is set aside: scheduled, and in the index by task
 
 
 class Header(msgspec.Struct, gc=False):
@@ -204,9 +208,20 @@ def state_and_line(data: bytes) -> tuple[int, int]:
     return state, line
 
 
+def number_in(data: bytes | memoryview) -> int:
+    """The sequence number in a stored job's header, without the rest."""
+    number: int = _NUMBER.unpack_from(data, _NUMBER_AT)[0]
+    return number
+
+
 def envelope_of(stored: Stored) -> Envelope:
     """The envelope, decoded."""
     return decode_envelope(stored.envelope)
+
+
+def task_of(stored: Stored) -> str:
+    """The name of its task."""
+    return _PART.decode(stored.envelope).task
 
 
 def key_of(stored: Stored) -> bytes:

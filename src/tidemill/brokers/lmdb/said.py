@@ -8,6 +8,8 @@ record anew, so who counts the silence (:mod:`tidemill.brokers.silence`) sees th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import lmdb
 import msgspec
 
@@ -98,6 +100,14 @@ def repeat(moves: Moves, number: int, step: Step, said: Said) -> Reply:
     ]
     answer = said.settled, said.touched, leases, said.commands
     return Reply(*answer, next_due=0.0, taken=said.taken)
+
+
+def strays(moves: Moves, number: int, held: Sequence[int] | None) -> list[int]:
+    """Tokens of leases that are the owner's in the store, and that are not in ``held``."""
+    if held is None:
+        return []
+    has = frozenset(held)
+    return [token for token in _tokens(moves.txn, moves.t, number) if token not in has]
 
 
 def _tokens(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> list[int]:

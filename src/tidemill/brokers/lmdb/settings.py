@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from tidemill.brokers.lmdb.store import MAP_SIZE, PREFIX, check_prefix
+from tidemill.brokers.lmdb.commit import PATIENCE
+from tidemill.brokers.lmdb.place import check_prefix
+from tidemill.brokers.lmdb.store import MAP_SIZE, PREFIX
 from tidemill.brokers.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.config import Url, check_known, storable
 from tidemill.errors import InvalidOption
 
 __all__ = ["Settings", "check_url"]
 
-_OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "prefix")
+_OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "mode", "patience", "prefix")
 
 
 class Settings(NamedTuple):
@@ -23,6 +25,8 @@ class Settings(NamedTuple):
     sync: bool
     prefix: str
     retention: Retention
+    mode: int
+    patience: float
 
 
 def check_url(url: Url) -> Settings:
@@ -44,4 +48,25 @@ def check_url(url: Url) -> Settings:
     if storable(folder) != folder:
         raise InvalidOption(f"{folder!a} is not UTF-8, which LMDB asks of the name of a folder")
     retention = Retention.from_options(url.options)
-    return Settings(folder, map_size, durability == "full", prefix, retention)
+    mode = _mode(url.options.get("mode", ""))
+    patience = number_option(url.options, "patience", PATIENCE)
+    sync = durability == "full"
+    return Settings(folder, map_size, sync, prefix, retention, mode, patience)
+
+
+def _mode(text: str) -> int:
+    """The mode of new files, 0 for what the folder gives.
+
+    Raises:
+        InvalidOption: it is no mode with which a store works.
+    """
+    if not text:
+        return 0
+    mode = int(text, 8) if set(text) <= set("01234567") and len(text) <= 4 else 0
+    shares = (mode >> 6, mode >> 3 & 7, mode & 7)
+    if shares[0] != 6 or any(share not in (0, 6) for share in shares):
+        raise InvalidOption(
+            f"mode in the url must be 0600, 0660 or 0666, not {text!r}: "
+            "who uses a store reads and writes its files"
+        )
+    return mode

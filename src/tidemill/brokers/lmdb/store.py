@@ -13,18 +13,23 @@ import os
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.commit import GroupCommit, Writing
+from tidemill.brokers.lmdb.commit import PATIENCE, GroupCommit, write
 from tidemill.brokers.lmdb.environment import Environment, folder_of, translated
-from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, open_tables
+from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, make_tables, open_tables
+from tidemill.brokers.lmdb.place import check_prefix, flush_folders, make_folder
+from tidemill.brokers.lmdb.reading import Reading
 from tidemill.brokers.lmdb.room import Room
+from tidemill.brokers.lmdb.transaction import nested
 from tidemill.brokers.lmdb.wake import Bells
-from tidemill.config import check_name
-from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull
+from tidemill.brokers.lmdb.watch import Watch
+from tidemill.deferral import Deferred, call_off, put_off, restarted
+from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
+from tidemill.files import Folder
 
 __all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_around"]
 
@@ -32,9 +37,10 @@ MAP_SIZE = 1 << 38
 """Address space, not disk: the file is as large as what is in it."""
 
 _LENT_MOST = 50_000
-
 PREFIX = "tidemill-"
 """What leads the names of our databases when nothing else is asked for."""
+
+T = TypeVar("T")
 
 
 class _Forked(Protocol):
@@ -47,51 +53,130 @@ class Store:
     ``folder`` is shared by all stores of the environment; ``files`` is this store's own.
     """
 
-    def __init__(self, environment: Environment, prefix: str) -> None:
+    def __init__(self, environment: Environment, prefix: str, patience: float = PATIENCE) -> None:
         self.environment = environment
         self.prefix = prefix
         self.folder = environment.folder
-        self.files = self.folder
-        if prefix != PREFIX:
-            self.files = os.path.join(self.folder, urllib.parse.quote(prefix, safe="") + ".files")
+        self.reading = environment.reading
+        self.patience = patience
+        self._folders: dict[str, Folder] = {}
         self.users = 0
+        self._held_up = False  # the lead is ours while the process is copied
         self.brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()  # told when the process forks
         self._keys: dict[str, bytes] = {}  # made once for each queue, not for each step
         self.lent: dict[int, tuple[bytes, float] | None] = {}  # token → lane, cost: see lanes.py
-        os.makedirs(self.files, exist_ok=True)
+        self._bells: Bells | None = None
+        self.watch: Watch | None = None  # made with the first owner
+        if not self.reading:  # beside a data file that is the caller's there is none yet
+            above, name = os.path.split(self.folder)
+            Folder(above).folder(name, environment.mode)
         self._open()
 
     def _open(self) -> None:
         self.env = self.environment.env
         self.pid = os.getpid()
+        lock = self.environment.write_lock
+        self.commits = GroupCommit(self.env, lock, self._translated, f" in {self.folder}")
+        self.commits.patience = self.patience
         try:
-            self.tables: Tables = open_tables(self.env, self.prefix.encode())
-            self._check_format()
-            self.env.reader_check()
-            self.bells = Bells(os.path.join(self.files, "wake"))
-        except lmdb.DbsFullError as error:
+            if self.reading:
+                self._check_format()
+                self.tables: Tables = open_tables(self.env, self.prefix.encode())
+            else:
+                prefix = self.prefix.encode()
+                self.tables = self.write(lambda txn: make_tables(self.env, txn, prefix))
+                self._check_format()
+                self.env.reader_check()
+                self._bells = Bells(self.folder_of("wake"))
+        except BrokerUnavailable as error:
+            if not isinstance(error.__cause__, lmdb.DbsFullError):
+                raise
             raise InvalidOption(
                 f"the environment has no room for {len(Tables._fields)} more databases; "
                 "open it with a larger max_dbs"
             ) from error
         except Exception as error:
             raise translated(error, self.folder) from error
-        self.room = Room(self.folder, self.env, self.tables)
-        shared = not self.environment.ours
-        self.commits = GroupCommit(self.env, self._translated, shared=shared)
+        self.room = Room(self.environment, self.tables, self.prefix)
 
     def _check_format(self) -> None:
         key = self.key("format")
-        with self.env.begin() as txn:
+        with self.reading_txn() as txn:
             found = txn.get(key)
+        if found is None and self.reading:
+            raise BrokerUnavailable(f"there is no store in {self.folder}")
         if found is None:
-            with self.env.begin(write=True) as txn:
-                txn.put(key, NUMBER.pack(FORMAT), overwrite=False)
+            self._begin(key)
         elif NUMBER.unpack(found)[0] != FORMAT:
             raise BrokerUnavailable(
                 f"the store in {self.folder} has format {NUMBER.unpack(found)[0]}, "
                 f"this tidemill reads format {FORMAT}; install the version that wrote it"
             )
+
+    def _begin(self, key: bytes) -> None:
+        """Begin a new store, in folders of its own.
+
+        A process that still has an earlier store open, whose data file was deleted, holds the old
+        folders and touches nothing in the new ones.
+        """
+        flush_folders(self.folder)
+
+        def begin(txn: lmdb.Transaction[bytes]) -> None:
+            if txn.get(key) is None:
+                for name in ("wake", "owners"):
+                    self._files().discard(name)
+                txn.put(key, NUMBER.pack(FORMAT))
+
+        self.write(begin)
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def folder_of(self, name: str) -> Folder:
+        """Open a folder of this store, made when missing and the same from then on.
+
+        Several stores of one environment have folders of their own.
+        """
+        found = self._folders.get(name)
+        if found is None:
+            found = self._files().folder(name, self.environment.mode, make=not self.reading)
+            self._folders[name] = found
+        return found
+
+    def _files(self) -> Folder:
+        """The folder of this store's own folders. The stores of an environment have one each."""
+        above = Folder(self.folder)
+        if self.prefix == PREFIX:
+            return above
+        name = urllib.parse.quote(self.prefix, safe="") + ".files"
+        return above.folder(name, self.environment.mode, make=not self.reading)
+
+    def watched(self) -> list[int]:
+        """Descriptors that poll as ready when the folder may have been moved or deleted."""
+        if self.watch is None:
+            self.watch = Watch(self.folder)
+        return self.watch.fds
+
+    def look_around(self) -> None:
+        """After a watched descriptor was ready. Once the store is gone, the descriptor stays so.
+
+        Raises:
+            StoreGone: the store was deleted, or another was put in its place.
+        """
+        self.room.check_place()
+        if self.watch is not None:
+            self.watch.drain()
+            self.room.check_place()
+
+    @property
+    def bells(self) -> Bells:
+        """Where others sleep.
+
+        Raises:
+            TidemillError: the store was opened to read it.
+        """
+        if self._bells is None:
+            raise TidemillError(f"the store in {self.folder} was opened to read it, not to change")
+        return self._bells
 
     @property
     def url(self) -> str:
@@ -117,73 +202,84 @@ class Store:
             self.lent.clear()
         self.lent.update(lent)
 
-    def writing(self) -> Writing:
-        """A write transaction of its own, as a context manager."""
-        return Writing(self.commits)
+    def reading_txn(self) -> Reading:
+        """A read transaction, as a context manager."""
+        return Reading(self.env, self._translated)
 
     @contextlib.contextmanager
-    def nested(self, txn: Any) -> Iterator[lmdb.Transaction[bytes]]:
-        """A transaction inside the caller's: an error in it undoes only what it did itself.
-
-        Raises:
-            InvalidOption: ``txn`` is not an open write transaction of this environment.
-        """
+    def translating(self) -> Iterator[None]:
+        """Raise an error of LMDB as one of ours."""
         try:
-            txn.stat(self.tables.job)
-            inner = self.env.begin(parent=txn, write=True)
-        except (AttributeError, TypeError, lmdb.Error) as error:
-            raise InvalidOption(
-                "txn must be an open write transaction of this store's own LMDB environment"
-            ) from error
-        try:
-            with inner:
-                yield inner
+            yield
         except lmdb.Error as error:
             raise self._translated(error) from error
+
+    def write(self, apply: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+        """Commit what ``apply`` does to a transaction, while the store is opened."""
+        lock, place = self.environment.write_lock, f" in {self.folder}"
+        return write(self.env, lock, self._translated, apply, place=place, patience=self.patience)
+
+    def nested(self, txn: Any) -> contextlib.AbstractContextManager[lmdb.Transaction[bytes]]:
+        """A transaction inside the caller's: an error in it undoes only what it did itself."""
+        return nested(self.env, self.tables.job, txn, self._translated)
 
     def _translated(self, error: Exception) -> Exception:
         """A driver's error as one of ours; one of no room makes the next put look at the disk."""
         ours = translated(error, self.folder)
-        if ours is not error and isinstance(ours, StoreFull):
+        if isinstance(ours, StoreFull) and hasattr(self, "room"):
             self.room.look_again()
         return ours
 
     # -- forks ----------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """No thread of ours is inside a transaction when the process is copied."""
+        """No thread of ours is inside a transaction when the process is copied.
+
+        A thread may wait for a program without tidemill. Then the copy is made after a second.
+        """
         if self.pid == os.getpid():
-            self.commits.lead.acquire()
+            self._held_up = self.commits.lead.acquire(timeout=self.commits.brisk)
 
     def after_fork_parent(self) -> None:
         """Go on."""
-        if self.pid == os.getpid():
+        if self.pid == os.getpid() and self._held_up:
             self.commits.pass_on()
 
     def after_fork_child(self) -> None:
         """In a forked child: close what is the parent's; :meth:`ready` opens ours when needed."""
         self.environment.abandon()
-        self.bells.close()
+        self._close_bells()
         for broker in list(self.brokers):
             broker.after_fork_child()
 
+    @restarted
     def ready(self) -> None:
         """Make the store usable in this process, which may be a fork of the one that opened it.
 
         Raises:
             TidemillError: it lies in the caller's own environment.
         """
-        with _lock:
+        with Deferred(), _lock:
             if self.pid != os.getpid():
                 self.environment.ready()
                 self._open()
 
     def close(self) -> None:
         """Close what is open; the last store in an environment closes that, too."""
-        self.bells.close()
+        self.commits.close()
+        self._close_bells()
+        for folder in self._folders.values():
+            folder.close()
         self.environment.users -= 1
         if not self.environment.users:
             self.environment.close()
+
+    def _close_bells(self) -> None:
+        if self._bells is not None:
+            self._bells.close()
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
 
 
 # -- the stores of this process ------------------------------------------------------------------
@@ -192,11 +288,25 @@ _Place = tuple[int, int]  # device and inode of an environment's directory, or o
 
 _stores: weakref.WeakValueDictionary[tuple[_Place, str], Store] = weakref.WeakValueDictionary()
 _ours: set[Store] = set()  # in environments of ours: they live until the last broker closes them
+_unopened: dict[_Place, Environment] = {}  # nobody waits for their first commit any more
 _lock = threading.Lock()
 
 
-def open_store(path: str, *, map_size: int, sync: bool, prefix: str = PREFIX) -> Store:
+@restarted
+def open_store(
+    path: str,
+    *,
+    map_size: int,
+    sync: bool,
+    prefix: str = PREFIX,
+    mode: int = 0,
+    reading: bool = False,
+    patience: float = PATIENCE,
+) -> Store:
     """The store of a directory: the same one however often a process asks for it.
+
+    ``mode`` is that of new files, 0 for what the folder gives. With ``reading`` nothing is made.
+    ``patience``: seconds that callers wait for the write lock; the last to open the store says.
 
     Raises:
         InvalidOption: the prefix is none, or the store is open with another durability.
@@ -205,22 +315,28 @@ def open_store(path: str, *, map_size: int, sync: bool, prefix: str = PREFIX) ->
     check_prefix(prefix)
     if os.path.isfile(path) and not os.path.isdir(folder_of(path)):
         raise InvalidOption(f"{path} is a file; a store is a directory")
-    with _lock:
-        os.makedirs(folder_of(path), exist_ok=True)
+    with Deferred(), _lock:
+        if not reading:
+            make_folder(folder_of(path), mode)
         place = _place_of(path)
         environment = _environment_at(place)
         if environment is None:
             path = os.path.realpath(path)
-            environment = Environment(path, map_size=map_size, sync=sync, env=None)
+            environment = Environment(
+                path, map_size=map_size, sync=sync, env=None, mode=mode, reading=reading
+            )
+        elif environment.reading and not reading:
+            raise InvalidOption(f"this process has the store in {path} open only to read it")
         elif environment.sync != sync:
             raise InvalidOption(
                 f"the store in {path} is open in this process with another durability; use one"
             )
-        store = _store_in(environment, place, prefix)
+        store = _store_in(environment, place, prefix, patience)
     store.ready()
     return store
 
 
+@restarted
 def store_around(env: lmdb.Environment, prefix: str) -> Store:
     """The store inside the caller's own environment.
 
@@ -233,7 +349,7 @@ def store_around(env: lmdb.Environment, prefix: str) -> Store:
         path, sync = os.path.abspath(env.path()), bool(env.flags()["sync"])
     except (AttributeError, TypeError, lmdb.Error) as error:
         raise InvalidOption("env must be an open lmdb.Environment") from error
-    with _lock:
+    with Deferred(), _lock:
         place = _place_of(path)
         environment = _environment_at(place)
         if environment is None or environment.env is not env:
@@ -241,13 +357,6 @@ def store_around(env: lmdb.Environment, prefix: str) -> Store:
         store = _store_in(environment, place, prefix)
     store.ready()
     return store
-
-
-def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that is no name, or too long to be part of a file's name."""
-    check_name("prefix", prefix)
-    if len(urllib.parse.quote(prefix, safe="")) > 200:
-        raise InvalidOption(f"prefix {prefix[:20]!r}… is too long; take a shorter one")
 
 
 def _place_of(path: str) -> _Place:
@@ -260,30 +369,36 @@ def _environment_at(place: _Place) -> Environment | None:
     for (where, _), store in list(_stores.items()):
         if where == place and store.environment.usable:
             return store.environment
-    return None
+    return _unopened.get(place)
 
 
-def _store_in(environment: Environment, place: _Place, prefix: str) -> Store:
+def _store_in(
+    environment: Environment, place: _Place, prefix: str, patience: float = PATIENCE
+) -> Store:
     """The store of that prefix in an environment, with one user more."""
     store = _stores.get((place, prefix))
     if store is None or store.environment is not environment:
+        _unopened.pop(place, None)
         try:
-            store = Store(environment, prefix)
+            store = Store(environment, prefix, patience)
         except BaseException:
-            if not environment.users:
+            if not environment.users and environment.ours and environment.write_lock.busy:
+                _unopened[place] = environment
+            elif not environment.users:
                 environment.close()
             raise
         environment.users += 1
         _stores[place, prefix] = store
         if environment.ours:
             _ours.add(store)
+    store.patience = store.commits.patience = patience
     store.users += 1
     return store
 
 
 def close_store(store: Store) -> None:
     """Give a store back; the last one out closes it."""
-    with _lock:
+    with Deferred(), _lock:
         store.users -= 1
         if store.users <= 0:
             for key in [key for key, other in _stores.items() if other is store]:
@@ -292,8 +407,13 @@ def close_store(store: Store) -> None:
             store.close()
 
 
+_forking = [False]  # handlers of signals are put off
+
+
 def _before_fork() -> None:
+    deferred = put_off()  # a handler that raises would keep the lock for good
     _lock.acquire()
+    _forking[0] = deferred
     for store in _ours:
         store.before_fork()
 
@@ -301,17 +421,24 @@ def _before_fork() -> None:
 def _after_fork_parent() -> None:
     for store in _ours:
         store.after_fork_parent()
+    deferred = _forking[0]
     _lock.release()
+    if deferred:
+        call_off()
 
 
 def _after_fork_child() -> None:
     global _lock
     _lock = threading.Lock()
+    while _unopened:
+        _unopened.popitem()[1].abandon()
     for key, store in list(_stores.items()):
         if store.pid != os.getpid():
             store.after_fork_child()
         if not store.environment.ours:
             del _stores[key]
+    if _forking[0]:
+        call_off()
 
 
 os.register_at_fork(

@@ -7,6 +7,7 @@ as wall time and from then on never follows it: setting the clock moves no delay
 
 from __future__ import annotations
 
+import lmdb
 import msgspec
 
 from tidemill.brokers.lmdb.layout import MICRO
@@ -33,13 +34,23 @@ class StoreTime:
     def __init__(self, store: Store) -> None:
         self._key = store.key("clock")
         self._boot = _boot_id()
-        with store.writing() as txn:
-            data = txn.get(self._key)
-            clock = _CLOCK.decode(data) if data else None
-            if clock is None or clock.boot != self._boot:
-                clock = self._after_boot(clock)
-                txn.put(self._key, _ENCODE(clock))
+        with store.reading_txn() as txn:
+            clock = self._read(txn)
+        if clock is None or clock.boot != self._boot:
+            clock = self._after_boot(clock) if store.reading else store.write(self._note_boot)
         self._offset, self._born = clock.offset, clock.born
+
+    def _read(self, txn: lmdb.Transaction[bytes]) -> _Clock | None:
+        data = txn.get(self._key)
+        return _CLOCK.decode(data) if data else None
+
+    def _note_boot(self, txn: lmdb.Transaction[bytes]) -> _Clock:
+        """The clock of this boot, which the first process to open the store notes."""
+        clock = self._read(txn)
+        if clock is None or clock.boot != self._boot:
+            clock = self._after_boot(clock)
+            txn.put(self._key, _ENCODE(clock))
+        return clock
 
     def _after_boot(self, last: _Clock | None) -> _Clock:
         """The clock of a new store, or of one that was last used before the machine went down."""

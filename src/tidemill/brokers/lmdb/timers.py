@@ -12,6 +12,7 @@ from tidemill.brokers.lmdb.layout import (
     DUE_KEY,
     DUE_LANE,
     DUE_LEASE,
+    DUE_UNKNOWN,
     FIN_KEY,
     LEASE_KEY,
     MICRO,
@@ -19,7 +20,7 @@ from tidemill.brokers.lmdb.layout import (
 )
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import is_sealed
-from tidemill.brokers.lmdb.record import EXPIRED, READY, TOO_LATE, Flag, flags_of
+from tidemill.brokers.lmdb.record import EXPIRED, FAILED, READY, TOO_LATE, Flag, flags_of
 from tidemill.brokers.lmdb.roster import name_of
 from tidemill.brokers.lmdb.verdicts import settle
 from tidemill.job import Outcome, Verdict
@@ -68,13 +69,19 @@ def _time_out(moves: Moves, lease_key: bytes, token: int) -> None:
 
 
 def _job_due(moves: Moves, job_id: bytes, kind: int) -> None:
-    """A scheduled job becomes ready, or a job expires. An old entry changes nothing."""
+    """A scheduled job becomes ready, or a job expires, or nobody came that knows its task.
+
+    An old entry changes nothing.
+    """
     stored = moves.load(job_id)
     if stored is None or stored.head.state > READY:
         return
     if kind == DUE_JOB:
         moves.count(moves.row_of(stored.head.line), stored.head.state, -1)
         moves.place(stored, stored.head.due, stored.head.flags & Flag.WALL)
+    elif kind == DUE_UNKNOWN:
+        moves.unplace(stored)
+        moves.end(stored, FAILED, stored.tail, stored.tail.error)
     elif not moves.is_running(stored):
         moves.unplace(stored)
         moves.end(stored, EXPIRED, stored.tail, TOO_LATE)

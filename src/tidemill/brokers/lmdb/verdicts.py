@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidemill.brokers.base import DEFAULT_TTR, KEEP_ATTEMPTS
+from tidemill.brokers.base import DEFAULT_TTR, KEEP_ATTEMPTS, SMALL_RESULT
 from tidemill.brokers.lmdb.carrying import carry
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, LEASE_VALUE, MICRO
 from tidemill.brokers.lmdb.leases import put_deadline
@@ -21,9 +21,25 @@ from tidemill.brokers.lmdb.record import (
     Flag,
     Notes,
     Stored,
+    Tail,
     encode,
+    envelope_of,
 )
-from tidemill.job import NOT_STARTED, WHILE_RUNNING, Attempt, Note, Outcome, Verdict, was_held
+from tidemill.brokers.lmdb.unknown import put_aside
+from tidemill.errors import StoreFull
+from tidemill.job import (
+    CONSUMER_DIED,
+    NOT_STARTED,
+    RESULT_NOT_KEPT,
+    WHILE_RUNNING,
+    Attempt,
+    Note,
+    Outcome,
+    Verdict,
+    delay_of,
+    run_of,
+    was_held,
+)
 
 __all__ = ["drop_lease", "leases_of", "log", "note", "release_owner", "settle", "touch"]
 
@@ -34,7 +50,9 @@ _END: dict[int, int] = {
 }
 _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
 _RELEASE, _SNOOZE, _CARRY = int(Outcome.RELEASE), int(Outcome.SNOOZE), int(Outcome.CARRY)
-_BACK = (_RELEASE, _SNOOZE)
+_UNKNOWN = int(Outcome.UNKNOWN)
+_BACK = (_RELEASE, _SNOOZE, _UNKNOWN)
+_UNSTARTED = (_RELEASE, _UNKNOWN)
 _LIMITED, _CANCELLING = Flag.LIMITED, Flag.CANCELLING
 _LOG_MOST = 100
 
@@ -78,7 +96,7 @@ def _close_attempt(
     row.running -= 1
     row.dirty = True
     back = 0  # when it was leased, if it never ran
-    if outcome == _RELEASE and not verdict.started and not was_held(tail.attempts, leased):
+    if outcome in _UNSTARTED and not verdict.started and not was_held(tail.attempts, leased):
         back = moves.now - moves.wall + round(leased * MICRO)
     if row.gated:
         moves.gates.ended(row, outcome, back)
@@ -88,38 +106,67 @@ def _close_attempt(
         head.rank = verdict.rank
     if outcome not in _BACK:
         head.attempt += 1
-        tail.attempts.append(_attempt(head.attempt, worker, leased, verdict))
+        run = run_of(tail.attempts, head.attempt)
+        tail.attempts.append(_attempt(head.attempt, worker, leased, verdict, run))
         del tail.attempts[:-KEEP_ATTEMPTS]
         if outcome == _RETRY and head.limit and head.attempt >= head.limit:
             outcome = _FAIL
     if outcome == _SUCCESS:
-        tail.result = verdict.result
+        tail.result = _affordable(moves, verdict.result)
         moves.end(stored, SUCCEEDED, tail)
     elif outcome in _END:
         moves.end(stored, _END[outcome], tail, verdict.error)
     elif head.flags & _CANCELLING:
-        said = verdict.error if outcome == _RELEASE else ""
+        said = {_RELEASE: verdict.error, _UNKNOWN: NOT_STARTED}.get(outcome, "")
         moves.end(stored, CANCELLED, tail, said or WHILE_RUNNING)
     elif head.expires and head.expires <= moves.now:
         moves.end(stored, EXPIRED, tail, TOO_LATE)
+    elif outcome == _UNKNOWN:
+        tail.error = verdict.error
+        until = moves.now + int(verdict.delay * MICRO) if verdict.delay > 0 else 0
+        put_aside(moves, stored, tail, until)
     else:
         if outcome == _RETRY:
             row.retried += 1
             if verdict.hold:
-                row.running += 1
-                if head.flags & _LIMITED:
-                    moves.lanes.goes_on(stored)
-                moves.save(stored, tail)
+                _hold(moves, stored, tail)
                 return True
         tail.error = verdict.error if outcome == _SNOOZE else ""  # why it waits, for who asks
-        due = moves.now + int(verdict.delay * MICRO) if verdict.delay > 0 else 0
-        moves.place(stored, due, 0, tail)
+        moves.place(stored, _due_after(moves, stored, verdict), 0, tail)
     return False
 
 
-def _attempt(number: int, worker: str, leased: float, verdict: Verdict) -> Attempt:
+def _hold(moves: Moves, stored: Stored, tail: Tail) -> None:
+    """The attempt is counted, and the lease stays."""
+    moves.row_of(stored.head.line).running += 1
+    if stored.head.flags & _LIMITED:
+        moves.lanes.goes_on(stored)
+    moves.save(stored, tail)
+
+
+def _due_after(moves: Moves, stored: Stored, verdict: Verdict) -> int:
+    """The time at which the job of a closed lease is due again; 0 for at once."""
+    delay = verdict.delay
+    if verdict.outcome == _RETRY and stored.head.flags & Flag.MESSAGE:
+        delay = delay_of(verdict, envelope_of(stored), stored.head.attempt)
+    return moves.now + int(delay * MICRO) if delay > 0 else 0
+
+
+def _affordable(moves: Moves, result: bytes) -> bytes:
+    """The result, or word that it was not kept: large results leave the reserve, as puts do."""
+    if len(result) <= SMALL_RESULT:
+        return result
+    try:
+        moves.store.room.check(len(result))
+    except StoreFull:
+        moves.store.room.say_lost()
+        return RESULT_NOT_KEPT
+    return result
+
+
+def _attempt(number: int, worker: str, leased: float, verdict: Verdict, run: int) -> Attempt:
     v = verdict
-    return Attempt(number, worker, leased, v.started, v.ended, v.outcome, v.error, v.traceback)
+    return Attempt(number, worker, leased, v.started, v.ended, v.outcome, v.error, v.traceback, run)
 
 
 def touch(moves: Moves, owner: int, token: int, seconds: float) -> bool:
@@ -228,11 +275,18 @@ def release_owner(moves: Moves, owner: int, worker: str, causes: Mapping[int, st
 
 
 def _lose(moves: Moves, owner: int, worker: str, token: int) -> None:
-    """No witness is left: the job gets a loss, and fails after as many as it has attempts."""
+    """Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss.
+
+    A task fails after as many losses as it has attempts.
+    """
     stored = _leased(moves, owner, token)
     if stored is None:
         return
     head = stored.head
+    if head.flags & Flag.MESSAGE:
+        died = Verdict(token, Outcome.RETRY, error=CONSUMER_DIED, ended=moves.wall / MICRO)
+        settle(moves, owner, worker, died)
+        return
     head.losses += 1
     if head.limit and head.losses >= head.limit:
         drop_lease(moves, owner, token, stored)

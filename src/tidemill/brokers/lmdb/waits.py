@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tidemill.brokers.lmdb.calls import Commit
+from tidemill.brokers.lmdb.commit import BRISK, PATIENCE
+from tidemill.brokers.lmdb.flows import is_unfinished
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.timers import come_due
-from tidemill.brokers.lmdb.wake import Sleeper
+from tidemill.brokers.lmdb.wake import RESULT, Sleeper, bloom
+from tidemill.brokers.watching import Alarm
+from tidemill.errors import BrokerUnavailable
 
 __all__ = ["Waits"]
 
@@ -25,8 +30,31 @@ class Waits:
         self._commit = commit
         self._spare: list[Sleeper] = []
 
-    def until(self, over: Callable[[Moves], bool], kind: int, bits: int, timeout: float) -> bool:
-        """Sleep until ``over`` holds, looking again at hints of a kind; False when time is up."""
+    def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
+        """See :class:`~tidemill.brokers.watching.Ends`."""
+        keys = [job_id.encode() for job_id in ids]
+        found = [False] * len(keys)
+
+        def over(moves: Moves) -> bool:
+            found[:] = [not is_unfinished(moves, key) for key in keys]
+            return any(found)
+
+        self.until(over, RESULT, bloom(ids), timeout, alarm)
+        return found
+
+    def until(
+        self,
+        over: Callable[[Moves], bool],
+        kind: int,
+        bits: int,
+        timeout: float,
+        alarm: Alarm | None = None,
+    ) -> bool:
+        """Sleep until ``over`` holds, looking again at hints of a kind.
+
+        False when time is up, or the alarm rings.
+        """
+        fds = [] if alarm is None else [alarm.fd]
         deadline = time.monotonic() + timeout
         sleeper: Sleeper | None = None
         next_due = 0.0
@@ -43,17 +71,29 @@ class Waits:
             return False
 
         try:
-            while not self._commit(look):
+            while not self._look(look, deadline):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
                 assert sleeper is not None
-                sleeper.wait(min(left, next_due, _LONGEST))
+                if sleeper.wait(min(left, next_due, _LONGEST), fds):
+                    return False
+                self._store.room.check_place()
             return True
         finally:
             if sleeper is not None:
                 sleeper.drain()
                 self._spare.append(sleeper)
+
+    def _look(self, look: Callable[[Moves], bool], deadline: float) -> bool:
+        """One look; another writer may keep it from happening until the time is up."""
+        left = max(BRISK, deadline - time.monotonic())
+        try:
+            return self._commit(look, patience=left if left < PATIENCE else None)
+        except BrokerUnavailable:
+            if time.monotonic() < deadline:
+                raise
+            return False
 
     def close(self) -> None:
         """Give up the places."""
@@ -64,7 +104,12 @@ class Waits:
                 for sleeper in spare:
                     self._store.bells.give_up(sleeper)
 
-            self._commit(free)
+            try:
+                with contextlib.suppress(BrokerUnavailable):  # a place without a reader is free
+                    self._commit(free, patience=BRISK)
+            finally:
+                for sleeper in spare:
+                    self._store.bells.close_sleeper(sleeper)
 
     def after_fork_child(self) -> None:
         """In a forked child: the places are the parent's; close our copies."""

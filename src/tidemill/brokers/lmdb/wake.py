@@ -29,6 +29,10 @@ from typing import NamedTuple
 
 from tidemill.board import allocate
 from tidemill.brokers.asleep import Asleep
+from tidemill.brokers.sigpipe import write_unkilled
+from tidemill.deferral import Waiting
+from tidemill.errors import BrokerUnavailable
+from tidemill.files import Folder
 
 __all__ = [
     "ALL",
@@ -37,6 +41,7 @@ __all__ = [
     "RESULT",
     "SPACE",
     "TASKS",
+    "UNKNOWN",
     "Bells",
     "Sleeper",
     "Terms",
@@ -44,7 +49,8 @@ __all__ = [
     "digest",
 ]
 
-TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
+TASKS, MESSAGES, RESULT, SPACE, UNKNOWN = 1, 2, 4, 8, 16
+"""Kinds of waits. ``UNKNOWN`` are jobs set aside, of tasks that the sleeper may know."""
 ALL = 2**64 - 1
 
 _SLOTS = 2048
@@ -55,6 +61,7 @@ _TERMS = struct.Struct("=HBB15I")  # room, mode, how many queues (255: all), the
 _SIZE = _SLOT.size + _TERMS.size
 _WAITS = 2  # where in a slot it says that its owner is in its wait
 _QUEUES, _ALL_QUEUES = 15, 255
+_UNCERTAIN = -1  # in place of a descriptor
 _HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
 
 
@@ -115,7 +122,8 @@ class Sleeper:
         for fd in (self.fd, *fds):
             poll.register(fd, select.POLLIN)
         millis = None if timeout > 86400 else max(0, -int(-timeout * 1000 // 1))
-        ready = [fd for fd, _ in poll.poll(millis)]
+        with Waiting():
+            ready = [fd for fd, _ in poll.poll(millis)]
         if self.fd in ready:
             ready.remove(self.fd)
             self.drain()
@@ -125,10 +133,9 @@ class Sleeper:
 class Bells:
     """All slots of a store, as this process sees them."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        os.makedirs(folder, exist_ok=True)
-        fd = os.open(os.path.join(folder, "slots"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = folder.create("slots")
         try:
             size = _SIZE * (_SLOTS + 1)
             if os.fstat(fd).st_size < size:
@@ -137,9 +144,11 @@ class Bells:
         finally:
             os.close(fd)
         self._writers: dict[int, int] = {}
+        self._spare = _spare()
 
-    def _fifo(self, slot: int) -> str:
-        return os.path.join(self._folder, f"{slot}.fifo")
+    @staticmethod
+    def _fifo(slot: int) -> str:
+        return f"{slot}.fifo"
 
     # -- all below: under the write lock --------------------------------------------------------
 
@@ -153,16 +162,24 @@ class Bells:
                 self._forget_writer(slot)  # a cached one says nothing of whether anyone still reads
                 if self._map[slot * _SIZE] and self._writer(slot) is not None:
                     continue
-            path = self._fifo(slot)
-            if not os.path.exists(path):
-                os.mkfifo(path, 0o600)
-            # Opened for both ends, so that it never reads end-of-file when a writer goes.
-            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fd = self._open_fifo(slot)
+            except (PermissionError, BrokerUnavailable):
+                continue  # another user's, or no FIFO: the next place serves as well
             self._forget_writer(slot)
             self._set_mask(slot, 0)
             _SLOT.pack_into(self._map, slot * _SIZE, 1, 0, 0, 0, owner, 0, 0)
             return Sleeper(slot, fd)
         raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
+
+    def _open_fifo(self, slot: int) -> int:
+        """Both ends of the slot's FIFO: so it never reads end-of-file when a writer goes."""
+        name = self._fifo(slot)
+        self._folder.mend(name)
+        try:
+            return self._folder.open_fifo(name, os.O_RDWR)
+        except FileNotFoundError:
+            return self._folder.make_fifo(name, os.O_RDWR)
 
     def set_waiting(self, sleeper: Sleeper, waiting: bool) -> None:
         """Say whether the sleeper's owner is in its wait. Needs no lock: it is one byte."""
@@ -176,8 +193,14 @@ class Bells:
         self._set_mask(sleeper.slot, 0)
         self._map[sleeper.slot * _SIZE] = 0
         self._forget_writer(sleeper.slot)
-        os.close(sleeper.fd)
-        sleeper.fd = -1
+        self.close_sleeper(sleeper)
+
+    @staticmethod
+    def close_sleeper(sleeper: Sleeper) -> None:
+        """Close a FIFO, also without the lock: then the next look at the slot finds it free."""
+        if sleeper.fd >= 0:
+            fd, sleeper.fd = sleeper.fd, -1
+            os.close(fd)
 
     def mark(
         self,
@@ -261,9 +284,8 @@ class Bells:
             taken, mask, waits, single, owner, wanted, _ = _SLOT.unpack_from(self._map, at)
             if not (taken and mask & kind and wanted & bits) or (only and single not in (0, only)):
                 continue
-            self._set_mask(slot, 0)
             certain = not only or single == only or wanted == ALL
-            if not self._hint(slot):
+            if not self._wake(slot, mask):
                 continue
             given = 0
             if give is not None and waits:
@@ -290,10 +312,9 @@ class Bells:
             if taken and mask & (TASKS | MESSAGES):
                 if until <= due:
                     return
-                late.append(slot)
-        for slot in late:
-            self._set_mask(slot, 0)
-            if self._hint(slot):
+                late.append((slot, mask))
+        for slot, mask in late:
+            if self._wake(slot, mask):
                 return
 
     def ring_owner(self, owner: int) -> None:
@@ -315,31 +336,65 @@ class Bells:
             if taken and meant(whose):
                 self._hint(slot)
 
+    def _wake(self, slot: int, mask: int) -> bool:
+        """Hint a sleeper and clear its mark; one that only others can hint keeps the mark."""
+        self._set_mask(slot, 0)
+        hinted = self._hint(slot)
+        if not hinted and self._map[slot * _SIZE]:
+            self._set_mask(slot, mask)
+        return hinted
+
     def _hint(self, slot: int) -> bool:
         writer = self._writer(slot)
         if writer is None:
             self._map[slot * _SIZE] = 0  # its process is gone
             return False
+        if writer == _UNCERTAIN:
+            return False
         try:
-            os.write(writer, b"x")
+            write_unkilled(writer, b"x")
         except BlockingIOError:
             pass  # full of hints already
         except OSError:
             self._forget_writer(slot)
             self._map[slot * _SIZE] = 0
             return False
+        finally:
+            if self._spare < 0:
+                self._forget_writer(slot)
+                self._spare = _spare()
         return True
 
     def _writer(self, slot: int) -> int | None:
-        """A descriptor that writes to the slot's FIFO; None when nobody reads it."""
+        """A descriptor that writes to the slot's FIFO; None when nobody reads it.
+
+        ``_UNCERTAIN`` when this process cannot tell: it may not open it, or has no descriptor.
+        """
         fd = self._writers.get(slot)
         if fd is None:
             try:
-                fd = os.open(self._fifo(slot), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError:  # ENXIO: no reader; ENOENT: never made
-                return None
+                fd = self._open_writer(slot)
+            except BrokerUnavailable:
+                return _UNCERTAIN
+            except OSError as error:
+                gone = error.errno in (errno.ENXIO, errno.ENOENT)  # no reader; never made
+                return None if gone else _UNCERTAIN
             self._writers[slot] = fd
         return fd
+
+    def _open_writer(self, slot: int) -> int:
+        """Open the FIFO; a process that has no descriptor left gives up the one kept for this."""
+        try:
+            return self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            for other in list(self._writers):
+                self._forget_writer(other)
+            if self._spare >= 0:
+                os.close(self._spare)
+                self._spare = -1
+            return self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
 
     def _forget_writer(self, slot: int) -> None:
         fd = self._writers.pop(slot, None)
@@ -350,4 +405,15 @@ class Bells:
         """Unmap and close."""
         for slot in list(self._writers):
             self._forget_writer(slot)
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
         self._map.close()
+
+
+def _spare() -> int:
+    """A descriptor kept to wake others when the process may open no more; -1 for none."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1

@@ -9,7 +9,7 @@ from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.verdicts import log
 from tidemill.job import CANCEL_ASKED, NOT_STARTED, Command, State, Waits
 
-__all__ = ["cancel", "delete", "kick", "purge"]
+__all__ = ["cancel", "delete", "forget_queue", "kick", "purge"]
 
 Send = Callable[[str, Command], object]
 
@@ -30,18 +30,23 @@ def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool) -> bool:
     return True
 
 
-def kick(jobs: Jobs, job_id: str) -> bool:
-    """Make a job ready again."""
+def kick(jobs: Jobs, job_id: str, *, force: bool = False) -> bool:
+    """Make a job ready again.
+
+    With ``force`` also one that succeeded, or whose key a success holds.
+    """
     item = jobs.items.get(job_id)
     if item is None or item.waits == Waits.BARRIER:  # which is never run
         return False
-    if item.record.state in _KICKABLE:
-        key = item.record.envelope.key
-        if key and (jobs.keys.get(key) or jobs.held_by(key)):
+    envelope = item.record.envelope
+    again = force and item.record.state is State.SUCCEEDED and envelope.links is None
+    if again or item.record.state in _KICKABLE:
+        key = envelope.key
+        if key and (jobs.keys.get(key) or (jobs.held_by(key) and not force)):
             return False  # at most one unfinished job per key
         if key:
             jobs.keys[key] = [job_id]
-            item.until = item.since = 0.0
+            item.until, item.since = jobs.held.pop(key, (0.0, ""))[0], 0.0
         _begin_anew(jobs, item)
     elif item.record.state is not State.SCHEDULED:
         return False
@@ -50,13 +55,12 @@ def kick(jobs: Jobs, job_id: str) -> bool:
 
 
 def _begin_anew(jobs: Jobs, item: Item) -> None:
-    """Fresh attempts, and no end; the trail stays."""
+    """Begin a new run, with all attempts and without an end. The trail stays."""
     item.dropped = False
     revive(jobs, item)
     jobs.unfinish(item)
     record = item.record
-    policy = record.envelope.retries.max_attempts
-    item.limit = record.attempt + policy if policy else 0
+    record.attempt, item.limit = 0, record.envelope.retries.max_attempts
     record.losses, record.finished, record.cancelling = 0, 0.0, False
     record.error, record.result = "", b""
     item.expires_machine, record.expires = 0.0, 0.0
@@ -86,4 +90,15 @@ def purge(jobs: Jobs, queue: str) -> int:
     jobs.flowing = True  # not before all are gone: what is purged is not cancelled
     purged = sum(delete(jobs, record.envelope.id) for record in gone)
     flow(jobs)
+    if purged:
+        jobs.queue(queue).purged += purged
     return purged
+
+
+def forget_queue(jobs: Jobs, queue: str) -> bool:
+    """Forget the counters and settings of a queue without unfinished jobs."""
+    row = jobs.stats.get(queue)
+    if row is not None and row.size:
+        return False
+    jobs.stats.pop(queue, None)
+    return True

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidemill.brokers.base import Departure, Feature, Filter, Page, QueueStats, Reply, Step, lacks
 from tidemill.brokers.limiting import GRACE
-from tidemill.brokers.memory import acts, inspect, limits, named
+from tidemill.brokers.memory import acts, inspect, limits, named, unknown
 from tidemill.brokers.memory.carrying import recall, take
 from tidemill.brokers.memory.elsewhere import Elsewhere
 from tidemill.brokers.memory.flows import ended
@@ -23,24 +19,19 @@ from tidemill.brokers.memory.schedules import Book
 from tidemill.brokers.memory.settings import check_url
 from tidemill.brokers.memory.timers import come_due, prune
 from tidemill.brokers.memory.verdicts import hand_over, note, release_owner, settle, touch
+from tidemill.brokers.memory.waits import Waits
 from tidemill.brokers.retention import Retention
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.brokers.silence import Silence
 from tidemill.brokers.steps import check_nonce, lost
+from tidemill.brokers.unknown import UnknownTask
+from tidemill.brokers.wakepipe import WakePipe, readable
 from tidemill.clock import id_time, new_id
 from tidemill.config import Url
 from tidemill.errors import TidemillError
 from tidemill.gate import Held, LimitStats, Terms
-from tidemill.job import (
-    RELAY,
-    Command,
-    Envelope,
-    Lease,
-    Owner,
-    Put,
-    Record,
-    State,
-)
+from tidemill.job import RELAY, Command, Envelope, Lease, Owner, Put, Record, State
+from tidemill.locks import Condition
 
 __all__ = ["MemoryBroker", "open_url"]
 
@@ -64,15 +55,16 @@ class MemoryBroker:
 
     def __init__(self, url: str = "memory://", retention: Retention | None = None) -> None:
         self.url = url
-        self._lock = threading.Condition(threading.RLock())
+        self._lock = Condition()
         self._jobs = Jobs(retention or Retention(), self._wake_all, ended, limits.unstart)
+        self.waits = Waits(self._lock, self._jobs)
         self._book = Book(self._jobs)
         self.identity = f"memory {new_id()}"
         self._elsewhere = Elsewhere(self._jobs)
         self._silence: Silence[str] = Silence()
         self._owners: dict[str, Owner] = {}
         self._commands: dict[str, list[Command]] = {}
-        self._pipes: dict[str, tuple[int, int]] = {}
+        self._pipes: dict[str, WakePipe] = {}
 
     # -- producing ------------------------------------------------------------------------------
 
@@ -113,16 +105,13 @@ class MemoryBroker:
 
     def _begin(self, owner: Owner) -> None:
         self._commands[owner.id] = []
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        os.set_blocking(write, False)
-        self._pipes[owner.id] = (read, write)
+        self._pipes[owner.id] = WakePipe()
 
     def detach(self, owner_id: str) -> None:
         with self._lock:
             self.release(owner_id, {})
-            for fd in self._pipes.pop(owner_id, ()):
-                os.close(fd)
+            if pipe := self._pipes.pop(owner_id, None):
+                pipe.close()
 
     def exchange(self, step: Step) -> Reply:
         with self._lock:
@@ -152,7 +141,7 @@ class MemoryBroker:
         reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
         if jobs.departure is None and step.want:
             jobs.hungry.pop(owner.id, None)
-            reply.leases = list(lease(jobs, owner, step.want))
+            reply.leases = lease(jobs, owner, step.want)
             if step.want.sleep and len(reply.leases) < step.want.count:
                 jobs.hungry[owner.id] = step.want
         if not step.behalf:
@@ -165,10 +154,11 @@ class MemoryBroker:
         if jobs.heirs:
             reply.next_due = min(reply.next_due, GRACE)
             self._tell_heirs()
+        unknown.tell(jobs, step.want, reply)
         if step.fires and jobs.departure is None:
             reply.schedules = self._book.hand_out(step.fires)
             reply.next_due = min(reply.next_due, self._book.next_due())
-        if jobs.due[:1] + jobs.due_wall[:1] != first_due:
+        if jobs.due[:1] + jobs.due_wall[:1] != first_due or unknown.came(step):
             self._wake_all()  # this owner may not come back in time for it
         prune(jobs)
         return reply
@@ -180,32 +170,25 @@ class MemoryBroker:
             self.wake(owner_id)
         self._jobs.heirs.clear()
 
-    def _pipe(self, owner_id: str) -> tuple[int, int]:
+    def _pipe(self, owner_id: str) -> WakePipe:
         pipe = self._pipes.get(owner_id)
         if pipe is None:
             raise TidemillError(f"owner {owner_id!r} is not attached")
         return pipe
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        read, _ = self._pipe(owner_id)
+        pipe = self._pipe(owner_id)
         if (owner := self._owners.get(owner_id)) and owner.lease:
             timeout = min(timeout, owner.lease / 3)
-        ready, _, _ = select.select([read, *fds], [], [], max(0.0, min(timeout, 3600.0)))
-        if read in ready:
-            ready.remove(read)
-            try:
-                os.read(read, 4096)
-            except BlockingIOError:
-                pass
-        return ready
+        ready = readable([pipe.fd, *fds], min(timeout, 3600.0))
+        if pipe.fd in ready:
+            pipe.drain()
+        return [fd for fd in ready if fd in fds]
 
     def wake(self, owner_id: str) -> None:
         pipe = self._pipes.get(owner_id)
         if pipe:
-            try:
-                os.write(pipe[1], b"x")
-            except BlockingIOError:
-                pass  # it is full of hints already
+            pipe.wake()
 
     def _wake_all(self) -> None:
         for owner_id in self._pipes:
@@ -258,7 +241,7 @@ class MemoryBroker:
             return enough(i not in items or items[i].record.state.finished for i in ids)
 
         with self._lock:
-            self._sleep_until(over, timeout)
+            self.waits.until(over, timeout)
             return [self.get(i) for i in ids]
 
     def wait_space(self, queue: str, timeout: float) -> bool:
@@ -266,19 +249,7 @@ class MemoryBroker:
             row = self._jobs.stats.get(queue)
             return not row or not row.max_size or row.size < row.max_size
 
-        with self._lock:
-            return self._sleep_until(over, timeout)
-
-    def _sleep_until(self, over: Callable[[], bool], timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while True:
-            come_due(self._jobs)
-            if over():
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._lock.wait(min(left, self._jobs.next_due(), threading.TIMEOUT_MAX))
+        return self.waits.until(over, timeout)
 
     # -- inspecting -----------------------------------------------------------------------------
 
@@ -304,10 +275,13 @@ class MemoryBroker:
 
     def info(self) -> dict[str, Any]:
         with self._lock:
-            count = len(self._jobs.items)
+            departure, count = self._jobs.departure, len(self._jobs.items)
             facts = {"broker": "memory", "url": self.url, "jobs": count, "durable": False}
-            departure = self._jobs.departure
             return facts | ({"moves_to": departure.where} if departure else {})
+
+    def unknown_tasks(self) -> list[UnknownTask]:
+        with self._lock:
+            return unknown.show(self._jobs)
 
     def numbers(self, count: int) -> int:
         with self._lock:
@@ -336,10 +310,10 @@ class MemoryBroker:
             jobs, send = self._jobs, self.command
             return [acts.cancel(jobs, i, send, terminate=terminate) for i in job_ids]
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
         with self._lock:
             check_here(self._jobs)
-            kicked = [acts.kick(self._jobs, i) for i in job_ids]
+            kicked = [acts.kick(self._jobs, i, force=force) for i in job_ids]
             self._wake_all()
             return kicked
 
@@ -382,6 +356,11 @@ class MemoryBroker:
             purged = acts.purge(self._jobs, queue)
             self._wake_all()
             return purged
+
+    def forget_queue(self, queue: str) -> bool:
+        with self._lock:
+            check_here(self._jobs)
+            return acts.forget_queue(self._jobs, queue)
 
     def command(self, owner_id: str, command: Command) -> bool:
         with self._lock:

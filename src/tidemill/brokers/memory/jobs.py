@@ -112,6 +112,8 @@ class Jobs:
         self.queue_limits: dict[str, Limited] = {}
         self.limits: dict[str, Limited] = {}
         self.lanes: dict[tuple[str, str], Lane] = {}  # by name of the limit, and key
+        self.unknown: dict[str, list[Item]] = {}  # by task: jobs that are set aside
+        self.unknown_numbers: dict[str, int] = {}  # of these tasks, in the order they came
         self.hungry: dict[str, Want] = {}  # owner -> what it lacked when it went to sleep
         self.heirs: set[str] = set()  # those of them to whom a place was left in this step
         self.finished: list[tuple[float, str]] = []  # machine time to prune at, id: in order
@@ -210,6 +212,8 @@ class Jobs:
         if item.ready:
             self.ready[line_of(item.record)].remove(item.ready)
             item.ready = None
+        if item.record.unknown:
+            self._forget_unknown(item)
         if item.is_carried:
             self.on_back(self, item)
             self.leave_carrier(item)
@@ -220,6 +224,21 @@ class Jobs:
             item.record.worker, item.record.leased = "", 0.0
             if item.record.envelope.limit:
                 self.lane(item.record.envelope.limit).running -= 1
+
+    def number_unknown(self, task: str) -> None:
+        """Number a task that has the first of its jobs set aside."""
+        if task not in self.unknown:
+            self.unknown[task] = []
+            self.unknown_numbers[task] = self.next_number()
+
+    def _forget_unknown(self, item: Item) -> None:
+        """A job is not set aside any more; its task is forgotten with the last one."""
+        task = item.record.envelope.task
+        item.record.unknown = False
+        item.record.due = item.due_machine = 0.0
+        self.unknown[task].remove(item)
+        if not self.unknown[task]:
+            del self.unknown[task], self.unknown_numbers[task]
 
     def run(self, item: Item, owner: Owner) -> None:
         """To running, under a lease."""

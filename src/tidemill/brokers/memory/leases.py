@@ -4,17 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from tidemill.brokers.base import DEFAULT_TTR, Mode, Want
 from tidemill.brokers.memory.flows import inputs_of
 from tidemill.brokers.memory.jobs import LOST, MESSAGES, TASKS, Item, Jobs, Ready
 from tidemill.brokers.memory.limits import first_of, is_open, start, turn_of
-from tidemill.job import Envelope, Lease, Owner, State, encode_envelope
+from tidemill.brokers.memory.unknown import bring_back, limited, undo
+from tidemill.job import Envelope, Lease, Owner, encode_envelope
 
 __all__ = ["lease", "start_lease", "ttr_of"]
 
 
-def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
-    """Up to ``want.count`` jobs."""
+def lease(jobs: Jobs, owner: Owner, want: Want) -> list[Lease]:
+    """Up to ``want.count`` jobs, those included that were set aside and that it knows."""
+    back = bring_back(jobs, want)
+    leases: list[Lease] = []
+    if not want.tasks:
+        leases += _lease_alone(jobs, owner, want, [item for item, _ in back])
+    want = msgspec.structs.replace(want, count=want.count - len(leases))
+    leases += _lease(jobs, owner, want)
+    undo(jobs, want, back)
+    return leases
+
+
+def _lease_alone(jobs: Jobs, owner: Owner, want: Want, items: list[Item]) -> list[Lease]:
+    """Just those of some jobs that no limit concerns: for an owner that takes no other tasks."""
+    mine = [item for item in items if not item.record.losses and not limited(jobs, item)]
+    return [start_lease(jobs, item, owner) for item in mine[: want.count]]
+
+
+def _lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
     for number in range(want.count):
         item = _choose_lost(jobs, owner, want) if number == 0 else None
         item = item or _choose(jobs, owner, want)
@@ -25,20 +45,12 @@ def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
 
 def start_lease(jobs: Jobs, item: Item, owner: Owner) -> Lease:
     """Lease a job that is ready."""
-    record, envelope = item.record, item.record.envelope
     turn = turn_of(jobs, item)
-    if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
-        record.leased = jobs.wall
-        number = jobs.next_number()
-        start(jobs, item, number)
-        lent = _lend(jobs, item, number, turn, 0.0)
-        jobs.finish(item, State.SUCCEEDED)
-        return lent
     jobs.run(item, owner)
     start(jobs, item, item.token)
     ttr = 0.0
     if owner.kind == "consumer":
-        ttr = ttr_of(envelope)
+        ttr = ttr_of(item.record.envelope)
         item.deadline = jobs.now + ttr
         jobs.look_at(item, item.deadline)
     return _lend(jobs, item, item.token, turn, ttr)

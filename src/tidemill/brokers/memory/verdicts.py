@@ -10,7 +10,9 @@ from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.leases import ttr_of
 from tidemill.brokers.memory.limits import attempted, set_aside, unstart
 from tidemill.brokers.memory.puts import follow
+from tidemill.brokers.memory.unknown import set_aside as set_unknown_aside
 from tidemill.job import (
+    CONSUMER_DIED,
     NOT_STARTED,
     RELAY,
     WHILE_RUNNING,
@@ -20,6 +22,8 @@ from tidemill.job import (
     Owner,
     State,
     Verdict,
+    delay_of,
+    run_of,
     was_held,
 )
 
@@ -36,7 +40,8 @@ __all__ = [
 
 TOO_LATE = "not started before it expired"
 _LOG_MOST = 100
-_BACK = (Outcome.RELEASE, Outcome.SNOOZE)
+_BACK = (Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN)
+_UNSTARTED = (Outcome.RELEASE, Outcome.UNKNOWN)
 _TOLD = (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL)
 _END = {
     Outcome.FAIL: State.FAILED,
@@ -74,7 +79,7 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
         del record.attempts[:-KEEP_ATTEMPTS]
     if outcome in _TOLD:
         attempted(jobs, item, well=outcome is Outcome.SUCCESS)
-    elif outcome is Outcome.RELEASE and not ran:
+    elif outcome in _UNSTARTED and not ran:
         unstart(jobs, item)
     if outcome is Outcome.RETRY and item.limit and record.attempt >= item.limit:
         outcome = Outcome.FAIL
@@ -85,22 +90,28 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
         jobs.finish(item, _END[outcome], verdict.error)
     elif record.cancelling:
         said = verdict.error if outcome is Outcome.RELEASE else ""
+        said = NOT_STARTED if outcome is Outcome.UNKNOWN else said
         jobs.finish(item, State.CANCELLED, said or WHILE_RUNNING)
     elif item.expires_machine and item.expires_machine <= jobs.now:
         jobs.finish(item, State.EXPIRED, TOO_LATE)
+    elif outcome is Outcome.UNKNOWN:
+        record.error = verdict.error
+        set_unknown_aside(jobs, item, verdict.delay)
     else:
         if outcome is Outcome.RETRY:
             jobs.queue(record.envelope.queue).retried += 1
             if verdict.hold:
                 return
         record.error = verdict.error if outcome is Outcome.SNOOZE else ""  # why it waits
-        jobs.move(item, *jobs.due_after(verdict.delay))
+        delay = delay_of(verdict, record.envelope, record.attempt)
+        jobs.move(item, *jobs.due_after(delay))
 
 
 def _attempt(item: Item, verdict: Verdict) -> Attempt:
     r, v = item.record, verdict
     times = r.leased, v.started, v.ended
-    return Attempt(r.attempt, r.worker, *times, Outcome(v.outcome), v.error, v.traceback)
+    run = run_of(r.attempts, r.attempt)
+    return Attempt(r.attempt, r.worker, *times, Outcome(v.outcome), v.error, v.traceback, run)
 
 
 def hand_over(jobs: Jobs, owners: Iterable[Owner], tokens: Iterable[int]) -> None:
@@ -154,8 +165,15 @@ def release_owner(jobs: Jobs, owner: str, causes: Mapping[int, str] | None) -> i
 
 
 def _lose(jobs: Jobs, item: Item) -> None:
-    """No witness is left: the job gets a loss, and fails after as many as it has attempts."""
+    """Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss.
+
+    A task fails after as many losses as it has attempts.
+    """
     record = item.record
+    if record.envelope.is_message:
+        died = Verdict(item.token, Outcome.RETRY, error=CONSUMER_DIED, ended=jobs.wall)
+        close_attempt(jobs, item, died)
+        return
     record.losses += 1
     if item.limit and record.losses >= item.limit:
         jobs.finish(item, State.FAILED, f"lost {record.losses} times with its worker")

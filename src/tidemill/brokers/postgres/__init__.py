@@ -6,6 +6,6 @@ round trip and one step; Python packs what goes in, unpacks what comes out, slee
 """
 
 from tidemill.brokers.postgres.address import check_url
-from tidemill.brokers.postgres.broker import PostgresBroker, migrate_url, open_url
+from tidemill.brokers.postgres.broker import PostgresBroker, grants_url, migrate_url, open_url
 
-__all__ = ["PostgresBroker", "check_url", "migrate_url", "open_url"]
+__all__ = ["PostgresBroker", "check_url", "grants_url", "migrate_url", "open_url"]

@@ -21,6 +21,9 @@ _LIBPQ = (
     *("sslmode", "sslpassword", "sslrootcert", "target_session_attrs", "user"),
 )
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+_LEAST = 2.0
+"""Seconds in which the server may answer at least, and in which it must accept a connection."""
+
 _SECRET = ("password", "sslpassword", "direct")
 
 
@@ -49,6 +52,11 @@ class Address(msgspec.Struct, frozen=True):
     owner_lease: float
     pool: int
     migrate: bool
+
+    @property
+    def limit(self) -> float:
+        """Seconds in which a call must be answered: ``patience``, and time for a slow server."""
+        return max(_LEAST, self.patience)
 
 
 def check_url(url: Url) -> Address:

@@ -13,8 +13,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import psycopg
-
 from tidemill.brokers.base import (
     Departure,
     Feature,
@@ -28,23 +26,23 @@ from tidemill.brokers.forks import tell_of_forks
 from tidemill.brokers.postgres import inspect, limits, moving
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.address import Address, check_url
-from tidemill.brokers.postgres.lines import connect
+from tidemill.brokers.postgres.grants import statements
 from tidemill.brokers.postgres.members import Members
+from tidemill.brokers.postgres.migrating import bring_up
 from tidemill.brokers.postgres.puts import put, put_inside
-from tidemill.brokers.postgres.schema import migrate
 from tidemill.brokers.postgres.session import Session
-from tidemill.brokers.postgres.trouble import translated
 from tidemill.brokers.postgres.waits import Waits
 from tidemill.brokers.postgres.wire import leases_of, texts
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.brokers.steps import is_lost, lost
+from tidemill.brokers.unknown import UnknownTask
 from tidemill.clock import id_time, wall_time
 from tidemill.config import Url
 from tidemill.errors import FeatureMissing, TidemillError
 from tidemill.gate import Held, LimitStats, Terms
 from tidemill.job import Command, Envelope, Lease, Owner, Put, Record, State
 
-__all__ = ["PostgresBroker", "migrate_url", "open_url"]
+__all__ = ["PostgresBroker", "grants_url", "migrate_url", "open_url"]
 
 _PRUNE_MOST = 2000
 _PURGE_MOST = 5000
@@ -58,14 +56,12 @@ def open_url(url: Url) -> PostgresBroker:
 
 def migrate_url(url: Url) -> tuple[int, int]:
     """Make the tables of a ``postgresql://`` URL, or change them; the versions before and after."""
-    address = check_url(url)
-    conn = connect(address.direct or address.conninfo, address.where, prepared=False)
-    try:
-        return migrate(conn, address.schema)
-    except psycopg.Error as error:
-        raise translated(error, address.where) from error
-    finally:
-        conn.close()
+    return bring_up(check_url(url))
+
+
+def grants_url(url: Url, role: str) -> list[str]:
+    """The SQL that lets a role use the store of a ``postgresql://`` URL."""
+    return statements(check_url(url).schema, role)
 
 
 class PostgresBroker:
@@ -86,23 +82,24 @@ class PostgresBroker:
         self._next_tick = 0.0
         self._session = Session(self._address, self._heard, self._back)
         self._members = Members(self._session)
-        self._waits = Waits(self._session)
+        self.waits = Waits(self._session)
 
     def _heard(self, word: str) -> None:
         if not word[0].isdecimal():
-            self._waits.heard()
+            self.waits.heard()
         self._members.heard(word)
 
     def _back(self) -> None:
         """What was said while the connection was broken was not heard."""
         self._members.wake_all()
-        self._waits.heard()
+        self.waits.heard()
 
     def after_fork_child(self) -> None:
         """In a forked child: connections, owners and sleepers are the parent's."""
-        self._session.after_fork_child()
-        self._members.after_fork_child()
-        self._waits.after_fork_child()
+        if not self._closed:
+            self._session.after_fork_child()
+            self._members.after_fork_child()
+            self.waits.after_fork_child()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -202,14 +199,14 @@ class PostgresBroker:
     ) -> list[Record | None]:
         self._check_open()
         if first:
-            self._waits.for_first(ids, timeout)
+            self.waits.for_first(ids, timeout)
         else:
-            self._waits.for_jobs(ids, timeout)
+            self.waits.for_jobs(ids, timeout)
         return self.get_many(ids)
 
     def wait_space(self, queue: str, timeout: float) -> bool:
         self._check_open()
-        return self._waits.for_space(queue, timeout)
+        return self.waits.for_space(queue, timeout)
 
     # -- inspecting -----------------------------------------------------------------------------
 
@@ -232,6 +229,10 @@ class PostgresBroker:
     def stats(self) -> list[QueueStats]:
         self._check_open()
         return inspect.stats(self._session)
+
+    def unknown_tasks(self) -> list[UnknownTask]:
+        self._check_open()
+        return inspect.unknown_tasks(self._session)
 
     def owners(self) -> list[Owner]:
         self._check_open()
@@ -263,8 +264,8 @@ class PostgresBroker:
         verb = "terminate" if terminate else "cancel"
         return self._act("cancel", job_ids, verb)
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
-        return self._act("kick", job_ids)
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+        return self._act("kick", job_ids, "force" if force else "")
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act("delete", job_ids)
@@ -290,6 +291,10 @@ class PostgresBroker:
         while batch := self._session.once("purge", [queue, _PURGE_MOST], "text, int"):
             removed += batch
         return removed
+
+    def forget_queue(self, queue: str) -> bool:
+        self._check_open()
+        return bool(self._session.once("forget_queue", [queue], "text", plain=True))
 
     def recall(self) -> int:
         self._check_open()

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.brokers.base import Reply, Step, Want
-from tidemill.brokers.postgres.lines import Connection, Line
+from tidemill.brokers.postgres.connection import Connection
+from tidemill.brokers.postgres.lines import Line
 from tidemill.brokers.postgres.puts import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.trouble import Unfit
 from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of, texts
 from tidemill.brokers.steps import late, lost
+from tidemill.brokers.unknown import TOLD_MOST
 from tidemill.errors import StoreMoved
-from tidemill.job import Command, Outcome, Verdict
+from tidemill.job import Command, Outcome, Owner, Verdict
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.member import Member
@@ -44,6 +46,10 @@ class _Answer(msgspec.Struct):
     firing: float | None = None  # the next schedule
     leaves: str | None = None  # the store goes there
     turn: int = 0
+    unknown: Sequence[str] = ()
+    told: int = 0
+    behind: bool = False  # the store has lost steps
+    strays: Sequence[int] = ()
 
 
 def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
@@ -79,11 +85,14 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         queues or None,
         None if step.want is None else str(want.mode),
         *(want.tasks, want.messages, want.sleep, want.alone),
-        not member.owner.lease and handed.may_come(want),  # one elsewhere may be gone: it asks
+        _may_be_handed(member.owner) and handed.may_come(want),
+        list(want.knows) or None,
+        want.told,
         ints(handed.told),
         ints([v.token for v in over]),
         ints([token for token, _ in step.take]),
         texts([clean(job_id) for _, job_id in step.take]),
+        None if step.held is None else ints(list(step.held)),
         session.prefs(),
         session.chores(len(step.verdicts)),
     ]
@@ -128,6 +137,14 @@ def _leave(member: Member, step: Step, error: Unfit) -> Reply:
     return Reply(*lost, commands=[Command("quiet")], next_due=float("inf"))
 
 
+def _may_be_handed(owner: Owner) -> bool:
+    """Whether a put may lease a job to an owner that sleeps.
+
+    One elsewhere may be gone. A consumer has a task for its ttr, and no ttr runs unheard.
+    """
+    return not owner.lease and owner.kind != "consumer"
+
+
 def _is_plain(verdict: Verdict) -> bool:
     """True for a success with nothing else to do: those are settled in bulk."""
     return not (verdict.outcome or verdict.error or verdict.traceback or verdict.followers)
@@ -168,7 +185,7 @@ def _reply(step: Step, plain: Sequence[Verdict], answer: _Answer, leases: bytes)
     missed = iter(_settled(len(plain), answer.missed))
     kept = iter(_settled(over, answer.kept))
     others = iter(_settled(len(step.verdicts) - len(plain) - over, answer.lost))
-    return Reply(
+    reply = Reply(
         settled=[
             next(missed if _is_plain(v) else kept if _goes_over(v) else others)
             for v in step.verdicts
@@ -178,7 +195,14 @@ def _reply(step: Step, plain: Sequence[Verdict], answer: _Answer, leases: bytes)
         leases=leases_of(leases),
         commands=[Command(verb, token) for verb, token in answer.commands],
         next_due=float("inf") if answer.due is None else max(0.0, answer.due),
+        unknown=list(answer.unknown),
+        told=answer.told,
+        behind=answer.behind,
+        strays=list(answer.strays),
     )
+    if len(reply.unknown) == TOLD_MOST:
+        reply.next_due = 0.0  # more follow
+    return reply
 
 
 def _settled(count: int, without: Sequence[int]) -> list[bool]:

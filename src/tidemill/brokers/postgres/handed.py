@@ -8,12 +8,12 @@ names the turn of the step after which it was made, and the reply to a step says
 from __future__ import annotations
 
 import binascii
-import threading
 import time
 
 from tidemill.brokers.base import Reply, Step, Want
 from tidemill.brokers.postgres.wire import leases_of
 from tidemill.job import Lease
+from tidemill.locks import Lock
 
 __all__ = ["Handed"]
 
@@ -23,7 +23,7 @@ class Handed:
 
     def __init__(self) -> None:
         self.told: list[int] = []  # tokens that the next step says we heard of
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._turn = 0  # of the last step, if that was answered
         self._arrived: list[tuple[int, str]] = []  # turn, lease
         self._asked: Want | None = None

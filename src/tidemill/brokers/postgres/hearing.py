@@ -8,17 +8,18 @@ again and has everybody look, since what was said meanwhile was not heard.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import select
 import threading
 import time
 from collections.abc import Callable
 
 import psycopg
 
-from tidemill.brokers.postgres.lines import Connection, connect, leave_to_parent
+from tidemill.brokers.postgres.address import Address
+from tidemill.brokers.postgres.connection import Connection, connect, leave_to_parent
+from tidemill.brokers.wakepipe import WakePipe, readable
 from tidemill.errors import BrokerUnavailable
+from tidemill.locks import LongLock
 
 __all__ = ["Hearing"]
 
@@ -31,27 +32,27 @@ class Hearing:
 
     def __init__(
         self,
-        conninfo: str,
-        where: str,
+        address: Address,
         table: int,
-        lease: float,
         heard: Callable[[str], None],
         back: Callable[[], None],
     ) -> None:
-        self._conninfo = conninfo
-        self._where = where
+        self._conninfo = address.direct or address.conninfo
+        self._where = address.where
+        self._limit = address.limit
         self._table = table  # oid of "owner": the first half of our locks
-        self._lease = int(lease)  # seconds; before it is over a dead line must be known for one
+        # Seconds; before they are over a dead line must be known for one.
+        self._lease = int(address.owner_lease)
         self._heard = heard
         self._back = back
         self.channel = f"tidemill_{table}_{secrets.token_hex(6)}"
         self._conn: Connection | None = None
         self._held: set[int] = set()
         self._missing: set[int] = set()  # of those, locks that we could not take yet
-        self._lock = threading.RLock()
+        self._lock = LongLock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._wake_read, self._wake_write = os.pipe()
+        self._pipe = WakePipe()
         self.since = 0.0  # monotonic time of the last connecting; 0 while there is none
         self.broken = 0  # times it was lost
 
@@ -68,10 +69,15 @@ class Hearing:
             self._thread = threading.Thread(
                 target=self._listen, name="tidemill-postgres", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except BaseException:
+                self._thread = None  # no thread to be had: the next call tries again
+                raise
 
     def _connect(self) -> None:
         conn = connect(self._conninfo, self._where)
+        conn.until = time.monotonic() + self._limit
         try:
             # The server must notice that a machine has vanished, and free its locks: by keepalives
             # while it has nothing to say, and else by what is not acknowledged.
@@ -90,6 +96,7 @@ class Hearing:
         except psycopg.Error as error:
             conn.close()
             raise BrokerUnavailable(f"PostgreSQL at {self._where} went away: {error}") from error
+        conn.until = None
         self._conn = conn
         self.since = time.monotonic()
 
@@ -127,16 +134,16 @@ class Hearing:
         with self._lock:
             if self._conn is None:
                 return
+            conn = self._conn
+            conn.until = time.monotonic() + self._limit
             try:
-                work(self._conn)
+                work(conn)
             except psycopg.Error:
                 pass  # the thread notices, connects again, and takes what is held
-            self._nudge()  # what was heard meanwhile is not in the socket any more
+            conn.until = None
+            self._pipe.wake()  # what was heard meanwhile is not in the socket any more
 
     # -- listening ------------------------------------------------------------------------------
-
-    def _nudge(self) -> None:
-        os.write(self._wake_write, b"x")
 
     def _listen(self) -> None:
         pause = 0.0
@@ -149,9 +156,8 @@ class Hearing:
                 continue
             pause = 0.0
             try:
-                ready, _, _ = select.select([conn.fileno(), self._wake_read], [], [])
-                if self._wake_read in ready:
-                    os.read(self._wake_read, 4096)
+                if self._pipe.fd in readable([conn.fileno(), self._pipe.fd]):
+                    self._pipe.drain()
                 with self._lock:
                     if not self._closed:
                         for notify in conn.notifies(timeout=0):
@@ -182,19 +188,18 @@ class Hearing:
         self._closed = True
         thread = self._thread
         if thread is not None:
-            self._nudge()
+            self._pipe.wake()
             if thread is not threading.current_thread():
                 thread.join(5.0)
         with self._lock:
             if self._conn is not None:
                 self._conn.close()
                 self._conn = None
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._pipe.close()
 
     def after_fork_child(self) -> None:
         """In a forked child: the connection is the parent's; let go of our copy, unclosed."""
         if self._conn is not None:
             leave_to_parent(self._conn)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+            self._conn = None
+        self._pipe.after_fork_child()

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.base import KEEP_ATTEMPTS, Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.postgres import grants
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import texts
-from tidemill.job import Attempt, Outcome, Record, State, decode_envelope
+from tidemill.brokers.unknown import COUNTED_MOST, UnknownTask
+from tidemill.job import Attempt, Outcome, Record, State, decode_envelope, run_of
 
-__all__ = ["find", "get", "head", "info", "stats"]
+__all__ = ["find", "get", "head", "info", "stats", "unknown_tasks"]
 
 _STATES = tuple(State)
 _SCAN = 2000
@@ -22,11 +24,11 @@ _COLUMNS = (
     *("seq", "rank", "tries", "losses", "due", "expires", "cancelling", "trail", "envelope"),
     *("state", "attempt", "error", "finished", "result", "last", "last_leased", "started", "ended"),
     *("last_worker", "leased", "worker", "progress", "total", "log"),
-    *("pending", "failures"),
+    *("pending", "failures", "unknown"),
 )
 _COUNTS = (
     *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried"),
-    *("cancelled", "expired", "carried"),
+    *("cancelled", "expired", "carried", "purged"),
 )
 
 
@@ -59,13 +61,16 @@ class _Row(msgspec.Struct):
     log: list[list[Any]] | None
     pending: int
     failures: int
+    unknown: bool
 
     def record(self) -> Record:
         """As it is shown."""
         attempts = [msgspec.convert(row, Attempt) for row in self.trail or ()]
         if self.last is not None:
             times = self.last_leased, self.started, self.ended
-            attempts.append(Attempt(self.last, self.last_worker, *times, int(Outcome.SUCCESS)))
+            last = Attempt(self.last, self.last_worker, *times, int(Outcome.SUCCESS))
+            last.run = run_of(attempts, last.number)
+            attempts.append(last)
         return Record(
             envelope=decode_envelope(self.envelope),
             state=_STATES[self.state],
@@ -87,6 +92,7 @@ class _Row(msgspec.Struct):
             attempts=attempts[-KEEP_ATTEMPTS:],
             progress=None if self.progress is None else (self.progress, self.total or 0.0),
             log=[(float(when), line) for when, line in self.log or ()],
+            unknown=self.unknown,
         )
 
 
@@ -159,7 +165,10 @@ def head(session: Session, queue: str, state: State, count: int) -> list[Record]
         SELECT x.seq FROM {table} AS x JOIN "{schema}".job AS j USING (seq)
         WHERE j.line / 4 = (SELECT number FROM "{schema}".queue WHERE name = %s)
           AND {{}} ORDER BY {order.format("x")} LIMIT %s)"""
-    condition = {State.SCHEDULED: "NOT x.waiting", State.FAILED: "x.state = 5"}.get(state, "true")
+    condition = {
+        State.SCHEDULED: "NOT x.waiting AND x.task IS NULL",
+        State.FAILED: "x.state = 5",
+    }.get(state, "true")
     rows = session.query(_select(session) + where.format(condition), [queue, count])
     records = [_Row(*row).record() for row in rows]
     return sorted((r for r in records if r.state is state), key=_PLACE[state])
@@ -187,26 +196,39 @@ def stats(session: Session) -> list[QueueStats]:
     ]
 
 
+def unknown_tasks(session: Session) -> list[UnknownTask]:
+    """The tasks that have jobs set aside, by name."""
+    rows = session.query(f'SELECT * FROM "{session.address.schema}".unknown_tasks()')
+    return [
+        UnknownTask(task, queues, min(many, COUNTED_MOST), decode_envelope(oldest).created)
+        for task, queues, many, oldest in rows
+    ]
+
+
 def info(session: Session) -> dict[str, Any]:
     """Facts about the store and its server."""
     schema = session.address.schema
-    [(jobs, size, version, sync, commit, connections, most, now, moves_to)] = session.query(
+    [(jobs, size, version, sync, commit, names, connections, most, now, moves_to)] = session.query(
         f'SELECT (SELECT count(*) FROM "{schema}".job), '
         "(SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class AS c "
         " WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'), "
         "current_setting('server_version'), current_setting('fsync'), "
-        "current_setting('synchronous_commit'), (SELECT count(*) FROM pg_stat_activity "
+        "current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), "
+        "(SELECT count(*) FROM pg_stat_activity "
         " WHERE backend_type = 'client backend'), current_setting('max_connections')::int, "
         "extract(epoch FROM clock_timestamp())::float8, "
         f'(SELECT moves_to FROM "{schema}".departure)',
         [schema],
     )
+    standby = ""
+    if names and commit in ("on", "remote_write", "remote_apply"):
+        standby = f", synchronous_standby_names={names}: puts wait for a standby"
     return {
         "broker": "postgresql",
         "url": session.address.shown,
         "jobs": jobs,
         "durable": sync == "on" and commit != "off",
-        "durability": f"fsync={sync}, synchronous_commit={commit}",
+        "durability": f"fsync={sync}, synchronous_commit={commit}{standby}",
         "schema": schema,
         "format": session.installed.version,
         "tables_bytes": size,
@@ -215,5 +237,6 @@ def info(session: Session) -> dict[str, Any]:
         "hears": session.hearing is not None or not session.lines.pooled,
         "server_time": now,
         "server": f"PostgreSQL {version}",
+        "missing_grants": grants.missing(session),
         **({"moves_to": moves_to} if moves_to else {}),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.postgres.lines import Connection
+from tidemill.brokers.postgres.connection import Connection
 from tidemill.brokers.postgres.session import Session
 from tidemill.gate import Claim, Held, LimitStats, Terms
 

@@ -10,58 +10,35 @@ of each line, so that a call whose reply was lost can be made again.
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
-from tidemill.brokers.postgres import wire
 from tidemill.brokers.postgres.address import Address
+from tidemill.brokers.postgres.connection import Connection, connect, leave_to_parent
 from tidemill.brokers.postgres.trouble import (
     Refused,
+    Stalled,
     is_lost,
     is_worth_repeating,
     translated,
 )
 from tidemill.clock import new_id
+from tidemill.deferral import Waiting, call_off, put_off
 from tidemill.errors import BrokerUnavailable
+from tidemill.locks import Condition
 from tidemill.shield import lower_shield, raise_shield
 
-__all__ = ["Line", "Lines", "connect"]
+__all__ = ["Line", "Lines"]
 
 T = TypeVar("T")
-Connection = psycopg.Connection[tuple[Any, ...]]
-_LOG = logging.getLogger("tidemill.postgres")
 _PAUSE, _PAUSE_MOST = 0.05, 2.0
 _AGAIN_MOST = 20
-_inherited: list[object] = []  # connections of a parent: never closed here, it goes on using them
-
-
-def connect(conninfo: str, where: str, *, prepared: bool = True) -> Connection:
-    """A connection, within about 2 seconds.
-
-    Raises:
-        BrokerUnavailable: there is none to be had.
-    """
-    try:
-        conn = psycopg.connect(
-            conninfo,
-            autocommit=True,
-            prepare_threshold=3 if prepared else None,
-            connect_timeout=2,
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            tcp_user_timeout=10_000,
-        )
-    except psycopg.Error as error:
-        raise translated(error, where) from error
-    wire.prepare(conn)
-    return conn
+_LONGEST = 2**31 - 1  # milliseconds that the server takes for a limit
+_OVER = 0.25
+"""Seconds after which the server, which has the same limit for locks, will not answer any more."""
 
 
 class Line:
@@ -88,9 +65,11 @@ class Lines:
         self._address = address
         self._free: list[Line] = []
         self._count = 0
-        self._changed = threading.Condition()
+        self._main = 0  # calls that the main thread is in: more than one with a signal handler
+        self._changed = Condition()
         self._pause = 0.0
         self._not_before = 0.0
+        self._took = 0.0  # seconds that the last try to connect took, which failed
         self._why: BrokerUnavailable | None = None
         self.pooled: bool | None = None  # True behind PgBouncer, None as long as nobody has looked
         self._closed = False
@@ -99,29 +78,44 @@ class Lines:
         """Do something over a line; again, over a new connection, when it breaks.
 
         A server that is away is tried once more at once, then until ``patience`` is over. So what
-        ``work`` does may be done twice.
+        ``work`` does may be done twice. All of it ends when the limit of the address is over.
 
         Raises:
-            BrokerUnavailable: the server is away; the work may have been done.
+            BrokerUnavailable: the server is away or silent; the work may have been done.
         """
-        deadline = time.monotonic() + patience
-        line = self._take(deadline)
-        raise_shield()
+        start = time.monotonic()
+        deadline, until = start + patience, start + self._address.limit
+        deferred = put_off()
         try:
-            return self._run_on(line, work, deadline)
+            line = self._take(until, deferred)
+            try:
+                raise_shield()
+                try:
+                    return self._run_on(line, work, deadline, until + _OVER)
+                finally:
+                    if line.conn is not None and line.conn.info.transaction_status:
+                        line.drop()  # interrupted in the middle of something
+                    lower_shield()
+            finally:
+                self._give_back(line, deferred)
         finally:
-            if line.conn is not None and line.conn.info.transaction_status:
-                line.drop()  # interrupted in the middle of something
-            lower_shield()
-            self._give_back(line)
+            if deferred:
+                call_off()
 
-    def _run_on(self, line: Line, work: Callable[[Line, Connection], T], deadline: float) -> T:
+    def _run_on(
+        self, line: Line, work: Callable[[Line, Connection], T], deadline: float, until: float
+    ) -> T:
         broken = repeated = 0
         while True:
             try:
                 if line.conn is None:
-                    line.conn = self._connect()
+                    line.conn = self._connect(until)
+                line.conn.until = until
                 result = work(line, line.conn)
+            except Stalled as error:
+                line.drop()
+                self._drop_free()  # they lead to the same server
+                raise translated(error, self._address.where) from error
             except psycopg.Error as error:
                 if is_worth_repeating(error) and repeated < _AGAIN_MOST:
                     repeated += 1
@@ -138,24 +132,29 @@ class Lines:
             except Refused:
                 raise
             except BrokerUnavailable:
-                if time.monotonic() >= deadline:
+                # A try that ends long after the deadline is not begun.
+                if time.monotonic() + max(0.0, self._took - 1) >= deadline:
                     raise
-                time.sleep(max(0.01, min(self._not_before, deadline) - time.monotonic()))
+                with Waiting():
+                    time.sleep(max(0.01, min(self._not_before, deadline) - time.monotonic()))
                 continue
             return result
 
-    def _connect(self) -> Connection:
+    def _connect(self, until: float) -> Connection:
         """A new connection, unless the last try was a moment ago and failed."""
         with self._changed:
             if self._why is not None and time.monotonic() < self._not_before:
                 raise type(self._why)(str(self._why)) from self._why.__cause__
         address = self._address
+        begun = time.monotonic()
         try:
             conn = connect(address.conninfo, address.where, prepared=not self.pooled)
             if not self.pooled:
+                conn.until = until
                 self._look_for_pooler(conn)
         except BrokerUnavailable as error:
             with self._changed:
+                self._took = time.monotonic() - begun
                 self._pause = min(max(_PAUSE, 2 * self._pause), _PAUSE_MOST)
                 self._not_before = time.monotonic() + self._pause
                 self._why = error
@@ -170,26 +169,45 @@ class Lines:
         self.pooled = row != (conn.info.backend_pid,)
         if self.pooled:
             conn.prepare_threshold = None
-        else:  # steps look again for what others did meanwhile, whatever this database's default
-            level = "read committed"
-            conn.execute("SELECT set_config('default_transaction_isolation', %s, false)", [level])
+            return
+        settings = {
+            # Steps look again for what others did meanwhile, whatever this database's default.
+            "default_transaction_isolation": "read committed",
+            # A statement has no limit besides: it would end the wait for a synchronous standby, and
+            # the server would then say that all is well.
+            "lock_timeout": str(min(int(self._address.limit * 1000), _LONGEST)),
+        }
+        names = ", ".join(f"set_config('{name}', %s, false)" for name in settings)
+        conn.execute(f"SELECT {names}".encode(), [*settings.values()])
 
     # -- the stack ------------------------------------------------------------------------------
 
-    def _take(self, deadline: float) -> Line:
+    def _take(self, until: float, main: bool) -> Line:
         with self._changed:
-            while not self._free:
-                if self._count < self._address.pool:
-                    self._count += 1
-                    return Line()
-                # Somebody is in the middle of a call, which ends.
-                self._changed.wait(max(0.0, deadline - time.monotonic()) + 30.0)
-            return self._free.pop()
+            while not self._free and self._count >= self._address.pool:
+                if main and self._main:
+                    break  # a signal handler cannot wait for the call it has interrupted
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise BrokerUnavailable(
+                        f"all {self._count} connections to PostgreSQL at {self._address.where} "
+                        f"were busy for {self._address.limit:g} s; raise pool= in the url"
+                    )
+                self._changed.wait(left)
+            self._main += main
+            if self._free:
+                return self._free.pop()
+            self._count += 1
+            return Line()
 
-    def _give_back(self, line: Line) -> None:
+    def _give_back(self, line: Line, main: bool) -> None:
         with self._changed:
-            if self._closed:
+            self._main -= main
+            if self._closed or self._count > self._address.pool:
                 line.drop()
+            if self._count > self._address.pool:
+                self._count -= 1
+                return
             self._free.append(line)
             self._changed.notify()
 
@@ -209,12 +227,3 @@ class Lines:
             if line.conn is not None:
                 leave_to_parent(line.conn)
         self._free = []
-
-
-def leave_to_parent(conn: Connection) -> None:
-    """Close the descriptor, and not the session; the object stays, or it would say goodbye."""
-    _inherited.append(conn)
-    try:
-        os.close(conn.fileno())
-    except (OSError, psycopg.Error):
-        pass

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import select
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +13,10 @@ from tidemill.brokers.base import Reply, Step
 from tidemill.brokers.conversation import Conversation
 from tidemill.brokers.postgres.exchange import send
 from tidemill.brokers.postgres.handed import Handed
+from tidemill.brokers.wakepipe import WakePipe
+from tidemill.deferral import Waiting
 from tidemill.job import Owner
+from tidemill.locks import LongLock
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.session import Session
@@ -31,7 +32,7 @@ class Member:
         self.number = number
         self._send = functools.partial(send, session, self)
         self._conversation = Conversation(self._send)
-        self._alone = threading.Lock()
+        self._alone = LongLock()
         self.handed = Handed()
         self.renewed = time.monotonic()
         self.partial = False  # the last step took something, and less than was wanted
@@ -42,9 +43,7 @@ class Member:
         self._turn = 0
         self.watched: list[int] = []
         self.watched_fds: list[int] = []
-        self.read, self.write = os.pipe()
-        os.set_blocking(self.read, False)
-        os.set_blocking(self.write, False)
+        self._pipe = WakePipe()
 
     def exchange(self, step: Step) -> Reply:
         """One step. Who gives a serial repeats it, perhaps while the first is still under way."""
@@ -72,27 +71,20 @@ class Member:
         The descriptors that are readable, and whether one of those it watches has died.
         """
         poll = select.poll()
-        poll.register(self.read, select.POLLIN)
+        poll.register(self._pipe.fd, select.POLLIN)
         for fd in fds:
             poll.register(fd, select.POLLIN)
         for fd in self.watched_fds:
             poll.register(fd, 0)  # it hangs up
-        ready = {fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)}
-        if self.read in ready:
-            try:
-                os.read(self.read, 4096)
-            except BlockingIOError:
-                pass
+        with Waiting():
+            ready = {fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)}
+        if self._pipe.fd in ready:
+            self._pipe.drain()
         return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)
 
     def wake(self) -> None:
         """End its sleep, from any thread."""
-        try:
-            os.write(self.write, b"x")
-        except (BlockingIOError, BrokenPipeError):
-            pass  # it is full of hints already
-        except OSError:
-            pass  # it left a moment ago
+        self._pipe.wake()
 
     def close(self) -> None:
         """Give up where it sleeps, once nobody does."""
@@ -101,5 +93,4 @@ class Member:
 
     def after_fork_child(self) -> None:
         """Close what a child has of it; who slept there is not in the child."""
-        os.close(self.read)
-        os.close(self.write)
+        self._pipe.after_fork_child()

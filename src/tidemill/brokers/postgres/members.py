@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -33,7 +32,9 @@ from tidemill.brokers.postgres.wire import clean, ints, texts
 from tidemill.brokers.silence import Heard, Silence
 from tidemill.crash import point
 from tidemill.errors import TidemillError
+from tidemill.files import private_folder
 from tidemill.job import Owner
+from tidemill.locks import Lock, LongLock
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.session import Session
@@ -73,12 +74,11 @@ class Members:
         self._session = session
         self._members: dict[int, Member] = {}
         self._by_id: dict[str, Member] = {}
-        self._folder = os.path.join(
-            tempfile.gettempdir(), f"tidemill-{os.getuid()}", session.installed.store
-        )
+        mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
+        self._folder = os.path.join(mine, session.installed.store)
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         self._liveness = Liveness(os.path.join(self._folder, "owners"))
-        self._watching, self._joining = threading.Lock(), threading.Lock()
+        self._watching, self._joining = Lock(), LongLock()
         self._silence: Silence[str] = Silence()
         self._roster_changed = True
 
@@ -322,7 +322,7 @@ class Members:
             self.reap()
 
     def _unwatch(self) -> None:
-        wanted = {number for member in self._members.values() for number in member.watched}
+        wanted = {number for member in list(self._members.values()) for number in member.watched}
         self._liveness.unwatch(wanted)
 
     def reap(self) -> int:
@@ -356,7 +356,7 @@ class Members:
 
     def _near(self, row: Row) -> bool:
         """Whether it is, or was, on this machine: only then are its files here."""
-        return any(member.owner.host == row.host for member in self._members.values())
+        return any(member.owner.host == row.host for member in list(self._members.values()))
 
     def _causes(self, row: Row, owner: Owner) -> dict[int, str] | None:
         """What a dead owner ran: a worker's board says; a consumer runs all it has taken."""
@@ -374,6 +374,6 @@ class Members:
         Else the parent would seem alive for as long as any child of it is.
         """
         self._liveness.after_fork_child()
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.after_fork_child()
         self._members, self._by_id = {}, {}

@@ -10,16 +10,16 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import pq
-from psycopg.rows import tuple_row
 
 from tidemill.brokers.links import check_links
+from tidemill.brokers.postgres.connection import Connection
+from tidemill.brokers.postgres.inside import check_inside, run_inside
 from tidemill.brokers.postgres.limits import lane_of, numbers
-from tidemill.brokers.postgres.lines import Connection, Line
-from tidemill.brokers.postgres.trouble import translated
-from tidemill.brokers.postgres.wire import blobs, clean, ints, json, prepare, texts
+from tidemill.brokers.postgres.lines import Line
+from tidemill.brokers.postgres.trouble import conflict, is_unsure, translated
+from tidemill.brokers.postgres.wire import blobs, clean, ints, json, texts
 from tidemill.brokers.steps import check_nonce
-from tidemill.errors import DuplicateJob, InvalidOption
+from tidemill.errors import BrokerUnavailable, DuplicateJob
 from tidemill.job import Envelope, Links, Placed, Put, encode_envelope
 
 if TYPE_CHECKING:
@@ -93,14 +93,20 @@ def put(
     packed = _pack(session, jobs, hold, let_go)
     chores = session.chores(0)
     serials: dict[str, int] = {}
+    unsure = False
 
     def work(line: Line, conn: Connection) -> Any:
+        nonlocal unsure
         if line.id not in serials:  # else it is done again, its reply was lost
             line.serial += 1
             serials[line.id] = line.serial
         call = (f"once {clean(nonce)}", 1) if nonce else (line.id, line.serial)
         arguments = [*call, *packed, session.prefs(), chores]
-        row = conn.execute(session.statements.put, arguments, binary=True).fetchone()
+        try:
+            row = conn.execute(session.statements.put, arguments, binary=True).fetchone()
+        except psycopg.Error as error:
+            unsure = unsure or is_unsure(error, conn)
+            raise
         assert row is not None
         return row[0]
 
@@ -109,7 +115,21 @@ def put(
     except DuplicateJob:
         _await_disk(session)
         raise
+    except BrokerUnavailable as error:
+        if not unsure or not jobs:
+            raise
+        raise BrokerUnavailable(f"{error}; {_perhaps(jobs)}") from error.__cause__
     return _puts(jobs, answer)
+
+
+def _perhaps(jobs: Sequence[Envelope]) -> str:
+    """What to do when nobody knows whether the commit happened."""
+    if len(jobs) == 1:
+        return f"job {jobs[0].id!r} may have been accepted: put it again with the same id"
+    return (
+        f"{len(jobs):,} jobs from {jobs[0].id!r} on may have been accepted, all or none: "
+        "put them again with the same ids"
+    )
 
 
 def _await_disk(session: Session) -> None:
@@ -136,32 +156,18 @@ def put_inside(
 
     Raises:
         InvalidOption: there is no transaction that could commit them later.
+        SerializationConflict: the transaction is of a stricter kind and must be done again.
     """
-    if not isinstance(txn, psycopg.Connection):
-        raise InvalidOption(
-            f"txn must be a psycopg.Connection for {session.address.shown}, "
-            f"not {type(txn).__name__}"
-        )
-    if txn.info.transaction_status == pq.TransactionStatus.IDLE:
-        if txn.autocommit:
-            raise InvalidOption(
-                "txn is a connection in autocommit mode with no transaction begun; "
-                "put inside: with conn.transaction():"
-            )
-        txn.execute("SELECT")  # begins one, that the savepoint is not taken for it
+    check_inside(session, txn)
     packed = _pack(session, jobs, hold, let_go)
     try:
-        with txn.transaction(), txn.cursor(row_factory=tuple_row) as cursor:
-            prepare(cursor)
-            cursor.execute(session.statements.put_inside, [*packed, session.prefs()])
-            row = cursor.fetchone()
+        answer = run_inside(txn, session.statements.put_inside, [*packed, session.prefs()])
     except psycopg.Error as error:
-        failure = translated(error, session.address.where)
+        failure = conflict(error) or translated(error, session.address.where)
         if isinstance(failure, DuplicateJob):
             _await_disk(session)
         raise failure from error
-    assert row is not None
-    return _puts(jobs, row[0])
+    return _puts(jobs, answer)
 
 
 def _puts(jobs: Sequence[Envelope], answer: Any) -> list[Put]:

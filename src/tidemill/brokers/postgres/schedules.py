@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemill.brokers.base import Reply, Step
-from tidemill.brokers.postgres.lines import Connection, Line
+from tidemill.brokers.postgres.connection import Connection
+from tidemill.brokers.postgres.lines import Line
 from tidemill.brokers.postgres.puts import pack_jobs
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import blobs, floats, ints, texts

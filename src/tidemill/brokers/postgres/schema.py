@@ -22,9 +22,12 @@ from psycopg import sql
 from tidemill.brokers.postgres.trouble import NOT_MIGRATED, Refused
 from tidemill.clock import new_id
 
-__all__ = ["VERSION", "Installed", "check", "installed", "migrate", "version_of"]
+__all__ = ["LOCK_TIMEOUT", "VERSION", "Installed", "check", "installed", "migrate", "version_of"]
 
 _LOCK = 0x7469_6465  # "tide"
+LOCK_TIMEOUT = 500
+"""Milliseconds that a migration waits for a lock, before it lets the others through."""
+
 _NAME = re.compile(r"\btidemill\b")
 
 
@@ -108,12 +111,16 @@ def migrate(
 ) -> tuple[int, int]:
     """Bring a schema to this version; the versions before and after.
 
+    Whoever comes after a lock that this waits for must wait, too: so no wait here is long.
+
     Raises:
         BrokerUnavailable: it is newer than this code.
+        psycopg.errors.LockNotAvailable: others use the tables; nothing was changed.
     """
     steps = _migrations() if migrations is None else migrations
     functions, digest = _functions()
     with conn.transaction():
+        conn.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT}".encode())
         conn.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_LOCK, schema])
         conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
         path = sql.SQL("SET LOCAL search_path = {}, pg_temp").format(sql.Identifier(schema))

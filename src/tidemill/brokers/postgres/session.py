@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidemill.brokers.postgres import servertime
 from tidemill.brokers.postgres.address import Address
+from tidemill.brokers.postgres.connection import Connection
 from tidemill.brokers.postgres.hearing import Hearing
-from tidemill.brokers.postgres.lines import Connection, Line, Lines
-from tidemill.brokers.postgres.schema import check, installed, migrate
+from tidemill.brokers.postgres.lines import Line, Lines
+from tidemill.brokers.postgres.migrating import bring_up
+from tidemill.brokers.postgres.schema import check, installed
 from tidemill.brokers.postgres.wire import texts
+from tidemill.locks import LongLock
 
 __all__ = ["Session", "Statements"]
 
@@ -44,14 +46,15 @@ class Statements:
         ).encode()
         followers = "%s::text[], %s::bytea[], %s::bigint[]::int[], %s::jsonb"
         want = (
-            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool, %s::bool)"
+            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool, %s::bool, "
+            f"%s::text[], %s::bigint)"
             f'::"{schema}".want'
         )
         exchange = (
             f'CALL "{schema}".exchange(%s::int, %s::bigint, %b::bigint[], %b::float8[], '
             f"%b::float8[], %b::bytea[], %s::jsonb, {followers}, %b::bigint[], %b::float8[], "
             f"%s::jsonb, {want}, %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], "
-            f"{prefs}, %s::int, NULL, NULL, NULL)"
+            f"%b::bigint[], {prefs}, %s::int, NULL, NULL, NULL)"
         )
         self.exchange = exchange.encode()
 
@@ -71,14 +74,14 @@ class Session:
         self.queues: dict[str, int] = {}
         self.hearing: Hearing | None = None
         self._heard, self._back = heard, back
-        self._lock = threading.Lock()
+        self._lock = LongLock()
         self._tone_deaf = False
         self._settled = 0
         self._next_chores = 0.0
+        if address.migrate:
+            bring_up(address)
 
         def look(_: object, conn: Connection) -> tuple[Any, ...]:
-            if address.migrate:
-                migrate(conn, address.schema)
             found = check(conn, address.schema, address.where)
             row = conn.execute(
                 "SELECT to_regclass(%s)::oid::bigint, "
@@ -154,7 +157,9 @@ class Session:
         text = f'SELECT * FROM "{self.address.schema}".{name}({", ".join(holes)})'
         return self.query(text, [*arguments, self.prefs()])
 
-    def query(self, text: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def query(
+        self, text: str, arguments: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
         """The rows of a query that changes nothing."""
 
         def work(_: object, conn: Connection) -> list[tuple[Any, ...]]:
@@ -206,10 +211,7 @@ class Session:
                         address.where, _COARSE, address.owner_lease,
                     )  # fmt: skip
                     return ""
-                hearing = Hearing(
-                    address.direct or address.conninfo,
-                    address.where, self._table, address.owner_lease, self._heard, self._back,
-                )  # fmt: skip
+                hearing = Hearing(address, self._table, self._heard, self._back)
                 hearing.start()
                 self.hearing = hearing
             return self.hearing.channel if self.hearing else ""

@@ -14,7 +14,18 @@ from tidemill.errors import (
     TidemillError,
 )
 
-__all__ = ["NOT_MIGRATED", "Refused", "Unfit", "is_lost", "is_worth_repeating", "translated"]
+__all__ = [
+    "NOT_MIGRATED",
+    "Refused",
+    "SerializationConflict",
+    "Stalled",
+    "Unfit",
+    "conflict",
+    "is_lost",
+    "is_unsure",
+    "is_worth_repeating",
+    "translated",
+]
 
 
 class Refused(BrokerUnavailable):
@@ -23,6 +34,14 @@ class Refused(BrokerUnavailable):
 
 class Unfit(BrokerUnavailable):
     """The store is not as this code knows it: it is gone, or of another version."""
+
+
+class Stalled(psycopg.OperationalError):
+    """The server did not answer in time; what it was asked for may have been done."""
+
+
+class SerializationConflict(TidemillError, psycopg.errors.SerializationFailure):
+    """A transaction under REPEATABLE READ or SERIALIZABLE must be done again, from its start."""
 
 
 NOT_MIGRATED = "run: tidemill migrate URL"
@@ -35,7 +54,13 @@ _REFUSED = {
     "53300": "it has no connection left; raise its max_connections, or lower pool= in the url",
     "25006": "it is read-only, as a standby is; name the primary, "
     "or several hosts and target_session_attrs=read-write",
-    "42501": "this user may not; grant it the rights on the schema, or use the one that migrated",
+    "42501": "this user lacks a right ({}); run the SQL that `tidemill migrate URL --grants ROLE` "
+    "prints, as the user that migrates",
+}
+_GIVEN_UP = {
+    "55P03": "a transaction that stays open holds a lock that this call needs; end the transaction "
+    "(pg_stat_activity shows it), or raise patience= in the url",
+    "57014": "the call was cancelled, by somebody or by the statement_timeout of this user",
 }
 _FOR_GOOD = ("28P01", "28000", "3D000", "42501")
 _UNMIGRATED = ("3F000", "42P01", "42883", "42704", "42703", "42804", "42809", "42846")
@@ -50,6 +75,11 @@ def is_lost(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
     return state[:2] == "08" or state in ("57P01", "57P02", "57P03", "57P05")
 
 
+def is_unsure(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
+    """True when nobody can tell whether the call was done: it commits in the middle."""
+    return is_lost(error, conn) or error.sqlstate in _GIVEN_UP
+
+
 def is_worth_repeating(error: psycopg.Error) -> bool:
     """True when the server gave up a step for another's sake: it did not happen.
 
@@ -62,6 +92,11 @@ def is_worth_repeating(error: psycopg.Error) -> bool:
 
 def translated(error: psycopg.Error, where: str) -> TidemillError:
     """What a user is told."""
+    if isinstance(error, Stalled):
+        return BrokerUnavailable(
+            f"PostgreSQL at {where} did not answer within patience; look whether it is overloaded, "
+            "or whether a transaction that stays open holds its locks (pg_stat_activity)"
+        )
     state, diag = error.sqlstate or "", error.diag
     if state == "TM001":
         return _duplicate(diag)
@@ -84,14 +119,30 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
             f"the store at {where} does not fit this version of tidemill ({_said(error)}); "
             + NOT_MIGRATED
         )
+    if state in _GIVEN_UP:
+        return BrokerUnavailable(f"PostgreSQL at {where} gave up: {_GIVEN_UP[state]}")
     state = state if state in _REFUSED else _guess(error)
     if state:
         kind = Refused if state in _FOR_GOOD else BrokerUnavailable
-        return kind(f"PostgreSQL at {where} refuses: {_REFUSED[state]}")
+        text = _REFUSED[state].format(_said(error))
+        return kind(f"PostgreSQL at {where} refuses: {text}")
     state = error.sqlstate or ""
     if state and state[:2] not in ("08", "57"):
         return TidemillError(f"PostgreSQL at {where} says: {_said(error)} ({state})")
     return BrokerUnavailable(f"PostgreSQL at {where} is not to be reached: {_said(error)}")
+
+
+def conflict(error: psycopg.Error) -> SerializationConflict | None:
+    """What a caller's transaction met that a stricter isolation hid from it, or None.
+
+    23505 is a row that the transaction could not see: ours look before they insert.
+    """
+    if error.sqlstate not in ("40001", "23505"):
+        return None
+    return SerializationConflict(
+        "another transaction put the same key or id meanwhile; roll back and do your "
+        f"transaction again ({_said(error)})"
+    )
 
 
 def _duplicate(diag: psycopg.errors.Diagnostic) -> DuplicateJob:

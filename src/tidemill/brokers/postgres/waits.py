@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import texts
+from tidemill.brokers.watching import Alarm
+from tidemill.locks import Condition
 
 __all__ = ["Waits"]
 
@@ -22,13 +23,17 @@ class Waits:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._news = threading.Condition()
+        self._news = Condition()
         self._count = 0  # of news
         self._numbers = itertools.count(1)
         schema = session.address.schema
         self._look = (
             f'CALL "{schema}".look_out(%s::text[], %s::text, %s::text, %s::text, '
             f'%s::"{schema}".prefs, NULL, NULL)'
+        )
+        self._going_on = (
+            f'SELECT id FROM "{schema}".job WHERE id = ANY (%s) '
+            f'AND NOT EXISTS (SELECT FROM "{schema}".done WHERE done.seq = job.seq)'
         )
 
     def heard(self) -> None:
@@ -50,17 +55,32 @@ class Waits:
         if known and len(known) == len(ids):
             self._until([texts(known), None], time.monotonic() + timeout, len(ids))
 
+    def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
+        """See :class:`~tidemill.brokers.watching.Ends`."""
+        known = [job_id for job_id in ids if "\0" not in job_id]
+        alarm.tell = self.heard
+        if len(known) == len(ids):
+            self._until([texts(known), None], time.monotonic() + timeout, len(ids), alarm)
+        going_on = {job_id for (job_id,) in self._session.query(self._going_on, [texts(known)])}
+        return [job_id not in going_on for job_id in ids]
+
     def for_space(self, queue: str, timeout: float) -> bool:
         """Until the queue is below its bound; False when the time is over."""
         return self._until([texts([]), queue], time.monotonic() + timeout)
 
-    def _until(self, what: list[Any], deadline: float, enough: int = 1) -> bool:
-        """Sleep until a look finds less than ``enough`` to wait for."""
+    def _until(
+        self, what: list[Any], deadline: float, enough: int = 1, alarm: Alarm | None = None
+    ) -> bool:
+        """Sleep until a look finds less than ``enough`` to wait for.
+
+        False when the time is over, or the alarm rings.
+        """
         session = self._session
         channel: str | None = None
         if time.monotonic() < deadline:
             channel = session.listen() or None
-        me = f"{channel}-{next(self._numbers)}"
+        number = f"{next(self._numbers)}" if alarm is None else f"a{alarm.number}"
+        me = f"{channel}-{number}"
         while True:
             seen = self._count
             [(refs, due)] = session.query(self._look, [*what, me, channel, session.prefs()])
@@ -69,7 +89,7 @@ class Waits:
                     session.query(self._look, [texts([]), None, me, channel, session.prefs()])
                 return True
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (alarm is not None and alarm.rings):
                 return False  # the server forgets that we waited
             longest = min(left, _RENEW, session.longest_sleep())
             with self._news:
@@ -78,4 +98,4 @@ class Waits:
 
     def after_fork_child(self) -> None:
         """In a forked child nobody waits."""
-        self._news = threading.Condition()
+        self._news = Condition()

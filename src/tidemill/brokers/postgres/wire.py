@@ -113,7 +113,9 @@ _DUMPERS = [
 ]
 
 
-def prepare(context: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> None:
+def prepare(
+    context: psycopg.Connection[Any] | psycopg.Cursor[Any] | psycopg.AsyncCursor[Any],
+) -> None:
     """Teach a connection, or a cursor, our arrays."""
     for kind, dumper in _DUMPERS:
         context.adapters.register_dumper(kind, dumper)

@@ -5,12 +5,13 @@ a queue, take a job back, keep a result) is not claimed, and refused by name.
 """
 
 from tidemill.brokers.base import Feature
-from tidemill.brokers.rabbitmq.broker import RabbitBroker, open_url
+from tidemill.brokers.rabbitmq.broker import RabbitBroker
+from tidemill.brokers.rabbitmq.opening import open_url, read_url
 from tidemill.brokers.rabbitmq.settings import check_url
 from tidemill.brokers.schemes import features_of as store_features
 from tidemill.config import Url
 
-__all__ = ["RabbitBroker", "check_url", "features_of", "open_url"]
+__all__ = ["RabbitBroker", "check_url", "features_of", "open_url", "read_url"]
 
 
 def features_of(url: Url) -> frozenset[Feature] | None:

@@ -8,7 +8,6 @@ is what is leased from then on: the end of a job brings the next one, and nothin
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from tidemill.brokers.base import Want
@@ -17,6 +16,7 @@ from tidemill.brokers.rabbitmq.line import Line
 from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
 from tidemill.brokers.rabbitmq.tap import Tap
 from tidemill.clock import machine_time
+from tidemill.locks import RLock
 
 __all__ = ["UNWANTED", "Appetite"]
 
@@ -48,7 +48,7 @@ class Appetite:
         line: Line,
         tap: Tap,
         ends: Ends,
-        lock: threading.RLock,
+        lock: RLock,
         shelves: Callable[[], Sequence[Shelf]],
     ) -> None:
         self._line = line

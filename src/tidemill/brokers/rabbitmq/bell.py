@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import threading
 from collections.abc import Sequence
+
+from tidemill.deferral import Waiting
+from tidemill.locks import Lock
 
 __all__ = ["Bell"]
 
@@ -17,7 +19,7 @@ class Bell:
     def __init__(self) -> None:
         self._end, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._news, self._asleep, self._closed = True, False, False
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def looked(self) -> None:
         """All there was until now is known."""
@@ -65,7 +67,8 @@ class Bell:
         for fd in (self._end, *fds):
             poll.register(fd, select.POLLIN)
         until = max(0.0, timeout) if self.arm() else 0.0
-        ready = [fd for fd, _ in poll.poll(min(until, 3600.0) * 1000)]
+        with Waiting():
+            ready = [fd for fd, _ in poll.poll(min(until, 3600.0) * 1000)]
         self.disarm()
         return [fd for fd in ready if fd != self._end]
 
@@ -80,9 +83,10 @@ class Bell:
 
     def after_fork_child(self) -> None:
         """In a forked child: it was the parent's."""
-        for fd in (self._end, self._rope):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        if not self._closed:
+            self._closed = True
+            os.close(self._end)
+            os.close(self._rope)
 
     def _ring(self) -> None:
         if not self._closed:

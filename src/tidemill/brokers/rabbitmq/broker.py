@@ -7,17 +7,13 @@ keeps what is not due, :mod:`.registry` which queues there are, :mod:`.names` wh
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tidemill.brokers.base import (
-    Broker,
     Departure,
     Feature,
     Filter,
@@ -26,34 +22,35 @@ from tidemill.brokers.base import (
     QueueStats,
     Reply,
     Step,
-    open_broker,
 )
-from tidemill.brokers.carrying import CarryingBroker, lending
 from tidemill.brokers.draining import Contents
 from tidemill.brokers.forks import tell_of_forks
+from tidemill.brokers.policing import Policed
 from tidemill.brokers.rabbitmq.announcer import Announcer
 from tidemill.brokers.rabbitmq.arriving import arrivals, cursor_message, read_cursor
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
 from tidemill.brokers.rabbitmq.desk import Desk
 from tidemill.brokers.rabbitmq.failed import Failed
+from tidemill.brokers.rabbitmq.farewell import flush_at_exit
 from tidemill.brokers.rabbitmq.intake import Intake
 from tidemill.brokers.rabbitmq.lacking import Lacking, check_job, refuse
 from tidemill.brokers.rabbitmq.leaving import Leaving
 from tidemill.brokers.rabbitmq.line import Line, Voice
 from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.names import Names, Place
+from tidemill.brokers.rabbitmq.policies import examine
 from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.registry import Registry
-from tidemill.brokers.rabbitmq.settings import Settings, check_url
+from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.visit import visit
 from tidemill.brokers.schedules import Schedule
 from tidemill.clock import machine_time, wall_time
-from tidemill.config import Url
 from tidemill.errors import TidemillError
 from tidemill.job import Command, Envelope, Owner, Placed, Put, Record, State, encode_envelope
+from tidemill.locks import Lock
 
-__all__ = ["RabbitBroker", "open_url"]
+__all__ = ["RabbitBroker"]
 
 _TICK = 3600.0
 
@@ -72,26 +69,6 @@ _FEATURES = frozenset(
 )
 
 
-def open_url(url: Url) -> Broker:
-    """The broker of a URL; with ``store=`` one that carries what is ready in that store."""
-    settings = check_url(url)
-    if not settings.store:
-        return RabbitBroker(settings)
-    store = lending(open_broker(settings.store))
-    try:
-        return CarryingBroker(store, RabbitBroker(_for_store(settings, store.identity)))
-    except BaseException:
-        store.close()
-        raise
-
-
-def _for_store(settings: Settings, identity: str) -> Settings:
-    """Its queues are its own: what another store carries on the same server never meets it."""
-    digest = hashlib.sha256(identity.encode()).digest()
-    own = base64.b32encode(digest)[:6].decode().lower()
-    return msgspec.structs.replace(settings, prefix=f"{settings.prefix}.{own}")
-
-
 class RabbitBroker(Lacking):
     """A broker on a RabbitMQ server."""
 
@@ -102,7 +79,7 @@ class RabbitBroker(Lacking):
         self._settings = settings
         self._closed = False
         self._inherited = False  # lines and owners are those of a parent
-        self._lock = threading.Lock()
+        self._lock = Lock()
         settings.parameters(_PUBLISHERS_BEAT)  # what is wrong with its files is said at once
         self._begin()
         try:
@@ -111,6 +88,7 @@ class RabbitBroker(Lacking):
             self.close()
             raise
         tell_of_forks(self)
+        flush_at_exit(self)
 
     def _begin(self) -> None:
         """Begin in this process, which may be a fork of the one that opened the broker."""
@@ -121,11 +99,11 @@ class RabbitBroker(Lacking):
         self._out = Line(settings, "publisher", _PUBLISHERS_BEAT, voice)
         self._in = Line(settings, "consumer", beat, voice)
         self._names_line = Line(settings, "names", beat)
-        self._declarer = Declarer(clockwork)
+        self._declarer = Declarer(clockwork, self._names.failed)
         self._publisher = Publisher(self._out, self._declarer)
         for user in (self._declarer, self._publisher):
             self._out.add(user)
-        consumers = Declarer(clockwork)
+        consumers = Declarer(clockwork, self._names.failed)
         self._in_declarer = consumers
         self._joined = False
         self._clockwork = clockwork
@@ -151,7 +129,7 @@ class RabbitBroker(Lacking):
                 line.after_fork_child()
             self._intakes = {}
             self._inherited = True
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -221,7 +199,7 @@ class RabbitBroker(Lacking):
         known = [Carried(job, encode_envelope(job), losses=job.id in alone) for job in jobs]
         items = [self._writer.write(job) for job in known]  # or refused, before it is made known
         self._make_known([job.queue for job in jobs])
-        self._publish(items)
+        self._publisher.put(items, self._settings.patience, once=True)
 
     def _make_known(self, queues: Iterable[str]) -> None:
         self._announcer.make_known(queues, self._settings.patience)
@@ -357,7 +335,7 @@ class RabbitBroker(Lacking):
             refuse("looking for jobs that have not failed (--state failed)", Feature.INSPECT)
         return self._failed.find(what, limit, cursor)
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
         self._check_open()
         return self._failed.kick(job_ids)
 
@@ -389,11 +367,33 @@ class RabbitBroker(Lacking):
             "publishing": f"blocked: {self._out.blocked}" if self._out.blocked else "open",
         }
 
-    def purge(self, queue: str) -> int:
-        """Delete what is ready. What is delayed lies with that of other queues, and comes."""
+    def policies(self) -> Policed:
+        """What operators set on the server that can destroy accepted jobs."""
         self._check_open()
-        with visit(self._settings) as server:
-            return sum(server.purge(place) for place in self._places(queue))
+        self._consuming()
+        version = _text(self._out.server.get("version", ""))
+        return examine(self._settings, self._names, self._all_queues(), version)
+
+    def purge(self, queue: str) -> int:
+        """Delete what is ready, also what our owners were handed in advance.
+
+        Delayed jobs are not deleted: they share their queues with other queues' jobs, and arrive.
+        """
+        self._check_open()
+        intakes = list(self._intakes.values())
+        for intake in intakes:
+            intake.put_back(queue, self._settings.patience)
+        if intakes:
+            self._publisher.flush(self._settings.patience)  # what goes back may be written anew
+        try:
+            with visit(self._settings) as server:
+                return sum(server.purge(place) for place in self._places(queue))
+        finally:
+            for intake in intakes:
+                intake.bell.tell()  # who waits may want something again
+
+    def forget_queue(self, queue: str) -> bool:
+        refuse("deleting a queue (delayed jobs may be on their way to it)", Feature.INSPECT)
 
     def adopt(
         self,
@@ -424,6 +424,14 @@ class RabbitBroker(Lacking):
         self._check_open()
         known = [*self._all_queues(), *queues]
         return Leaving(self._settings, self._names, known, self._writer, self._publish)
+
+    def flush(self) -> None:
+        """Sleep until the server has all verdicts, for some seconds at most."""
+        if not (self._closed or self._inherited):
+            until = machine_time() + _FAREWELL
+            self._publisher.flush(_FAREWELL)  # a message is acknowledged after its successor
+            for intake in list(self._intakes.values()):
+                intake.flush(max(0.1, until - machine_time()))
 
     def close(self) -> None:
         if not self._closed:

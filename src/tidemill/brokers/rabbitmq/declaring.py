@@ -17,7 +17,7 @@ import contextlib
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import pika
@@ -45,6 +45,9 @@ Answer = Callable[[str], None]
 """Told in the line's thread: empty when it is done, else why it could not be."""
 
 _Act = Callable[[Channel, Callable[..., None]], Any]
+
+_UNLIKE = "inequivalent arg"
+"""What the server says of a queue that was declared with other arguments."""
 
 
 class _Errand:
@@ -75,12 +78,14 @@ class _Errand:
 class Declarer:
     """Declares over one line. All of it runs in the line's thread."""
 
-    def __init__(self, clockwork: Clockwork) -> None:
+    def __init__(self, clockwork: Clockwork, failed: Place) -> None:
         self._clockwork = clockwork
+        self._failed = failed
         self._connection: pika.SelectConnection | None = None
         self._channel: Channel | None = None
         self._known: set[str] = set()
         self._doubted: set[str] = set()
+        self._older: set[str] = set()  # made by an earlier release
         self._ways: set[tuple[int, ...]] = set()
         self._waiting: deque[_Errand] = deque()
         self._current: _Errand | None = None
@@ -124,6 +129,7 @@ class Declarer:
     def forget_all(self) -> None:
         """Somebody deletes queues: nothing is taken for granted any more."""
         self._known.clear()
+        self._older.clear()
         self._ways.clear()
 
     def declare(self, places: Sequence[Place], then: Answer) -> None:
@@ -132,8 +138,10 @@ class Declarer:
         acts: list[_Act] = []
         if any(place.due for place in todo):
             acts += self._exchange(-1)
+            if self._failed.name not in self._known:  # else what the server takes out is dropped
+                self._run([self._queue(self._failed)], [self._failed.name], lambda why: None)
         for place in todo:
-            acts.append(_queue(place))
+            acts.append(self._queue(place))
             if place.due:
                 acts.append(
                     _bind(place.name, self._clockwork.exchange(-1), Clockwork.arrival(place.name))
@@ -150,7 +158,7 @@ class Declarer:
         for place, level, digit in clockwork.waits(digits):
             if place.name not in self._known:
                 pattern = Clockwork.binding(level, digit)
-                acts += [_queue(place), _bind(place.name, clockwork.exchange(level), pattern)]
+                acts += [self._queue(place), _bind(place.name, clockwork.exchange(level), pattern)]
                 names.append(place.name)
 
         def over(why: str) -> None:
@@ -168,7 +176,10 @@ class Declarer:
         def answer(frame: Any, why: str) -> None:
             then(0 if why else int(frame.method.message_count), why)
 
-        self._begin(_Errand([_queue(place)], answer, slow))
+        self._begin(_Errand([self._queue(place)], answer, slow))
+
+    def _queue(self, place: Place) -> _Act:
+        return _Queue(place, self._older)
 
     def _exchange(self, level: int) -> list[_Act]:
         name = self._clockwork.exchange(level)
@@ -259,9 +270,28 @@ class Declarer:
         connection = self._connection
         if connection is None or not connection.is_open:
             return
+        why = str(getattr(reason, "reply_text", reason))
         for errand in [self._current, *self._apart]:
-            if errand is not None and errand.channel is channel:
-                self._end(errand, None, str(getattr(reason, "reply_text", reason)))
+            if errand is None or errand.channel is not channel:
+                continue
+            if not self._goes_on(errand, why):
+                self._end(errand, None, why)
+
+    def _goes_on(self, errand: _Errand, why: str) -> bool:
+        """Go on with a queue as an earlier release made it, if that is why."""
+        act = errand.acts[0]
+        if _UNLIKE not in why or not isinstance(act, _Queue) or not act.place.older:
+            return False
+        if act.place.name in self._older:
+            return False
+        self._older.add(act.place.name)
+        if errand is self._current:
+            self._current = None
+        else:
+            self._apart.remove(errand)
+        self._waiting.appendleft(errand)
+        self._next()
+        return True
 
     # -- who is not answered --------------------------------------------------------------------
 
@@ -287,10 +317,19 @@ class Declarer:
             self._watch()
 
 
-def _queue(place: Place) -> _Act:
-    return lambda ch, done: ch.queue_declare(
-        place.name, durable=True, arguments=place.arguments, callback=done
-    )
+class _Queue:
+    """The act of declaring a queue; ``older`` are those that an earlier release made."""
+
+    def __init__(self, place: Place, older: Set[str]) -> None:
+        self.place = place
+        self._older = older
+
+    def __call__(self, channel: Channel, done: Callable[..., None]) -> None:
+        place = self.place
+        arguments = place.arguments
+        if place.older is not None and place.name in self._older:
+            arguments = place.older
+        channel.queue_declare(place.name, durable=True, arguments=arguments, callback=done)
 
 
 def _bind(queue: str, exchange: str, pattern: str) -> _Act:

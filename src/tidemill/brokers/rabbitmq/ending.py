@@ -8,7 +8,7 @@ import msgspec
 
 from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.publisher import Outgoing
-from tidemill.job import Outcome, Verdict
+from tidemill.job import Outcome, Verdict, delay_of
 
 __all__ = ["after", "goes_back"]
 
@@ -31,7 +31,7 @@ def after(job: Carried, verdict: Verdict, writer: Writer) -> tuple[Carried, list
     if outcome is Outcome.FAIL or (outcome is Outcome.RETRY and 0 < limit <= job.attempt):
         items.append(writer.write_failed(job, error))
     elif outcome in (Outcome.RETRY, Outcome.RELEASE):
-        items.append(writer.write(job, verdict.delay))
+        items.append(writer.write(job, delay_of(verdict, job.envelope, job.attempt)))
     elif outcome is Outcome.SNOOZE:
         items.append(writer.write(msgspec.structs.replace(job, error=error), verdict.delay))
     elif outcome is Outcome.EXPIRED:

@@ -8,23 +8,23 @@ server hands out anew what was not acknowledged when a line broke.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
-import pika
 
 from tidemill.brokers.rabbitmq.ending import after, goes_back
-from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
-from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.frames import Properties, decoded
+from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.message import read as read_message
 from tidemill.brokers.rabbitmq.names import Place
 from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
 from tidemill.brokers.rabbitmq.tap import Tap
 from tidemill.clock import wall_time
-from tidemill.job import Verdict
+from tidemill.job import CONSUMER_DIED, Verdict
+from tidemill.locks import RLock
+from tidemill.retry import backoff
 
 __all__ = ["Ends"]
 
@@ -72,7 +72,7 @@ class Ends:
         publisher: Publisher,
         writer: Writer,
         held: Mapping[int, Hold],
-        lock: threading.RLock,
+        lock: RLock,
         announce: Callable[[Sequence[str]], Sequence[Outgoing]],
         sent_back: Callable[[Sequence[Place]], None],
     ) -> None:
@@ -127,6 +127,11 @@ class Ends:
         """How a run ended, for when the server hands its message out once more."""
         self._remember(hold.run, verdict)
 
+    def forget(self, runs: Iterable[str]) -> None:
+        """Treat messages of these runs as new when the server hands them out once more."""
+        for run in runs:
+            self._ended.pop(run, None)
+
     def _remember(self, run: str, end: Verdict | _Left) -> None:
         self._ended[run] = end
         if len(self._ended) > _REMEMBERED:
@@ -141,7 +146,7 @@ class Ends:
             again = msgspec.structs.replace(job, losses=job.losses + job.deliveries)
         else:
             again = msgspec.structs.replace(job, handed=job.handed + job.deliveries // 2)
-        if alone or job.deliveries >= _MANY_RETURNS:
+        if alone or job.deliveries >= _MANY_RETURNS or _would_count(job):
             self.finish(hold, [self._writer.write(again)])
             return
         tag, hold.tag = hold.tag, 0
@@ -219,6 +224,20 @@ class Ends:
             alone = msgspec.structs.replace(job, losses=1, handed=0)
             self.finish(hold, [self._writer.write(alone)])
         else:
+            return _is_counted(job) and self._has_failed(hold)
+        return True
+
+    def _has_failed(self, hold: Hold) -> bool:
+        """Count the deliveries of a message as failed attempts, when that delays or ends it."""
+        job, policy = hold.job, hold.job.envelope.retries
+        attempt = job.attempt + job.deliveries
+        failed = msgspec.structs.replace(job, attempt=attempt, error=CONSUMER_DIED, handed=0)
+        delay = backoff(policy, attempt)
+        if attempt >= policy.max_attempts:
+            self.finish(hold, [self._writer.write_failed(failed, CONSUMER_DIED)])
+        elif delay > 0:
+            self.finish(hold, [self._writer.write(failed, delay)])
+        else:
             return False
         return True
 
@@ -227,12 +246,23 @@ class Ends:
     ) -> None:
         """What is no job of ours is kept with what failed."""
         log.error("a message in %s is put aside: %s", shelf.place.name, why)
-        home, era = self._writer.failed, self._tap.era
-        kept = pika.BasicProperties(
-            headers={"error": why, "queue": shelf.place.queue},
-            delivery_mode=2,
-            message_id=decoded(properties).message_id,
-        )
+        item = self._writer.write_unreadable(shelf.place, decoded(properties), body, why)
         with self._lock:
             self.storing += 1
-        self._store(_Left(tag, era), [Outgoing("", home.name, encoded(kept), body, home)])
+        self._store(_Left(tag, self._tap.era), [item])
+
+
+def _is_counted(job: Carried) -> bool:
+    """True for a message whose earlier deliveries were failed attempts: consumers died with it."""
+    envelope = job.envelope
+    finite = envelope.retries.max_attempts > 0
+    return job.deliveries > 0 and envelope.is_message and envelope.ttr != 0 and finite
+
+
+def _would_count(job: Carried) -> bool:
+    """True when one more delivery by the server would delay or end a message."""
+    again = msgspec.structs.replace(job, deliveries=job.deliveries + 1)
+    policy, attempt = job.envelope.retries, job.attempt + again.deliveries
+    return _is_counted(again) and (
+        attempt >= policy.max_attempts or backoff(policy, attempt) > 0
+    )

@@ -7,6 +7,7 @@ their ids means to go through the others before them.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -14,10 +15,12 @@ import msgspec
 import pika
 
 from tidemill.brokers.base import Filter, Page, matches, number_of
+from tidemill.brokers.rabbitmq.dead_letters import death_of
 from tidemill.brokers.rabbitmq.message import Carried, Writer, read
 from tidemill.brokers.rabbitmq.publisher import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.brokers.rabbitmq.visit import Visit, visit
+from tidemill.brokers.rabbitmq.visit import Unanswered, Visit, visit
+from tidemill.clock import machine_time
 from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable
 from tidemill.job import Envelope, Record, State, encode_envelope
@@ -29,6 +32,9 @@ SHOWN_MOST = 10_000
 
 PIECE_COUNT, PIECE_BYTES = 1000, 16_000_000
 """Messages, and bytes of what takes their places, that an act has in memory at most."""
+
+_FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2
+"""Seconds that a queue may take until it can be asked, and between two questions."""
 
 _Sent = Callable[[Sequence[Outgoing]], None]
 
@@ -77,10 +83,7 @@ class Failed:
         """Those that match, the latest first. Later pages are of the look the first one took."""
         start = number_of(cursor) if cursor else 0
         if not cursor or not self._shown:
-            try:
-                self._shown = self._look()
-            except BrokerUnavailable:  # who asks a queue that is just being made is cut off
-                self._shown = self._look()
+            self._shown = self._look_until(machine_time() + _FORMS_WITHIN)
         records: list[Record] = []
         for index in range(start, len(self._shown)):
             if matches(self._shown[index], what):
@@ -89,14 +92,27 @@ class Failed:
                     return Page(records, str(index + 1) if index + 1 < len(self._shown) else "")
         return Page(records)
 
+    def _look_until(self, end: float) -> list[Record]:
+        """Look again until that time: RabbitMQ cuts off who asks a queue just being made."""
+        while True:
+            try:
+                return self._look()
+            except Unanswered:
+                if machine_time() > end:
+                    raise
+                time.sleep(_ASK_AGAIN)
+
     def _look(self) -> list[Record]:
         with visit(self._settings) as server:
             seen = server.walk(self._writer.failed, SHOWN_MOST)
-            records = [_record(properties, body) for _, properties, body, _ in seen]
+            records = [_record(self._writer, properties, body) for _, properties, body, _ in seen]
         return records[::-1]
 
     def kick(self, ids: Iterable[str]) -> list[bool]:
-        """Make them ready, with fresh attempts and no end. Killed meanwhile, some run twice."""
+        """Make them ready, with fresh attempts and no end. Killed meanwhile, some run twice.
+
+        An unreadable message goes back unchanged to the place it came from.
+        """
         return self._each(ids, self._again)
 
     def delete(self, ids: Iterable[str]) -> list[bool]:
@@ -114,8 +130,8 @@ class Failed:
             return []
         try:
             return self._each_once(wanted, instead, begun)
-        except BrokerUnavailable:  # as above; but what was begun is not done twice
-            if begun:
+        except BrokerUnavailable:  # the queue may just be being made
+            if begun:  # what was begun is not done twice
                 raise
             return self._each_once(wanted, instead, begun)
 
@@ -129,7 +145,7 @@ class Failed:
         self._shown = []
         with visit(self._settings) as server:
             for tag, properties, body, _ in server.walk(self._writer.failed):
-                job_id = _record(properties, body).envelope.id
+                job_id = _record(self._writer, properties, body).envelope.id
                 made = instead(properties, body) if job_id in left else None
                 if made is None:
                     continue
@@ -159,19 +175,25 @@ class Failed:
         try:
             job = read(properties, body, redelivered=False)
         except (msgspec.DecodeError, ValueError):
-            return None  # it never was a job
+            again = self._writer.write_again(properties, body)
+            return None if again is None else [again]
         envelope = msgspec.structs.replace(job.envelope, expires=0.0, delay=0.0, at=0.0)
         return [self._writer.write(Carried(envelope, encode_envelope(envelope)))]
 
 
-def _record(properties: pika.BasicProperties, body: bytes) -> Record:
+def _record(writer: Writer, properties: pika.BasicProperties, body: bytes) -> Record:
     """A message as the record of what failed; what cannot be read gets an id all the same."""
     headers = cast("dict[str, Any]", properties.headers or {})
+    death = death_of(headers)
+    error = death.why if death else str(headers.get("error") or "")
     try:
         envelope = read(properties, body, redelivered=False).envelope
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError) as unreadable:
         job_id = properties.message_id or hashlib.sha1(body).hexdigest()[:20]
-        envelope = Envelope(id=job_id, queue=str(headers.get("queue") or "?"))
+        place = writer.origin(headers)
+        queue = place.queue if place else str(headers.get("queue") or "?")
+        envelope = Envelope(id=job_id, queue=queue)
+        error = error or f"it cannot be read: {unreadable}"
     return Record(
         envelope=msgspec.structs.replace(envelope, body=b""),
         state=State.FAILED,
@@ -179,6 +201,6 @@ def _record(properties: pika.BasicProperties, body: bytes) -> Record:
         rank=envelope.rank,
         max_attempts=envelope.retries.max_attempts,
         attempt=int(headers.get("attempt") or 0),
-        finished=float(properties.timestamp or 0),
-        error=str(headers.get("error") or ""),
+        finished=death.time if death else float(properties.timestamp or 0),
+        error=error,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from tidemill.brokers.rabbitmq.ends import Ends
 from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
 from tidemill.brokers.rabbitmq.tap import Tap
 from tidemill.errors import BrokerUnavailable
+from tidemill.locks import Event, RLock
 
 __all__ = ["ANSWER_WITHIN", "Fetching"]
 
@@ -22,7 +22,7 @@ class _Question:
     """One message that is asked for."""
 
     def __init__(self) -> None:
-        self.answered = threading.Event()
+        self.answered = Event()
         self.found: Any = None
         self.dropped = False  # nobody waits for the answer any more
 
@@ -30,7 +30,7 @@ class _Question:
 class Fetching:
     """Asks for messages of one owner, whose ``lock`` it is."""
 
-    def __init__(self, desk: Desk, tap: Tap, ends: Ends, lock: threading.RLock) -> None:
+    def __init__(self, desk: Desk, tap: Tap, ends: Ends, lock: RLock) -> None:
         self._desk = desk
         self._tap = tap
         self._ends = ends
@@ -77,9 +77,16 @@ class Fetching:
             question.answered.set()
 
         self._tap.get(shelf, heard)
-        if not question.answered.wait(ANSWER_WITHIN):
+        try:
+            if not question.answered.wait(ANSWER_WITHIN):
+                with self._lock:
+                    question.dropped = question.found is None
+                if question.dropped:
+                    raise BrokerUnavailable(self._desk.line.silence())
+        except BaseException:  # a signal handler may have raised
             with self._lock:
-                question.dropped = question.found is None
-            if question.dropped:
-                raise BrokerUnavailable(self._desk.line.silence())
+                question.dropped = True
+                if isinstance(question.found, Hold):
+                    self._ends.give_back(question.found)
+            raise
         return question

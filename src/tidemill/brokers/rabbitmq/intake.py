@@ -13,8 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.rabbitmq.appetite import Appetite
@@ -27,8 +26,10 @@ from tidemill.brokers.rabbitmq.names import Place
 from tidemill.brokers.rabbitmq.shelf import Hold, Shelf
 from tidemill.brokers.rabbitmq.tap import Arrival, Tap
 from tidemill.clock import machine_time, wall_time
+from tidemill.deferral import Deferred
 from tidemill.errors import BrokerUnavailable
 from tidemill.job import Lease, Outcome, Owner, Verdict
+from tidemill.locks import RLock
 
 __all__ = ["Intake"]
 
@@ -51,7 +52,7 @@ class Intake:
     def __init__(self, owner: Owner, desk: Desk) -> None:
         self.owner = owner
         self._desk = desk
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self.bell = Bell()
         self._watched = float("inf")  # machine time at which a ttr is looked at again
         self.serves_all = False
@@ -71,11 +72,16 @@ class Intake:
     # -- the conversation -----------------------------------------------------------------------
 
     def exchange(self, step: Step) -> Reply:
-        """Settle, renew and lease."""
+        """Settle, renew and lease. A signal handler may end only the waits for the server."""
+        with Deferred():
+            return self._exchange(step)
+
+    def _exchange(self, step: Step) -> Reply:
         want = step.want
         with self._lock, self._tap.together():
             now = machine_time()
             self._run_out(now)
+            once = self._acknowledged_once(step.verdicts)
             settled = [self._settle(verdict) for verdict in step.verdicts]
             touched = [self._touch(token, seconds, now) for token, seconds in step.touch]
             leases, missing, more = list[Lease](), 0, False
@@ -90,11 +96,11 @@ class Intake:
                 here = self._ends.storing or any(not s.empty for row in rows for s in row)
                 more = missing > 0 and bool(here)
             self._appetite.settle()
+        settled = self._sure_of(settled, once)
         if want is not None:
             if not want.sleep and missing:
                 more = False
                 leases += self._fetch(want, missing, alone=not (leases or settled or touched))
-            leases = self._sure_of(leases)
             if not (want.sleep or leases or settled or touched):
                 self._desk.line.check()  # that there is nothing, only the server can say
         return Reply(settled, touched, leases, next_due=self._next_look(now), more=more)
@@ -136,6 +142,21 @@ class Intake:
         self._desk.publisher.flush(patience)
         self._tap.close(patience)
         self.bell.close()
+
+    def flush(self, patience: float) -> None:
+        """Sleep until the server has all that was acknowledged."""
+        self._tap.sync(patience)
+
+    def put_back(self, queue: str, patience: float) -> None:
+        """Return what the server pushed of a queue and nobody leased, and take no more of it.
+
+        The next exchange that wants something takes of it again.
+        """
+        with self._lock, self._tap.together():
+            for shelf in self._shelves.get(queue, ()):
+                self._appetite.rest(shelf)
+        if self._tap.sync(patience):  # by now all has come that was on its way, and goes back
+            self._tap.sync(patience)
 
     def after_fork_child(self) -> None:
         """In a forked child: it was the parent's."""
@@ -254,28 +275,27 @@ class Intake:
         job, envelope = hold.job, hold.job.envelope
         hold.token = token = self._desk.next_token()
         ttr = 0.0
-        if envelope.is_message and envelope.ttr == 0:  # at most once: gone when taken
-            self._ends.finish(hold)
-        else:
-            if self.owner.kind == "consumer":
-                ttr = hold.ttr
-                self._set_deadline(hold, now, ttr)
-            self._held[token] = hold
-            if hold.tag:
-                hold.shelf.held += 1
+        if self.owner.kind == "consumer":
+            ttr = hold.ttr
+            self._set_deadline(hold, now, ttr)
+        self._held[token] = hold
+        if hold.tag:
+            hold.shelf.held += 1
         counts = job.attempt + 1, job.losses, envelope.rank, token
         return Lease(token, *counts, envelope.timeout, leased, ttr, job.encoded)
 
-    def _sure_of(self, leases: list[Lease]) -> list[Lease]:
-        """Those that may be handed out: at most once means that the server has forgotten them."""
-        if self._kinds == ("tasks",):
-            return leases
-        with self._lock:
-            once = [lease for lease in leases if lease.token not in self._held]
+    def _sure_of(self, settled: list[bool], once: Mapping[int, str]) -> list[bool]:
+        """``settled``, but False for a message with ttr=0 that the server may still have.
+
+        The consumer hands such a message on only when the server has forgotten it. ``once`` has
+        the runs of such messages, by place. A message that the server sends again is new to us.
+        """
         if not once or self._tap.sync(ANSWER_WITHIN):
-            return leases
-        log.warning("%d messages with ttr=0 were lost with the line to rabbitmq", len(once))
-        return [lease for lease in leases if lease not in once]
+            return settled
+        log.warning("%d messages with ttr=0 may be lost with the line to rabbitmq", len(once))
+        with self._lock:
+            self._ends.forget(once.values())
+        return [done and place not in once for place, done in enumerate(settled)]
 
     def _fetch(self, want: Want, count: int, *, alone: bool) -> list[Lease]:
         """What is there, for who does not mean to wait; ``alone`` if the step does nothing else."""
@@ -332,6 +352,18 @@ class Intake:
         return max(0.0, min(deadlines) - now) if deadlines else float("inf")
 
     # -- settling -------------------------------------------------------------------------------
+
+    def _acknowledged_once(self, verdicts: Sequence[Verdict]) -> dict[int, str]:
+        """By place of its verdict: the run of each message with ttr=0 that is acknowledged."""
+        if self._kinds == ("tasks",):
+            return {}
+        return {
+            place: hold.run
+            for place, verdict in enumerate(verdicts)
+            if verdict.outcome == _SUCCESS
+            and (hold := self._held.get(verdict.token)) is not None
+            and (hold.tag and hold.job.envelope.at_most_once)
+        }
 
     def _settle(self, verdict: Verdict) -> bool:
         """Close a lease. False: it was lost with its line, or before."""

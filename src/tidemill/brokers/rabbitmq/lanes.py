@@ -8,16 +8,29 @@ that no queue takes the server reads nothing more, whatever it is for.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from tidemill.brokers.rabbitmq.declaring import SILENT
 from tidemill.brokers.rabbitmq.names import Place
 from tidemill.errors import TidemillError
+from tidemill.locks import Event
 
-__all__ = ["MOST", "Batch", "Entry", "Lane", "Lanes", "Outgoing"]
+__all__ = ["MOST", "REFUSED", "Batch", "Entry", "Lane", "Lanes", "Outgoing", "never_made"]
+
+REFUSED = "refused a message (it is full, or has no majority)"
+
+_STARTING = "is down or inaccessible"
+"""What a server says of a queue whose node is away, and of all when it has just started."""
+
+_NEVER_MADE = ("ACCESS_REFUSED", "NOT_ALLOWED", "NOT_IMPLEMENTED", "PRECONDITION_FAILED")
+"""How the server begins what it says of a queue that it will not make later, either."""
+
+_AGAIN, _AGAIN_MOST, _SILENT, _SILENT_MOST = 0.2, 2.0, 5.0, 60.0
+"""Seconds until a place is tried again, at first and at most: one that is not there or refused a
+message, and one that holds up whoever asks for it."""
 
 FIRST, MOST = 16, 1000
 """Messages of a lane that may be under way at first, and at most: enough to hide the disk."""
@@ -34,6 +47,11 @@ class Outgoing(msgspec.Struct):
     digits: tuple[int, ...] = ()
 
 
+def never_made(why: str) -> bool:
+    """Whether the server will not make a queue later, either."""
+    return why.startswith(_NEVER_MADE)
+
+
 class Batch:
     """Messages that are waited for together.
 
@@ -41,17 +59,24 @@ class Batch:
         stored: of them, that the server has confirmed.
         unsure: that were sent and not answered, over this line or one before.
         refusal: why nothing more of it is sent, though something is still under way.
+        once: a message that a queue refuses is not sent again.
         tries: how often the server closed the channel over it.
     """
 
-    __slots__ = ("done", "items", "refusal", "stored", "then", "tries", "trouble", "unsure")
+    __slots__ = (
+        *("done", "items", "once", "refusal", "stored"),
+        *("then", "tries", "trouble", "unsure"),
+    )
 
-    def __init__(self, items: Sequence[Outgoing], then: Callable[[], None] | None) -> None:
+    def __init__(
+        self, items: Sequence[Outgoing], then: Callable[[], None] | None, *, once: bool = False
+    ) -> None:
         self.items = items
+        self.once = once
         self.stored = self.unsure = self.tries = 0
         self.refusal = ""
         self.trouble: TidemillError | None = None
-        self.done = threading.Event()
+        self.done = Event()
         self.then = then
 
     @property
@@ -92,7 +117,7 @@ class Lane:
         trying: it waits until the target was tried.
         moved: machine time of the last answer, or of when there was something to do again.
         why: what the server says of a place that it does not have now.
-        pause: seconds that a place was left alone which did not answer.
+        pause: seconds that the place was left alone last.
     """
 
     __slots__ = (
@@ -148,10 +173,23 @@ class Lane:
         self.under_way, self.window = 0, FIRST
         self.halted = self.trying = False
 
+    def next_pause(self) -> float:
+        """Seconds to leave the place alone, for ``why``; longer each time until it takes a message.
+        """
+        if _STARTING in self.why:
+            return _AGAIN
+        least, most = (_SILENT, _SILENT_MOST) if self.why == SILENT else (_AGAIN, _AGAIN_MOST)
+        if never_made(self.why):
+            least = most
+        self.pause = min(max(2 * self.pause, least), most)
+        return self.pause
+
     @property
     def trouble(self) -> str:
         """What is wrong with its place."""
         name = self.home.name + (" (delayed)" if self.digits else "")
+        if self.why == REFUSED:
+            return f"the queue {name} {REFUSED}"
         return f"the queue {name} does not answer" + (f": {self.why}" if self.why else "")
 
 

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tidemill.brokers.draining import Remains, Taken
+from tidemill.brokers.rabbitmq.dead_letters import Death, death_of
 from tidemill.brokers.rabbitmq.delays import Clockwork
 from tidemill.brokers.rabbitmq.lacking import unfit
 from tidemill.brokers.rabbitmq.message import Carried, Writer, read
@@ -238,8 +239,10 @@ class Leaving:
     def _read(self, place: Place, seen: Seen) -> Record:
         job = read(seen.properties, seen.body, redelivered=False)
         e, state, due, finished = job.envelope, State.READY, 0.0, 0.0
+        death: Death | None = None
         if place.name == self._names.failed.name:
             state, finished = State.FAILED, float(seen.properties.timestamp or 0) or wall_time()
+            death = death_of(seen.properties.headers or {})
         elif place.name in self._waits or job.rest:
             state, due = State.SCHEDULED, self._due(place, seen, job)
         ends = e.expires and state is not State.FAILED
@@ -253,8 +256,8 @@ class Leaving:
             losses=job.losses + (job.deliveries if place.alone else 0),
             due=due,
             expires=e.created + e.expires if ends else 0.0,
-            finished=finished,
-            error=job.error,
+            finished=death.time if death else finished,
+            error=death.why if death else job.error,
         )
 
     def _due(self, place: Place, seen: Seen, job: Carried) -> float:

@@ -23,8 +23,10 @@ from pika.exceptions import AMQPError, AMQPHeartbeatTimeout
 from tidemill.brokers.rabbitmq.connection import Connection
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.trouble import is_final, sentence
+from tidemill.brokers.sigpipe import block_sigpipe
 from tidemill.clock import machine_time
 from tidemill.errors import BrokerUnavailable
+from tidemill.locks import Condition, Lock
 
 __all__ = ["Line", "User", "Voice"]
 
@@ -60,7 +62,7 @@ class Voice:
     def __init__(self, where: str) -> None:
         self._where = where
         self._away: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def gone(self, role: str, trouble: str) -> None:
         """A line broke."""
@@ -98,7 +100,7 @@ class Line:
         self._loop = IOLoop()
         self._connection: pika.SelectConnection | None = None
         self._users: list[User] = []
-        self._state = threading.Condition()
+        self._state = Condition()
         self._trouble = ""  # why it is not up
         self._final = False  # and will not be
         self._since = 0.0  # machine time at which it came up
@@ -126,7 +128,11 @@ class Line:
             if self._thread is None and not self._closing:
                 name = f"tidemill-{self.role}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except BaseException:
+                    self._thread = None  # no thread to be had: the next call tries again
+                    raise
 
     def add(self, user: User) -> None:
         """Have a user told from now on; if the line is up, that it is."""
@@ -197,19 +203,21 @@ class Line:
 
     def after_fork_child(self) -> None:
         """In a forked child: close our copy of what is the parent's, and say nothing on it."""
-        self._close_socket()
+        self._close_sockets()
 
-    def _close_socket(self) -> None:
-        for connection in (self._connection, *self._beside):
-            transport = getattr(connection, "_transport", None)
-            sock = getattr(transport, "_sock", None)
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    os.close(sock.detach())
+    def _close_sockets(self) -> None:
+        """Close the sockets of all connections, made or being made, without a goodbye."""
+        making = [_part(one, "_connector") for one in (self._connecting, *self._reaching)]
+        made = (self._connection, *self._beside, *(_part(one, "_amqp_conn") for one in making))
+        holders = (*making, *(_part(connection, "_transport") for connection in made))
+        for sock in filter(None, (_part(holder, "_sock") for holder in holders)):
+            with contextlib.suppress(OSError):
+                os.close(sock.detach())
 
     # -- in the line's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
+        block_sigpipe()
         self.do(self._connect)
         while True:
             try:
@@ -218,7 +226,7 @@ class Line:
             except Exception:  # a bug of ours in a callback must not leave everybody waiting
                 log.exception("the line to rabbitmq broke")
                 self.do(self._begin_anew)
-        self._close_socket()
+        self._close_sockets()
         self._loop.close()
 
     def _begin_anew(self) -> None:
@@ -352,6 +360,10 @@ class Line:
         is_open = self._connection or self._connecting or self._beside or self._reaching
         if self._closing and not is_open:
             self._loop.stop()
+
+
+def _part(whole: Any, name: str) -> Any:
+    return getattr(whole, name, None)
 
 
 def _cut(connection: pika.SelectConnection, why: str) -> None:

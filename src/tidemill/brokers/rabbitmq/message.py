@@ -13,11 +13,13 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
 import pika
 
+from tidemill.brokers.rabbitmq.dead_letters import death_of, without_traces
 from tidemill.brokers.rabbitmq.delays import Clockwork, longest, split
 from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.names import Names, Place, server_priority
@@ -107,6 +109,42 @@ class Writer:
         }
         properties = self._properties(job, headers, round(when or wall_time()))
         return Outgoing("", home.name, properties, job.encoded, home)
+
+    def write_unreadable(
+        self, place: Place, properties: pika.BasicProperties, body: bytes, why: str
+    ) -> Outgoing:
+        """A message that nobody here can read, kept for a human as it came to a place."""
+        ours = {"error": why[:_ERROR_MOST], "queue": place.queue, "place": place.name}
+        return self._copy(properties, body, ours, self._names.failed)
+
+    def write_again(self, properties: pika.BasicProperties, body: bytes) -> Outgoing | None:
+        """The same message for the place that it came from; None when nobody knows that place."""
+        place = self.origin(cast("dict[str, Any]", properties.headers or {}))
+        return None if place is None else self._copy(properties, body, {}, place)
+
+    def origin(self, headers: Mapping[str, Any]) -> Place | None:
+        """The place that a failed message came from, as far as its headers say."""
+        death = death_of(headers)
+        return self._names.named(death.place if death else str(headers.get("place") or ""))
+
+    def _copy(
+        self, source: pika.BasicProperties, body: bytes, ours: dict[str, Any], home: Place
+    ) -> Outgoing:
+        headers = {**without_traces(source.headers or {}), **ours}
+        for name in ("CC", "BCC"):  # further queues, which have had theirs
+            headers.pop(name, None)
+        properties = pika.BasicProperties(
+            content_type=source.content_type,
+            content_encoding=source.content_encoding,
+            headers=headers or None,
+            delivery_mode=2,
+            priority=source.priority,
+            correlation_id=source.correlation_id,
+            message_id=source.message_id,
+            timestamp=round(wall_time()),
+            type=source.type,
+        )
+        return Outgoing("", home.name, encoded(properties), body, home)
 
     def _properties(self, job: Carried, headers: dict[str, Any], when: int = 0) -> bytes:
         envelope, classic = job.envelope, self._names.classic

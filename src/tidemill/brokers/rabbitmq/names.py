@@ -17,6 +17,7 @@ A queue of the server is called a *place* here, since a queue of ours has severa
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from tidemill.errors import InvalidOption
 from tidemill.job import Envelope, priority_of
 
 __all__ = ["NEVER", "Names", "Place", "is_pattern", "server_priority"]
+
+_KINDS, _BANDS = ("tasks", "messages"), ("high", "normal", "low")
 
 CLASSIC_PRIORITIES = 20
 """The highest of a classic queue; 10 is our 0, and ten of ours make one of these."""
@@ -45,6 +48,7 @@ class Place(msgspec.Struct, frozen=True):
     Attributes:
         name: on the server.
         arguments: what it is declared with.
+        older: what earlier releases declared it with; the server changes no queue that is there.
         queue, kind: whose it is; the kind is tasks or messages.
         due: it is bound to the exchange of what has come due.
         alone: each of its jobs is run alone.
@@ -52,6 +56,7 @@ class Place(msgspec.Struct, frozen=True):
 
     name: str
     arguments: dict[str, Any]
+    older: dict[str, Any] | None = None
     queue: str = ""
     kind: str = ""
     due: bool = False
@@ -74,7 +79,7 @@ class Names(msgspec.Struct, frozen=True):
 
     def of(self, queue: str, kind: str) -> list[Place]:
         """All places of a queue, most urgent first."""
-        names = ("classic",) if self.classic else ("high", "normal", "low")
+        names = ("classic",) if self.classic else _BANDS
         bands = [self._place(queue, kind, band) for band in names]
         return [self.suspect(queue), *bands] if kind == "tasks" else bands
 
@@ -92,13 +97,18 @@ class Names(msgspec.Struct, frozen=True):
         return self._place(job.queue, kind, band)
 
     def _place(self, queue: str, kind: str, band: str) -> Place:
-        if is_pattern(queue):
-            raise InvalidOption(f"queue {queue!r} has a * or #, which RabbitMQ reads as a pattern")
-        arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
-        if self.classic:
-            arguments = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
-        name = f"{self.prefix}.{kind}.{band}.{queue}"
-        return Place(name, arguments, queue, kind, due=True, alone=band == "suspect")
+        return _place_of(self, queue, kind, band)
+
+    def named(self, name: str) -> Place | None:
+        """The place of this name on the server; None when no job is ready there."""
+        parts = name.removeprefix(f"{self.prefix}.").split(".", 2)
+        if len(parts) < 3 or parts[0] not in _KINDS or is_pattern(name):
+            return None
+        kind, band, queue = parts
+        if band == "suspect":
+            return self.suspect(queue)
+        names = Names(self.prefix, band == "classic")
+        return names._place(queue, kind, band) if band in (*_BANDS, "classic") else None
 
     @property
     def failed(self) -> Place:
@@ -121,6 +131,32 @@ class Names(msgspec.Struct, frozen=True):
             "x-stream-max-segment-size-bytes": _SEGMENT_BYTES,
         }
         return Place(f"{self.prefix}.queues", arguments)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
+    if is_pattern(queue):
+        raise InvalidOption(f"queue {queue!r} has a * or #, which RabbitMQ reads as a pattern")
+    older: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
+    if names.classic:
+        older = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
+    name = f"{names.prefix}.{kind}.{band}.{queue}"
+    arguments = older | _safe(names.failed)
+    return Place(name, arguments, older, queue, kind, due=True, alone=band == "suspect")
+
+
+def _safe(failed: Place) -> dict[str, Any]:
+    """What keeps a policy of the server from destroying jobs that were accepted.
+
+    A full queue refuses new jobs and drops none. What the server takes out of a queue goes to the
+    failed jobs. It does so at most once: with ``at-least-once`` a queue can lose its leader for
+    good when nodes come and go, and then all of its jobs wait.
+    """
+    return {
+        "x-overflow": "reject-publish",
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": failed.name,
+    }
 
 
 def server_priority(rank: int) -> int:

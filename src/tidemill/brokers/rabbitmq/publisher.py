@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import pika
 
-from tidemill.brokers.rabbitmq.declaring import SILENT, Declarer
-from tidemill.brokers.rabbitmq.lanes import MOST, Batch, Lane, Lanes, Outgoing
+from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.lanes import MOST, REFUSED, Batch, Lane, Lanes, Outgoing, never_made
 from tidemill.brokers.rabbitmq.line import Line
 from tidemill.brokers.rabbitmq.pulse import DEAD, Pulse
 from tidemill.brokers.rabbitmq.trials import Trials
+from tidemill.brokers.rabbitmq.trouble import with_grant
 from tidemill.brokers.rabbitmq.wire import Answer, Came, Sent, Wire
 from tidemill.brokers.relay import NoPlace, Refused
 from tidemill.clock import machine_time
 from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
+from tidemill.locks import Event, Lock
 
 __all__ = ["Outgoing", "Publisher"]
 
@@ -33,12 +34,8 @@ log = logging.getLogger("tidemill.rabbitmq")
 _TURN = 64
 """Messages that one lane sends before the others have their turn."""
 
-_STARTING = "is down or inaccessible"
-"""What a server says of a queue whose node is away, and of all when it has just started."""
-
-_AGAIN, _REFUSED, _LATER, _LATER_MOST = 0.2, 2.0, 5.0, 60.0
-"""Seconds until we try again: a queue that is not there yet; one that refused what has to be
-stored; one that holds up whoever asks for it, at first and at most."""
+_REVIEW = 0.5
+"""Seconds, at most, between two looks whether a put has waited for its patience."""
 
 _STUCK = 3.0
 """Seconds without an answer after which what a lane has under way leaves room for others."""
@@ -66,15 +63,17 @@ class Publisher:
         self._lanes = Lanes()
         self._stuck = 0  # messages under way that leave room for others
         self._closed = self._pumping = False
-        self._listeners: list[threading.Event] = []  # who wants to know that nothing is under way
-        self._lock = threading.Lock()
+        self._listeners: list[Event] = []  # who wants to know that nothing is under way
+        self._lock = Lock()
         self._new: deque[Batch] = deque()
         self._called = False  # the thread was told that there is something to do
 
     # -- from any thread ------------------------------------------------------------------------
 
-    def put(self, items: Sequence[Outgoing], patience: float) -> None:
+    def put(self, items: Sequence[Outgoing], patience: float, *, once: bool = False) -> None:
         """Send, and sleep until the server has them, however many they are.
+
+        A message that a queue refuses is sent again for the ``patience``, but for ``once``.
 
         Raises:
             StoreFull: the server lets nobody publish, and none of it was sent.
@@ -84,12 +83,12 @@ class Publisher:
         """
         if not self._line.is_up:
             self._line.await_up(patience)
-        batch = Batch(items, None)
+        batch = Batch(items, None, once=once)
         self._submit(batch)
         wait = patience
         while not batch.done.wait(wait):
             self._line.do(functools.partial(self._review, batch, patience))
-            wait = patience / 4
+            wait = min(patience / 4, _REVIEW)
         if batch.trouble is not None:
             raise batch.trouble
 
@@ -99,7 +98,7 @@ class Publisher:
 
     def flush(self, patience: float) -> bool:
         """Sleep until all that was sent before is confirmed; False when it takes longer."""
-        quiet = threading.Event()
+        quiet = Event()
         if not self._line.is_up:
             return False
 
@@ -132,7 +131,7 @@ class Publisher:
             if self._called:
                 return
             self._called = True
-        self._line.do(self._pump)
+            self._line.do(self._pump)
 
     # -- of the line ----------------------------------------------------------------------------
 
@@ -168,6 +167,7 @@ class Publisher:
 
     def wire_closed(self, wire: Wire, code: int, why: str) -> None:
         """The server refused something we published; the line itself may be well."""
+        why = with_grant(why, self._line.settings)
         log.error("rabbitmq closed the channel of what we publish: %s", why)
         self._declarer.forget_all()  # somebody may have deleted what we publish to
         soon = not wire.sent
@@ -249,7 +249,8 @@ class Publisher:
 
     def _may_send(self) -> bool:
         main = self._main
-        return main is not None and main.is_open and not self._line.blocked and self._line.is_up
+        may = main is not None and main.is_open and not main.spent
+        return may and not self._line.blocked and self._line.is_up
 
     def _room(self) -> int:
         return MOST + self._stuck - (len(self._main.sent) if self._main else 0)
@@ -293,15 +294,13 @@ class Publisher:
         if not lane.why:
             log.error("the queue %s cannot be used now: %s", lane.home.name, why)
         lane.why = why
-        pause = _AGAIN if _STARTING in why else _REFUSED
-        if why == SILENT:
-            pause = lane.pause = min(2 * lane.pause or _LATER, _LATER_MOST)
-        if pause == _REFUSED:
+        if never_made(why):
+            why = with_grant(why, self._line.settings)
             said = f"rabbitmq at {self._where}: {lane.home.name} cannot be made: {why}"
             for batch in lane.batches():
                 if batch.then is None:
                     self._give_up(batch, said, NoPlace)
-        self._halt(lane, pause)
+        self._halt(lane, lane.next_pause())
 
     def _halt(self, lane: Lane, pause: float) -> None:
         """Send nothing to a place for a while."""
@@ -330,18 +329,20 @@ class Publisher:
         now, lanes = machine_time(), dict[str, Lane]()
         for lane, batch, item, came in answers:
             lane.under_way -= 1
-            lane.moved = now
+            if came is not Came.REFUSED:
+                lane.moved = now
             lanes[lane.key] = lane
             batch.unsure -= 1
             if came is Came.STORED:
                 lane.window += lane.window < MOST
-                lane.why = ""
+                lane.why, lane.pause = "", 0.0
                 batch.stored += 1
                 if batch.stored == len(batch.items):
                     batch.end()
             elif came is Came.RETURNED:
                 self._came_back(lane, batch, item)
             else:
+                wire.spent = True
                 self._refused(lane, batch, item)
             if batch.refusal and not batch.unsure:
                 self._give_up(batch)
@@ -351,6 +352,9 @@ class Publisher:
             self._end_trial(wire)
         for lane in lanes.values():
             self._lanes.settle(lane)
+        if wire is self._main and wire.spent and not wire.sent:
+            wire.close()
+            self._drop_wire(wire, 0.0)
         self._pulse.heard()
         self._pump()
 
@@ -362,19 +366,24 @@ class Publisher:
             lane.back.append((batch, item, False))
 
     def _refused(self, lane: Lane, batch: Batch, item: Outgoing) -> None:
-        """A queue is full, or has no majority: what has to be stored is sent until it is."""
-        said = f"{item.home.name} refused a message (it is full, or has no majority)"
-        if batch.then is None:
+        """A queue is full, or has no majority: the message is sent again, if it may be."""
+        said = f"{item.home.name} {REFUSED}"
+        if batch.once:
             if not batch.is_over:
-                batch.refusal = f"rabbitmq at {self._where}: the queue {said}"
-                self._lanes.drop(batch)
+                self._end_refused(lane, batch)
             return
-        if not lane.why:
+        if not lane.why and batch.then is not None:
             log.error("the queue %s; it is sent again until it is stored", said)
-        lane.why = "it refuses what is sent there"
-        lane.back.append((batch, item, False))
+        lane.why = REFUSED
+        if not batch.is_over:
+            lane.back.append((batch, item, False))
         if not lane.halted:
-            self._halt(lane, _REFUSED)
+            self._halt(lane, lane.next_pause())
+
+    def _end_refused(self, lane: Lane, batch: Batch) -> None:
+        """Send no more of a batch; it ends when all that is under way was answered."""
+        batch.refusal = f"rabbitmq at {self._where}: the queue {lane.home.name} {REFUSED}"
+        self._lanes.drop(batch)
 
     def _owes(self) -> bool:
         """Whether there is something to be answered; what does not move makes room."""
@@ -408,7 +417,10 @@ class Publisher:
         waiting = {lane.key for lane, one, _ in sent if one is batch}
         for lane in self._lanes:
             if lane.moved <= since and (lane.key in waiting or batch in lane.batches()):
-                self._give_up(batch, *self._reason(lane))
+                if lane.why == REFUSED and not batch.is_over:
+                    self._end_refused(lane, batch)
+                if lane.why != REFUSED or not batch.unsure:
+                    self._give_up(batch, *self._reason(lane))
                 break
 
     def _reason(self, lane: Lane) -> tuple[str, type[TidemillError]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from tidemill.brokers.rabbitmq.line import Line
 from tidemill.brokers.rabbitmq.names import Names, is_pattern
 from tidemill.brokers.rabbitmq.publisher import Outgoing
 from tidemill.errors import BrokerUnavailable
+from tidemill.locks import Event, Lock
 
 __all__ = ["Registry"]
 
@@ -41,12 +41,12 @@ class Registry:
 
     def __init__(self, line: Line, clockwork: Clockwork, names: Names) -> None:
         self._line = line
-        self._declarer = Declarer(clockwork)
+        self._declarer = Declarer(clockwork, names.failed)
         self._names = names
         self._heard: set[str] = set()
-        self._marks: dict[str, threading.Event] = {}
+        self._marks: dict[str, Event] = {}
         self._listeners: list[Callable[[str], None]] = []
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._joined = False
 
     def entry(self, queue: str, mark: str = "") -> Outgoing:
@@ -93,13 +93,15 @@ class Registry:
         Raises:
             BrokerUnavailable: the server does not tell them.
         """
-        mark, seen = uuid.uuid4().hex, threading.Event()
+        mark, seen = uuid.uuid4().hex, Event()
         self._marks[mark] = seen
-        publish(self.entry("", mark))  # before it is read: a new stream is there when it has this
-        self.listen(_ignore)
-        here = seen.wait(patience)
-        self._marks.pop(mark, None)
-        self.unlisten(_ignore)
+        try:
+            publish(self.entry("", mark))  # before the stream is read: it is there when it has this
+            self.listen(_ignore)
+            here = seen.wait(patience)
+        finally:
+            self._marks.pop(mark, None)
+            self.unlisten(_ignore)
         if not here:
             raise BrokerUnavailable(self._line.silence())
         with self._lock:

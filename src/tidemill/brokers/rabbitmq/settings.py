@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import ssl
 import urllib.parse
@@ -21,7 +23,7 @@ CONNECT_TIMEOUT = 5.0
 """Seconds one host has to answer."""
 
 _OPTIONS = (
-    *("owner_lease", "patience", "prefix", "queues", "store"),
+    *("management", "owner_lease", "patience", "prefix", "queues", "store"),
     *("tls_ca", "tls_cert", "tls_key", "tls_verify"),
 )
 _PREFIX = re.compile(r"[\w:-]{1,20}")
@@ -37,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         owner_lease: seconds after which the server takes a silent worker for dead (heartbeats).
         shown: the URL without its password.
         store: the URL of the store that what is ready comes from; empty for none.
+        management: the address of the management plugin; empty for its port on the same hosts.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -50,12 +53,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     owner_lease: float
     shown: str
     store: str = ""
+    management: str = ""
 
     @property
     def where(self) -> str:
         """The address for a sentence."""
         places = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return places + (f" (vhost {self.vhost})" if self.vhost != "/" else "")
+
+    def for_store(self, identity: str) -> Settings:
+        """The settings with queues of their own for a store: no other store meets its jobs."""
+        digest = hashlib.sha256(identity.encode()).digest()
+        own = base64.b32encode(digest)[:6].decode().lower()
+        return msgspec.structs.replace(self, prefix=f"{self.prefix}.{own}")
 
     def parameters(self, heartbeat: int) -> list[pika.ConnectionParameters]:
         """For pika: one for each host."""
@@ -79,9 +89,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _ssl_options(self, host: str) -> pika.SSLOptions | None:
-        if self.tls is None:
-            return None
-        return pika.SSLOptions(_context(self.tls), host)
+        return None if self.tls is None else pika.SSLOptions(self.context(), host)
+
+    def context(self) -> ssl.SSLContext:
+        """What a connection is secured with.
+
+        Raises:
+            InvalidOption: a file is not there, or not what it should be.
+        """
+        return _context(self.tls or {})
 
 
 def _context(tls: dict[str, str]) -> ssl.SSLContext:
@@ -134,6 +150,7 @@ def check_url(url: Url) -> Settings:
         owner_lease=lease,
         shown=_masked(url.text),
         store=_store(options.get("store", "")),
+        management=_management(options.get("management", "")),
     )
 
 
@@ -149,6 +166,14 @@ def _store(text: str) -> str:
     """The URL of a store, which has to be written with %26 for each & of its own."""
     if text:
         check_store(text)
+    return text
+
+
+def _management(text: str) -> str:
+    if text and not re.fullmatch(r"https?://[^/?#@]+/?", text):
+        raise InvalidOption(
+            f"management in the url must be http://host:port or https://host:port, not {text!r}"
+        )
     return text
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,9 @@ from tidemill.brokers.rabbitmq.frames import Delivery, Properties
 from tidemill.brokers.rabbitmq.line import Line
 from tidemill.brokers.rabbitmq.probing import Probes
 from tidemill.brokers.rabbitmq.shelf import Shelf
+from tidemill.brokers.rabbitmq.trouble import with_grant
 from tidemill.clock import machine_time
+from tidemill.locks import Event, Lock
 
 __all__ = ["Arrival", "Tap"]
 
@@ -74,7 +75,7 @@ class Tap:
         self._syncing: list[Callable[[bool], None]] = []
         self._opened_at = 0.0
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._acks: list[int] = []
         self._nacks: list[int] = []
         self._adjusting = False  # the credit has changed
@@ -133,7 +134,7 @@ class Tap:
 
     def sync(self, patience: float) -> bool:
         """Sleep until the server has all that was acknowledged before; False: nobody knows."""
-        answered, found = threading.Event(), list[bool]()
+        answered, found = Event(), list[bool]()
 
         def heard(here: bool) -> None:
             found.append(here)
@@ -144,7 +145,7 @@ class Tap:
 
     def close(self, patience: float) -> None:
         """Leave; what is not acknowledged goes back."""
-        left = threading.Event()
+        left = Event()
 
         def leave() -> None:
             self._closed = True
@@ -217,7 +218,8 @@ class Tap:
         """The server is angry with us; or we left."""
         if channel is not self._channel or self._closed or not channel.connection.is_open:
             return
-        log.error("rabbitmq took back what we hold: %s", getattr(reason, "reply_text", reason))
+        why = with_grant(str(getattr(reason, "reply_text", reason)), self._line.settings)
+        log.error("rabbitmq took back what we hold: %s", why)
         self.lost("")
         self._declarer.forget_all()  # a queue may have gone
         soon = machine_time() - self._opened_at > _MADE_AGAIN

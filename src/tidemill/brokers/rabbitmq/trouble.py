@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 
 from pika.exceptions import (
     AMQPConnectionError,
+    ChannelClosedByBroker,
     ConnectionClosedByBroker,
     IncompatibleProtocolError,
     ProbableAccessDeniedError,
@@ -14,7 +16,9 @@ from pika.exceptions import (
 
 from tidemill.brokers.rabbitmq.settings import TLS_PORT, Settings
 
-__all__ = ["is_final", "sentence"]
+__all__ = ["is_final", "sentence", "with_grant"]
+
+_NO_RIGHT = "ACCESS_REFUSED - "
 
 _REFUSED = (ProbableAuthenticationError, ProbableAccessDeniedError, IncompatibleProtocolError)
 
@@ -30,6 +34,9 @@ def _causes(error: BaseException) -> list[BaseException]:
     return found
 
 
+_WANTS_OURS = "wants a certificate of ours (tls_cert= and tls_key= in the url)"
+
+
 def is_final(error: BaseException) -> bool:
     """True when trying again will not help: user, password, vhost or a certificate is wrong."""
     return any(isinstance(cause, _REFUSED) or _of_tls(cause) for cause in _causes(error))
@@ -43,10 +50,25 @@ def _of_tls(cause: BaseException) -> str:
         return f"has a certificate that is not trusted: {why}{hint}"
     text = str(cause)
     if "ALERT_CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
-        return "wants a certificate of ours (tls_cert= and tls_key= in the url)"
+        return _WANTS_OURS
     if "WRONG_VERSION_NUMBER" in text:
         return f"does not speak TLS there; amqps:// is for a port that does, such as {TLS_PORT}"
     return ""
+
+
+def _was_cut(causes: list[BaseException]) -> bool:
+    """Whether TLS ended without a reason: the alert of a busy server may not arrive."""
+    return any("EOF occurred in violation" in str(cause) for cause in causes)
+
+
+def with_grant(why: str, settings: Settings) -> str:
+    """What the server says, with the command that grants the right if the user lacks one."""
+    if not why.startswith(_NO_RIGHT):
+        return why
+    prefix = re.escape(settings.prefix.partition(".")[0])
+    rights = f"'^{prefix}\\.' '^(amq\\.default$|{prefix}\\.)' '^{prefix}\\.'"
+    command = f"rabbitmqctl set_permissions -p {settings.vhost} {settings.user} {rights}"
+    return f"{why}; grant the right with: {command}"
 
 
 def sentence(error: BaseException, settings: Settings) -> str:
@@ -60,8 +82,12 @@ def sentence(error: BaseException, settings: Settings) -> str:
             return f"rabbitmq at {where} refuses the user {settings.user!r} or its password"
         if isinstance(cause, ProbableAccessDeniedError):
             return f"rabbitmq at {where} does not let {settings.user!r} in: check the vhost"
+        if isinstance(cause, ChannelClosedByBroker) and cause.reply_text.startswith(_NO_RIGHT):
+            return f"rabbitmq at {where}: {with_grant(cause.reply_text, settings)}"
         if isinstance(cause, ConnectionClosedByBroker):
             return f"rabbitmq at {where} closed the line: {cause.reply_text}"
+    if settings.tls is not None and "tls_cert" not in settings.tls and _was_cut(causes):
+        return f"rabbitmq at {where} hung up; perhaps it {_WANTS_OURS}"
     last = next((c for c in reversed(causes) if str(c)), error)
     reason = str(last) or type(last).__name__
     if isinstance(last, AMQPConnectionError) and last.args:

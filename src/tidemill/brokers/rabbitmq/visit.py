@@ -29,6 +29,7 @@ from tidemill.errors import BrokerUnavailable
 __all__ = ["ANSWER_WITHIN", "TAKE_MOST", "Seen", "Unanswered", "Visit", "visit"]
 
 _HEARTBEAT = 600
+_UNLIKE = 406
 _NOT_FOUND, _NONE = 404, "NOT_FOUND - no queue "
 """What is said of a place that is not there; with other words it is there, but its node is away."""
 
@@ -98,6 +99,20 @@ class Visit:
             self._come_back(error, place)
             return None
         return found.method.message_count, found.method.consumer_count
+
+    def is_declared_so(self, place: Place) -> bool:
+        """Whether a place that is there was declared as this release does it."""
+        try:
+            with self._answer_of(place):
+                self._questions.queue_declare(
+                    place.name, durable=True, arguments=place.arguments
+                )
+        except ChannelClosedByBroker as error:
+            if error.reply_code != _UNLIKE:
+                raise
+            self._questions = self._connection.channel()
+            return False
+        return True
 
     def purge(self, place: Place) -> int:
         """Delete what is ready in a place; how many that were."""
@@ -175,6 +190,16 @@ class Visit:
         self._questions = self._connection.channel()
 
 
+def _hang_up(connection: pika.BlockingConnection) -> None:
+    """Close the connection. A channel that the server closes meanwhile may keep pika from that."""
+    with contextlib.suppress(AMQPError):
+        connection.close()
+    if connection.is_open:
+        within: Any = connection
+        within._impl._transport._sock.close()
+        within._impl.ioloop.close()
+
+
 @contextlib.contextmanager
 def visit(settings: Settings) -> Iterator[Visit]:
     """Connect for the time of a block.
@@ -188,8 +213,7 @@ def visit(settings: Settings) -> Iterator[Visit]:
         try:
             yield Visit(connection)
         finally:
-            with contextlib.suppress(AMQPError):
-                connection.close()
+            _hang_up(connection)
     except _Silence as error:
         raise Unanswered(sentence(error, settings), error.place) from error
     except (AMQPError, OSError) as error:

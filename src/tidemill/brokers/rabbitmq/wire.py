@@ -50,6 +50,9 @@ class Wire:
         trial: the place that is tried over it; empty for that of all others.
         sent: what is under way, by delivery tag, as it was sent.
         quiet: looks since the last answer.
+        spent: a queue refused a message, so another channel takes its place when all is answered.
+            RabbitMQ before 3.12.5 keeps in a channel who led a queue when the channel first sent
+            there, and refuses what follows for as long as that node is away.
     """
 
     def __init__(self, connection: pika.SelectConnection, hearer: Hearer, trial: str = "") -> None:
@@ -59,7 +62,7 @@ class Wire:
         self._returned: set[int] = set()
         self._next = 1  # the tag of what is sent next
         self._hearer = hearer
-        self._begun = self._left = False
+        self._begun = self._left = self.spent = False
         self._connection = cast(Connection, connection)
         self._channel: Channel = connection.channel(on_open_callback=self._opened)
         self._channel.add_on_close_callback(self._closed)

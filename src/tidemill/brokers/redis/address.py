@@ -16,9 +16,11 @@ __all__ = ["Address", "parse_address"]
 
 PORT, SENTINEL_PORT = 6379, 26379
 _OPTIONS = (
-    *("keep", "keep_count", "keep_failed", "owner_lease", "patience", "prefix"),
+    *("keep", "keep_count", "keep_failed", "owner_lease", "patience", "prefix", "replicas"),
     *("tls_ca", "tls_cert", "tls_key", "tls_verify", "sentinel_user", "sentinel_password"),
 )
+_SENTINEL = ("redis+sentinel", "rediss+sentinel")
+_TLS = frozenset({"tls_ca", "tls_cert", "tls_key", "tls_verify"})
 _PREFIX = re.compile(r"[\w.:-]{1,100}")
 
 
@@ -46,8 +48,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 def parse_address(url: Url) -> Address:
     """``redis://user:password@host:port/db``; several hosts stand for the nodes of a cluster.
 
-    ``redis+sentinel://user:password@host,host/service/db`` asks sentinels. ``rediss://`` is TLS, as
-    is ``redis+sentinel://`` with a ``tls_ca``.
+    ``redis+sentinel://user:password@host,host/service/db`` asks sentinels. ``rediss://`` and
+    ``rediss+sentinel://`` are TLS, and so is any URL with an option of TLS.
 
     Raises:
         InvalidOption: something in it is wrong.
@@ -58,7 +60,7 @@ def parse_address(url: Url) -> Address:
     login, _, place = rest.rpartition("@")
     user, _, password = login.partition(":")
     places, _, path = place.partition("/")
-    sentinel = scheme == "redis+sentinel"
+    sentinel = scheme in _SENTINEL
     service, db = _path(url, path, sentinel)
     default = SENTINEL_PORT if sentinel else PORT
     hosts = tuple(_host(url, one, default) for one in (places or "localhost").split(","))
@@ -71,7 +73,7 @@ def parse_address(url: Url) -> Address:
         service=service,
         sentinel_user=options.get("sentinel_user", ""),
         sentinel_password=options.get("sentinel_password", ""),
-        tls=_tls(options) if scheme == "rediss" or "tls_ca" in options else None,
+        tls=_tls(options) if scheme.startswith("rediss") or _TLS & options.keys() else None,
         shown=_masked(url.text),
     )
 
@@ -112,8 +114,12 @@ def _host(url: Url, text: str, default: int) -> tuple[str, int]:
 
 
 def _tls(options: Mapping[str, str]) -> dict[str, Any]:
-    """What redis-py's connection is told of certificates."""
-    tls: dict[str, Any] = {}
+    """What redis-py's connection is told of certificates.
+
+    Without ``tls_ca`` the authorities are those of the system. What to check is said here, because
+    the defaults of redis-py change: before version 6 it did not check host names.
+    """
+    tls: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     for option, name in (
         ("tls_ca", "ssl_ca_certs"),
         ("tls_cert", "ssl_certfile"),

@@ -9,6 +9,7 @@ owners of this process in :mod:`.members`, those who wait in :mod:`.waits`, what
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import struct
@@ -18,21 +19,22 @@ from typing import Any
 
 from tidemill.brokers.base import Departure, Feature, Filter, Page, QueueStats, Reply, Step
 from tidemill.brokers.forks import tell_of_forks
-from tidemill.brokers.links import check_links
 from tidemill.brokers.redis.deaths import folder_here
-from tidemill.brokers.redis.durability import read_info
 from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.limits import Ledger, change
-from tidemill.brokers.redis.lines import Lines, Server
+from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.members import Members, check_moved
-from tidemill.brokers.redis.record import line_and_rank, pack_put, pack_record
+from tidemill.brokers.redis.opening import open_store
+from tidemill.brokers.redis.record import line_and_rank, pack_holds, pack_put, pack_record
 from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, read_changed
+from tidemill.brokers.redis.server import Server
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.settings import Settings, check_url
 from tidemill.brokers.redis.trouble import refusal
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.brokers.steps import check_nonce, is_lost, lost
+from tidemill.brokers.unknown import UnknownTask
 from tidemill.clock import id_time, new_id, wall_time
 from tidemill.config import Url
 from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
@@ -43,13 +45,11 @@ __all__ = ["RedisBroker", "open_url"]
 
 log = logging.getLogger("tidemill.redis")
 
-FORMAT = b"2"
-"""Raised when what is written can no longer be read by an older tidemill."""
-
-_PRUNE_MOST = 2000
-_PURGE_MOST = 2000
-_RECALL_MOST = 1000
-_ADOPT_MOST = 1000
+_PRUNE_MOST = 250
+_PURGE_MOST = 200
+_ACT_MOST = 250
+_RECALL_MOST = 250
+_GOES_ON = 2  # the answer to a change that is not carried to all keys of a limit yet
 _TICK = 30.0
 _PLACED = tuple(Placed)
 _RETENTION = struct.Struct(">dddd")
@@ -72,8 +72,12 @@ class RedisBroker:
         self._next_tick = 0.0
         self._doubtful = False  # an owner was unknown to the store
         self._begin()
-        opened = self._open(self._lines)
-        self._born, self._ahead = opened[1] / MICRO, opened[2] / MICRO - wall_time()
+        try:
+            born, now = open_store(self._lines)
+        except BaseException:
+            self._lines.close()
+            raise
+        self._born, self._ahead = born / MICRO, now / MICRO - wall_time()
         tell_of_forks(self)
 
     def _begin(self) -> None:
@@ -81,47 +85,36 @@ class RedisBroker:
         settings, kept = self._settings, self._settings.retention
         self._pid = os.getpid()
         times = (kept.succeeded * MICRO, kept.count, kept.failed * MICRO, kept.protect * MICRO)
-        server, key = Server(settings.address), b"{%s}" % settings.prefix.encode()
+        key = b"{%s}" % settings.prefix.encode()
+        server = Server(settings.address, key)
         retention = _RETENTION.pack(*times)
-        self._lines = Lines(server, key, retention, settings.patience)
+        self._lines = Lines(server, key, retention, settings.patience, settings.replicas)
         self._brisk = Lines(server, key, retention, 0.0)
         self._members = Members(self._lines, self._brisk, settings.owner_lease)
-        self._waits = Waits(self._lines)
+        self.waits = Waits(self._lines)
         self._inspection = Inspection(self._lines)
         self._book = Book(self._lines)
         self._ledger = Ledger(self._lines)
-
-    def _open(self, lines: Lines) -> list[Any]:
-        """Look whether the server can be used: its version, and what lies there."""
-        where = self._lines.server.where
-        version = read_info(lines.ask(b"INFO", b"server")).get("redis_version", "0")
-        if int(version.split(".")[0]) < 7:
-            raise BrokerUnavailable(f"redis at {where} is {version}; 7.0 or later is needed")
-        form, born, now = lines.call("open")
-        if form != FORMAT:
-            raise BrokerUnavailable(
-                f"the store at {where} has format {form.decode()}, "
-                "which this tidemill cannot read; upgrade tidemill"
-            )
-        return [form, int(born), int(now)]
 
     def after_fork_child(self) -> None:
         """In a forked child: lines and owners are the parent's; close our copies."""
         if not self._closed:
             self._members.after_fork_child()
-            self._waits.after_fork_child()
-            self._lines.after_fork_child()
-            self._brisk.after_fork_child()
+            self.waits.after_fork_child()
+            self._lines.close()
+            self._brisk.close()
+            known = self._lines.server.nodes
             self._begin()
+            self._lines.server.learn(known)
 
     def _check_open(self) -> None:
         if self._closed:
             raise TidemillError("this broker is closed")
 
     def _call(self, verb: str, *args: bytes) -> Any:
-        """A script that must be done once, however often its reply is lost."""
+        """An act: done once, however often its reply is lost, and replicated as the URL says."""
         self._check_open()
-        answer = self._lines.call(verb, *args, once=True)
+        answer = self._lines.call(verb, *args, once=True, replicated=True)
         check_moved(answer)
         return answer
 
@@ -157,12 +150,7 @@ class RedisBroker:
             return []
         self._check_open()
         packed = pack_put(jobs)
-        held: list[bytes] = []
-        if hold or let_go or any(job.links for job in jobs):
-            for job in jobs:
-                check_links(job)
-            for names in (hold, let_go):
-                held += (b"%d" % len(names), *(name.encode() for name in names))
+        held = pack_holds(jobs, hold, let_go)
         plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
         answer = self._lines.put(packed, plain, held, nonce)
         check_moved(answer)
@@ -199,14 +187,14 @@ class RedisBroker:
 
     def _look_for_loss(self) -> None:
         """An owner is unknown to the store: say so if that is because the store is another."""
-        _, born, now = self._open(self._brisk)
+        born, now = open_store(self._brisk)
         self._doubtful = False
         if born / MICRO != self._born:
             self._born, self._ahead = born / MICRO, now / MICRO - wall_time()
             log.error(
                 "redis at %s came back without what was there: %s",
                 self._lines.server.where,
-                self._inspection.info()["durability"],
+                self._inspection.info(self._settings.replicas)["durability"],
             )
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
@@ -269,13 +257,13 @@ class RedisBroker:
         going_on = [i for i, r in zip(ids, records, strict=True) if r and not r.state.finished]
         if timeout > 0 and going_on and not (first and len(going_on) < len(ids)):
             verb = b"first" if first else b"jobs"
-            self._waits.until(verb, [job_id.encode() for job_id in going_on], timeout)
+            self.waits.until(verb, [job_id.encode() for job_id in going_on], timeout)
             records = self.get_many(ids)
         return records
 
     def wait_space(self, queue: str, timeout: float) -> bool:
         self._check_open()
-        return self._waits.until(b"space", [queue.encode()], timeout)
+        return self.waits.until(b"space", [queue.encode()], timeout)
 
     # -- inspecting -----------------------------------------------------------------------------
 
@@ -298,6 +286,10 @@ class RedisBroker:
         self._check_open()
         return self._inspection.find(what, limit, cursor)
 
+    def unknown_tasks(self) -> list[UnknownTask]:
+        self._check_open()
+        return self._inspection.unknown_tasks()
+
     def stats(self) -> list[QueueStats]:
         self._check_open()
         return self._inspection.stats()
@@ -308,7 +300,8 @@ class RedisBroker:
 
     def info(self) -> dict[str, Any]:
         self._check_open()
-        facts = {"broker": "redis", "url": self.url, **self._inspection.info()}
+        told = self._inspection.info(self._settings.replicas)
+        facts = {"broker": "redis", "url": self.url, **told}
         where = self._lines.ask(b"HGET", self._lines.key + b":departure", b"where")
         return facts | ({"moves_to": where.decode()} if where else {})
 
@@ -329,15 +322,19 @@ class RedisBroker:
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         return self._act(b"cancel", job_ids, b"terminate" if terminate else b"cancel")
 
-    def kick(self, job_ids: Iterable[str]) -> list[bool]:
-        return self._act(b"kick", job_ids)
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+        return self._act(b"kick", job_ids, b"force" if force else b"")
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act(b"delete", job_ids)
 
     def _act(self, verb: bytes, job_ids: Iterable[str], how: bytes = b"") -> list[bool]:
-        answer: bytes = self._do(verb, how, *(job_id.encode() for job_id in job_ids))
-        return [flag == 49 for flag in answer]
+        done: list[bool] = []
+        ids = (job_id.encode() for job_id in job_ids)
+        while some := list(itertools.islice(ids, _ACT_MOST)):
+            answer: bytes = self._do(verb, how, *some)
+            done += [flag == 49 for flag in answer]
+        return done
 
     def _do(self, *args: bytes) -> Any:
         """One act; what ended for it may be more than the server should do at once."""
@@ -353,10 +350,14 @@ class RedisBroker:
         self._do(b"queue", queue.encode(), *given)
 
     def purge(self, queue: str) -> int:
-        removed = 0
-        while batch := int(self._do(b"purge", queue.encode(), b"%d" % _PURGE_MOST)):
-            removed += batch
+        removed, place = 0, b"own"
+        while place != b"end":
+            batch, place = self._do(b"purge", queue.encode(), b"%d" % _PURGE_MOST, place)
+            removed += int(batch)
         return removed
+
+    def forget_queue(self, queue: str) -> bool:
+        return bool(self._do(b"forget", queue.encode()))
 
     def command(self, owner_id: str, command: Command) -> bool:
         self._check_open()
@@ -370,7 +371,8 @@ class RedisBroker:
     def set_limit(
         self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
-        self._call("limit", *change(name, terms, queue=queue, declared=declared))
+        if self._call("limit", *change(name, terms, queue=queue, declared=declared)) == _GOES_ON:
+            self._go_on(self._lines)
 
     def limits(self) -> list[LimitStats]:
         self._check_open()
@@ -426,7 +428,7 @@ class RedisBroker:
     def close(self) -> None:
         if not self._closed:
             self._members.leave()
-            self._waits.close()
+            self.waits.close()
             self._lines.close()
             self._brisk.close()
         self._closed = True

@@ -7,6 +7,9 @@ and for all a lease that each of its steps renews.
     lease over                    given up: it cannot be heard, whatever it does
     else                          alive
 
+While the server is away, or this process is stopped, no owner can renew its lease. So a process
+that has not heard the server for half a lease gives nobody up in the next ``RETURN`` seconds.
+
 An owner draws its number and holds its FIFO before it goes on the list, and the script that puts it
 there hints those on its machine: so whoever reads the list afterwards can watch it. Who died in
 between, or while nobody watched, is found by the next who reads the list.
@@ -18,6 +21,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -26,12 +30,18 @@ from tidemill.board import read_board, remove_board
 from tidemill.brokers.liveness import Liveness, neighbours
 from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.servertime import MICRO
+from tidemill.deferral import Deferred
+from tidemill.files import private_folder
 from tidemill.job import Owner
+from tidemill.locks import Lock
 
 __all__ = ["Deaths", "Watch", "folder_here", "release_args"]
 
 PRECEDENCE = 3.0
 """Seconds that a neighbour on a dead owner's machine has to be its witness."""
+
+RETURN = 5.0
+"""Seconds that living owners have to be heard, once the server answers again."""
 
 _OWNER = msgspec.msgpack.Decoder(Owner)
 
@@ -60,20 +70,26 @@ class Deaths:
     reaps has deadlines to look after.
     """
 
-    def __init__(self, lines: Lines, brisk: Lines, ours: Callable[[], Collection[str]]) -> None:
+    def __init__(
+        self, lines: Lines, brisk: Lines, ours: Callable[[], Collection[str]], lease: float
+    ) -> None:
+        self._lease = lease
+        self._heard_at = float("inf")  # when the server last answered a step
+        self._trusted_at = 0.0  # from when on a lease that is over says something
         self._lines = lines
         self._brisk = brisk
         self._ours = ours
         self._store = ""  # the one whose FIFOs are here: it may come back as another
         self._liveness: Liveness | None = None
         self._watches: list[Watch] = []
-        self._watching = threading.Lock()
+        self._watching = Lock()
         self._reaping = threading.Lock()
 
     # -- being alive ----------------------------------------------------------------------------
 
     def begin(self, owner: Owner) -> Watch:
         """Be alive as this owner, before it goes on the list."""
+        self._heard_at = float("inf")
         number, store = (part.decode() for part in self._lines.call("owner", b"number", b""))
         watch = Watch(int(number) if owner.host == hostname() else 0)
         with self._watching:
@@ -90,6 +106,18 @@ class Deaths:
                 self._liveness.let_go(watch.number)
         self._liveness = Liveness(os.path.join(folder_here(), store))
         self._store, self._watches = store, []
+
+    def heard(self, now: float) -> float:
+        """The server has answered a step; from when on an owner may be given up."""
+        if now - self._heard_at > self._lease / 2:
+            self._trusted_at = now + RETURN
+        self._heard_at = now
+        return self._trusted_at
+
+    def _trusts(self) -> bool:
+        """Whether the server has answered for long enough that a living owner was heard."""
+        now = time.monotonic()
+        return now - self._heard_at <= self._lease / 2 and now >= self._trusted_at
 
     def end(self, watch: Watch) -> None:
         """No longer be alive as its owner, which is off the list."""
@@ -134,12 +162,13 @@ class Deaths:
 
     def reap(self) -> int:
         """Give back what owners that died held; how many owners that were."""
-        if not self._reaping.acquire(blocking=False):
-            return 0  # another thread is at it
-        try:
-            return self._reap_dead() + self._reap_overdue()
-        finally:
-            self._reaping.release()
+        with Deferred():
+            if not self._reaping.acquire(blocking=False):
+                return 0  # another thread is at it
+            try:
+                return self._reap_dead() + self._reap_overdue()
+            finally:
+                self._reaping.release()
 
     def _reap_dead(self) -> int:
         """Owners of this machine whose process is gone."""
@@ -178,7 +207,7 @@ class Deaths:
             for i in range(0, len(overdue), 3)
             if overdue[i].decode() not in self._ours()  # it shall renew, or be told
         ]
-        if not late:
+        if not late or not self._trusts():
             return 0
         dead = {owner.id for owner, _ in late}
         hosts = {row.owner.host for row in self.rows(self._brisk) if row.owner.id not in dead}
@@ -230,7 +259,8 @@ def release_args(
 
 def folder_here() -> str:
     """The folder of this user's owners on this machine, for all Redis stores."""
-    folder = os.path.join(tempfile.gettempdir(), f"tidemill-{os.getuid()}", "redis")
+    mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
+    folder = os.path.join(mine, "redis")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     return folder
 

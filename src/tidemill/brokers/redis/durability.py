@@ -26,8 +26,13 @@ def read_info(text: bytes) -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-def server_facts(info: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, Any]:
-    """From INFO, and from what CONFIG GET tells where it is allowed."""
+def server_facts(
+    info: Mapping[str, str], settings: Mapping[str, str], wanted: int
+) -> dict[str, Any]:
+    """From INFO, and from what CONFIG GET tells where it is allowed.
+
+    Puts wait for so many replicas as are ``wanted``.
+    """
     on = info.get("aof_enabled") == "1"
     every = settings.get("appendfsync", "")
     most = int(info.get("maxmemory", "0"))
@@ -44,6 +49,16 @@ def server_facts(info: Mapping[str, str], settings: Mapping[str, str]) -> dict[s
         "replicas": int(info.get("connected_slaves", "0")),
     }
     advice = []
+    if wanted:
+        facts["replicas_wanted"] = wanted
+        facts["durability"] += f"; puts wait for replicas: {wanted}"
+    if facts["replicas"] < wanted:
+        facts["durable"] = False
+        facts["durability"] = (
+            f"replicas={wanted} in the url, and {facts['replicas']} of them connected: "
+            "every put is refused"
+        )
+        advice.append("replicas that follow this server, or a smaller replicas= in the url")
     if not on:
         advice.append("appendonly yes in redis.conf")
     if most and evicts:

@@ -10,6 +10,7 @@ from tidemill.brokers.base import Filter, Page, QueueStats, matches, number_of
 from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.record import STATES, read_record
+from tidemill.brokers.unknown import COUNTED_MOST, UnknownTask
 from tidemill.errors import TidemillError
 from tidemill.job import Record, State, decode_envelope
 
@@ -18,9 +19,12 @@ __all__ = ["Inspection"]
 _SCAN = 500
 """Jobs looked at in one step."""
 
+_GET_MOST = 1000
+_QUEUES_MOST = b"50"
+
 _COUNTERS = (
     *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed"),
-    *("retried", "cancelled", "expired"),
+    *("retried", "cancelled", "expired", "purged"),
 )
 
 
@@ -31,9 +35,13 @@ class Inspection:
         self._lines = lines
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
-        """Records of one moment."""
-        shown = self._lines.call("look", b"get", *(job_id.encode() for job_id in ids))
-        return [read_record(one) if one else None for one in shown]
+        """Records; so many as one call reads are of one moment."""
+        records: list[Record | None] = []
+        for i in range(0, len(ids), _GET_MOST):
+            some = [job_id.encode() for job_id in ids[i : i + _GET_MOST]]
+            shown = self._lines.call("look", b"get", *some)
+            records += [read_record(one) if one else None for one in shown]
+        return records
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
         """Newest first. The cursor is the number of the record to go on below."""
@@ -56,26 +64,46 @@ class Inspection:
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
         """The first jobs of a queue that are of a state."""
-        place = b"%d" % STATES.index(state)
-        return [
-            read_record(one)
-            for one in self._lines.call("look", b"head", queue.encode(), place, b"%d" % count)
-        ]
+        found: list[Record] = []
+        kind, place = b"%d" % STATES.index(state), b""
+        while True:
+            wanted = b"%d" % (count - len(found))
+            place, *shown = self._lines.call("look", b"head", queue.encode(), kind, wanted, place)
+            found += [read_record(one) for one in shown]
+            if not place or len(found) >= count:
+                return found
 
     def stats(self) -> list[QueueStats]:
         """Every queue, by name."""
-        rows = self._lines.call("look", b"stats")
-        return [_stats(*rows[i : i + 3]) for i in range(0, len(rows), 3)]
+        found: list[QueueStats] = []
+        behind = b""
+        while True:
+            rows = self._lines.call("look", b"stats", behind, _QUEUES_MOST)
+            found += [_stats(*rows[i : i + 3]) for i in range(0, len(rows), 3)]
+            if len(rows) < 3 * int(_QUEUES_MOST):
+                return found
+            behind = rows[-3]
 
-    def info(self) -> dict[str, Any]:
-        """Facts about the store."""
+    def unknown_tasks(self) -> list[UnknownTask]:
+        """The tasks that have jobs set aside, by name."""
+        rows = self._lines.call("look", b"unknown")
+        return sorted((_unknown(*row) for row in rows), key=lambda task: task.task)
+
+    def info(self, replicas: int) -> dict[str, Any]:
+        """Facts about the store, of whose server so many replicas are wanted."""
         jobs = int(self._lines.ask(b"HLEN", self._lines.key + b":job"))
         info = read_info(self._lines.ask(b"INFO"))
         settings: dict[str, str] = {}
         with contextlib.suppress(TidemillError):  # a hosted server may keep it to itself
             name, value = self._lines.ask(b"CONFIG", b"GET", b"appendfsync")
             settings[name.decode()] = value.decode()
-        return {"jobs": jobs, **server_facts(info, settings)}
+        return {"jobs": jobs, **server_facts(info, settings, replicas)}
+
+
+def _unknown(task: bytes, queues: Sequence[bytes], count: int, oldest: bytes) -> UnknownTask:
+    created = decode_envelope(oldest).created if oldest else 0.0
+    names = sorted(queue.decode() for queue in queues)
+    return UnknownTask(task.decode(), names, min(count, COUNTED_MOST), created)
 
 
 def _stats(queue: bytes, row: Sequence[bytes], oldest: bytes) -> QueueStats:

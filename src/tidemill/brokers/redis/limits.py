@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.record import TERMS, pack_terms
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.gate import Held, LimitStats, Terms
 
 __all__ = ["Ledger", "change"]
+
+_LANES_MOST = b"500"
+"""Keys of a limit that are counted in one call."""
 
 
 class Ledger:
@@ -19,10 +24,24 @@ class Ledger:
         self._lines = lines
 
     def all(self) -> list[LimitStats]:
-        """Every limit in numbers, by name, queues first."""
+        """Every limit in numbers, by name, queues first.
+
+        The keys of a limit are counted in pieces; jobs may start and end in between.
+        """
         facts = self._lines.call("look", b"limits")
-        rows = [_stats(*facts[i : i + 9]) for i in range(0, len(facts), 9)]
+        rows = [self._counted(_stats(*facts[i : i + 8])) for i in range(0, len(facts), 8)]
         return sorted(rows, key=lambda row: (not row.queue, row.name))
+
+    def _counted(self, row: LimitStats) -> LimitStats:
+        """A limit with how many of its jobs run, and how many of its keys are in use."""
+        if row.queue:
+            return row
+        running, keys, behind = 0, 0, b""
+        while True:
+            piece = self._lines.call("look", b"lanes", row.name.encode(), behind, _LANES_MOST)
+            running, keys, behind = running + piece[0], keys + piece[1], piece[2]
+            if not behind:
+                return msgspec.structs.replace(row, running=running, keys=keys)
 
     def held(self, job_id: str) -> Held | None:
         """What keeps a ready job waiting."""
@@ -53,7 +72,6 @@ def _stats(
     running: int,
     failures: int,
     until: int,
-    keys: int,
     by_hand: int,
 ) -> LimitStats:
     return LimitStats(
@@ -64,7 +82,6 @@ def _stats(
         running=running,
         failures=failures,
         until=_seconds(until),
-        keys=keys,
         by_hand=bool(by_hand),
     )
 

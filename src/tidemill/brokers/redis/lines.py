@@ -7,8 +7,6 @@ keeps the last answer of each session, so that a call whose reply was lost can b
 from __future__ import annotations
 
 import itertools
-import random
-import re
 import struct
 import time
 from collections.abc import Sequence
@@ -16,150 +14,27 @@ from typing import Any
 
 import hiredis
 import redis
-from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, SSLConnection
-from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.connection import Connection
 
 from tidemill.brokers.redis import servertime
-from tidemill.brokers.redis.address import Address
 from tidemill.brokers.redis.library import LIBRARY
+from tidemill.brokers.redis.server import SILENCE, Replaced, Server
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.trouble import Away, code_of, is_broken, translate
-from tidemill.clock import new_id
-from tidemill.errors import TidemillError
+from tidemill.brokers.sigpipe import Unkilled
+from tidemill.brokers.spares import Spares
+from tidemill.clock import new_id, wall_time
+from tidemill.deferral import Waiting, raised_by_handler
+from tidemill.errors import NotReplicated, TidemillError
 
-__all__ = ["CONNECT_TIMEOUT", "STEP_TIMEOUT", "Line", "Lines", "Server"]
-
-CONNECT_TIMEOUT = 2.0
-"""Seconds in which a server must answer a knock."""
+__all__ = ["STEP_TIMEOUT", "Line", "Lines"]
 
 STEP_TIMEOUT = 3.0
 """Seconds that a call may take at least; whoever has patience gives it longer."""
 
-_BACKOFF, _BACKOFF_MOST = 0.05, 1.0
 _DUE = b"due"  # the answer to a call before which more has come due than it should move
 _MOVES = 5  # that are followed in one call
-_MOVED = re.compile(r"MOVED \d+ (\S*):(\d+)")
 _SERIAL = struct.Struct(">Q")
-
-
-class Server:
-    """Where the server is now, and how to get a connection to it."""
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self._nodes = list(address.hosts)  # all that were ever heard of
-        self._node: tuple[str, int] | None = None  # that has our slot
-        self._failures = 0
-        self._next_try = 0.0
-        self._trouble = ""
-
-    @property
-    def where(self) -> str:
-        """For a sentence."""
-        return f"{self._node[0]}:{self._node[1]}" if self._node else self.address.where
-
-    def pause(self) -> float:
-        """Seconds before it makes sense to try again."""
-        return max(0.0, self._next_try - time.monotonic())
-
-    def connect(self, read_timeout: float) -> AbstractConnection:
-        """A connection, authenticated. A server that is dead is not tried again at once.
-
-        Raises:
-            BrokerUnavailable: it is away, or does not let us in.
-        """
-        if self.pause() > 0:
-            raise Away(self._trouble)
-        try:
-            connection = self._connect(read_timeout)
-        except Exception as error:
-            self._node = None
-            self._failures += 1
-            most = min(_BACKOFF * 2 ** min(self._failures, 10), _BACKOFF_MOST)
-            self._next_try = time.monotonic() + most * random.uniform(0.5, 1.0)
-            translated = translate(error, self.where)
-            self._trouble = str(translated)
-            raise translated from error
-        self._failures = 0
-        return connection
-
-    def _connect(self, read_timeout: float) -> AbstractConnection:
-        failed: Exception | None = None
-        for host, port in self._candidates():
-            connection = self._make(host, port, read_timeout)
-            try:
-                connection.connect()
-            except Exception as error:
-                if not is_broken(error) or isinstance(error, redis.AuthenticationError):
-                    raise
-                failed = error
-                continue
-            self._node = host, port
-            return connection
-        raise failed or redis.ConnectionError("no address")
-
-    def _candidates(self) -> list[tuple[str, int]]:
-        if self.address.service:
-            return [self._ask_sentinels()]
-        known = [node for node in self._nodes if node != self._node]
-        return [self._node, *known] if self._node else known
-
-    def _ask_sentinels(self) -> tuple[str, int]:
-        a = self.address
-        options: dict[str, Any] = {
-            "socket_timeout": CONNECT_TIMEOUT,
-            "socket_connect_timeout": CONNECT_TIMEOUT,
-            "retry": Retry(NoBackoff(), 0),
-            "username": a.sentinel_user or None,
-            "password": a.sentinel_password or None,
-        }
-        if a.tls is not None:
-            options |= {"ssl": True, **a.tls}
-        sentinel = Sentinel(list(a.hosts), sentinel_kwargs=options)
-        try:
-            host, port = sentinel.discover_master(a.service)
-            return str(host), int(port)
-        finally:
-            for client in sentinel.sentinels:
-                client.close()
-
-    def _make(self, host: str, port: int, read_timeout: float) -> AbstractConnection:
-        a = self.address
-        options: dict[str, Any] = {
-            "host": host,
-            "port": port,
-            "db": a.db,
-            "username": a.user or None,
-            "password": a.password or None,
-            "socket_timeout": read_timeout,
-            "socket_connect_timeout": CONNECT_TIMEOUT,
-            "socket_keepalive": True,
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-        }
-        if a.tls is not None:
-            return SSLConnection(**(options | a.tls))
-        return Connection(**options)
-
-    def moved(self, message: str) -> bool:
-        """Go where a node of a cluster says the slot is; False when it does not say."""
-        found = _MOVED.match(message)
-        if not found:
-            return False
-        host = found[1] or (self._node[0] if self._node else self._nodes[0][0])
-        self._node = host, int(found[2])
-        self.learn([self._node])
-        return True
-
-    def learn(self, nodes: Sequence[tuple[str, int]]) -> None:
-        """Remember nodes of the cluster: one of them will know, when this one is dead."""
-        self._nodes += [node for node in nodes if node not in self._nodes]
-
-    def look_again(self) -> None:
-        """The node is not, or no longer, the master."""
-        self._node = None
 
 
 class Line:
@@ -168,57 +43,88 @@ class Line:
     def __init__(self, server: Server, read_timeout: float, session: str = "") -> None:
         self._server = server
         self._read_timeout = read_timeout
-        self._connection: AbstractConnection | None = None
+        self._connection: Connection | None = None
         self._socket: Any = None
+        self._changes = 0  # of the server, when the connection was made
+        self._until = 0.0  # the call that is under way may take no longer
+        self._repeated = False  # the last call was sent more than once
+        self._asking = False  # a command was sent, and its answer not read
         self._reader = hiredis.Reader()
         self._session = session.encode()
         self._serial = 0
+        self._ended = False
 
     def number(self) -> tuple[bytes, bytes]:
         """Session and serial of a call that must be done once only."""
         self._serial += 1
         return self._session, _SERIAL.pack(self._serial)
 
-    def run(self, verb: str, key: bytes, args: Sequence[bytes]) -> Any:
+    def run(self, verb: str, key: bytes, args: Sequence[bytes], until: float = 0.0) -> Any:
         """Have a function run, and its answer. A line that proves broken is made anew, once.
+
+        Without ``until`` the call may take the line's own time.
 
         Raises:
             BrokerUnavailable: nobody knows whether it ran, unless the error says so.
         """
         command = (b"FCALL", LIBRARY.function(verb), b"1", key, *args)
+        self._until = until or time.monotonic() + self._read_timeout
         for last in (False, *[True] * _MOVES):
             was_open = self._socket is not None
+            self._repeated = last
             try:
                 return self._send(command)
             except TidemillError:
                 raise
             except Exception as error:
-                code = code_of(error)
-                if "FUNCTION NOT FOUND" in code:
-                    self._load()
-                elif code.startswith("MOVED") and self._server.moved(str(error)):
-                    self.close()
-                    self._learn_nodes()
-                elif is_broken(error) and was_open and not last:
-                    self.close()
-                else:
-                    if is_broken(error) or code.startswith(("READONLY", "LOADING", "CLUSTERDOWN")):
-                        self.close()
-                        self._server.look_again()
-                    raise translate(error, self._server.where) from error
+                if raised_by_handler(error):
+                    raise
+                self._recover(error, was_open and not last)
         raise Away(f"redis at {self._server.where} sends us from node to node")
+
+    def _recover(self, error: Exception, again: bool) -> None:
+        """Make good for an error, so that the call may be sent once more, or raise it.
+
+        With ``again`` the connection may have broken before the call.
+        """
+        code = code_of(error)
+        if "FUNCTION NOT FOUND" in code:
+            self._load()
+            return
+        if time.monotonic() < self._until:
+            if code.startswith("MOVED"):
+                self._learn_nodes()
+                if self._server.moved(str(error)):
+                    self.close()
+                    return
+            elif isinstance(error, Replaced) or (is_broken(error) and again):
+                self.close()
+                return
+        if is_broken(error) or code.startswith(("MOVED", "READONLY", "LOADING", "CLUSTERDOWN")):
+            self.close()
+            self._server.look_again()
+        raise translate(error, self._server.where) from error
 
     def _send(self, command: tuple[Any, ...]) -> Any:
         """Send and read by ourselves: redis-py's ways take longer than the server's answer."""
+        if self._asking or self._changes != self._server.changes:
+            self.close()  # a signal handler interrupted the last call, or it leads to the old one
         sock = self._socket or self._connect()
         reader = self._reader
+        self._asking = True
         try:
-            sock.sendall(hiredis.pack_command(command))
-            while (answer := reader.gets()) is False:
-                data = sock.recv(65536)
-                if not data:
-                    raise redis.ConnectionError("the line was closed")
-                reader.feed(data)
+            with Unkilled(), Waiting():
+                self._write(sock, hiredis.pack_command(command))
+                while (answer := reader.gets()) is False:
+                    try:
+                        data = sock.recv(65536)
+                    except TimeoutError as error:
+                        self._bear_silence(error)
+                        continue
+                    if not data:
+                        raise redis.ConnectionError("the line was closed")
+                    reader.feed(data)
+            self._asking = False
         except BaseException:
             self.close()  # an answer may still be on its way: nobody must read it as another's
             raise
@@ -226,54 +132,121 @@ class Line:
             raise answer
         return answer
 
+    def _write(self, sock: Any, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[sock.send(rest) :]
+            except TimeoutError as error:
+                self._bear_silence(error)
+
+    def _bear_silence(self, error: TimeoutError) -> None:
+        """Go on waiting for a silent server, while it is the master and there is time.
+
+        Raises:
+            TimeoutError: a signal handler has raised it.
+            Replaced: another server is the master.
+            redis.TimeoutError: the time is over.
+        """
+        if raised_by_handler(error):
+            raise error
+        server, connection = self._server, self._connection
+        if connection is None:
+            raise redis.ConnectionError("another thread has closed the line")
+        if self._changes != server.changes or server.is_replaced(connection, self._until):
+            raise Replaced(f"{server.where} is the master now")
+        if time.monotonic() >= self._until:
+            raise redis.TimeoutError("it does not answer")
+
     def _connect(self) -> Any:
-        self._connection = self._server.connect(self._read_timeout)
-        self._socket = self._connection._sock
+        self._changes = self._server.changes
+        left = max(0.1, self._until - time.monotonic())
+        self._connection = self._server.connect(left)
         self._reader = hiredis.Reader(replyError=redis.ResponseError)
+        self._asking = False
+        self._socket = self._connection._sock
+        self._socket.settimeout(SILENCE)
+        if self._ended:  # by another thread, perhaps while this one connected
+            self.close()
+            raise TidemillError("this broker is closed")
         return self._socket
 
     def _load(self) -> None:
+        self._server.loaded = True
         try:
-            self._send((b"FUNCTION", b"LOAD", LIBRARY.text))
+            self._send((b"FUNCTION", b"LOAD", LIBRARY.text(wall_time())))
         except TidemillError:
             raise
         except Exception as error:
             if "already exists" not in str(error):  # somebody was faster
                 raise translate(error, self._server.where) from error
 
-    def ask(self, *command: bytes) -> Any:
+    def ask(self, *command: bytes, until: float = 0.0) -> Any:
         """The answer to a plain command; errors as :meth:`run`."""
+        self._until = until or time.monotonic() + self._read_timeout
         try:
             return self._send(command)
         except TidemillError:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             raise translate(error, self._server.where) from error
 
+    def replicate(self, count: int, key: bytes, until: float) -> None:
+        """Wait until so many replicas have what the last call wrote.
+
+        Raises:
+            NotReplicated: they did not in time.
+            BrokerUnavailable: the server is away: the call must be repeated, perhaps elsewhere.
+        """
+        if self._repeated:  # the write may have come over another line, which WAIT does not count
+            self.ask(b"SET", key + b":barrier", b"", until=until)
+        milliseconds = max(1, int((until - time.monotonic()) * 1000))
+        had = self.ask(b"WAIT", b"%d" % count, b"%d" % milliseconds, until=until + SILENCE)
+        if had < count:
+            raise NotReplicated(
+                f"redis at {self._server.where} has stored this, but only {had} replicas had it in "
+                f"time, and the url says replicas={count}: it counts, but a fail-over may lose it; "
+                "see INFO replication, then put it again under its id"
+            )
+
+    def learn_nodes(self) -> None:
+        """Ask a node of a cluster for the others."""
+        self._until = time.monotonic() + self._read_timeout
+        self._learn_nodes()
+
     def _learn_nodes(self) -> None:
-        """Ask a node for the others."""
-        slots = self.ask(b"CLUSTER", b"SLOTS")
-        nodes = [(node[0].decode(), int(node[1])) for slot in slots for node in slot[2:] if node[0]]
-        self._server.learn(nodes)
+        slots = self.ask(b"CLUSTER", b"SLOTS", until=self._until)
+        assert self._connection is not None
+        self._server.learn_slots(slots, (self._connection.host, self._connection.port))
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; the next call connects anew."""
         connection, self._connection, self._socket = self._connection, None, None
         if connection is not None:
             connection.disconnect()
+
+    def end(self) -> None:
+        """Hang up for good, also while another thread connects."""
+        self._ended = True
+        self.close()
 
 
 class Lines:
     """The lines of one broker that any thread may use, as many as are in use at once."""
 
-    def __init__(self, server: Server, key: bytes, retention: bytes, patience: float) -> None:
+    def __init__(
+        self, server: Server, key: bytes, retention: bytes, patience: float, replicas: int = 0
+    ) -> None:
         self.server = server
         self.key = key
+        self._replicas = replicas
         self._retention = retention
         self._patience = patience
         self._id = new_id()
         self._numbers = itertools.count(1)
-        self._spare: list[Line] = []
+        self._spares = Spares(self.new_line)
 
     def new_line(self, read_timeout: float | None = None) -> Line:
         """A line for one who keeps it."""
@@ -285,17 +258,18 @@ class Lines:
         offset = servertime.server_offset()
         return b"%d" % int(offset * MICRO) if offset else b"0", self._retention, *session
 
-    def call(self, verb: str, *args: bytes, once: bool = False) -> Any:
+    def call(self, verb: str, *args: bytes, once: bool = False, replicated: bool = False) -> Any:
         """Run a script on a spare line, waiting for a server that is away as long as patience says.
 
-        With ``once`` it is done once, however often it is sent.
+        With ``once`` it is done once, however often it is sent. With ``replicated`` it is done when
+        as many replicas have it as the URL says.
         """
-        line = self._take()
+        line = self._spares.take()
         try:
             head = self.head(line.number() if once else (b"", b""))
-            return self._patiently(line, verb, (*head, *args))
+            return self._patiently(line, verb, (*head, *args), replicated)
         finally:
-            self._spare.append(line)
+            self._spares.give_back(line)
 
     def put(
         self,
@@ -309,56 +283,57 @@ class Lines:
         ``held`` is what is said of jobs that wait for others. With a ``nonce`` it is once whoever
         calls.
         """
-        line = self._take()
+        line = self._spares.take()
         try:
             session = (f"once {nonce}".encode(), _SERIAL.pack(1)) if nonce else line.number()
             if line_and_rank is not None:
                 args = (*session, *jobs[:3], *line_and_rank)
-                answer = self._patiently(line, "put_one", args)
+                answer = self._patiently(line, "put_one", args, replicated=True)
                 if answer != 0:
                     return answer
             count = b"%d" % (len(jobs) // 4)
-            return self._patiently(line, "put", (*self.head(session), count, *jobs, *held))
+            args = (*self.head(session), count, *jobs, *held)
+            return self._patiently(line, "put", args, replicated=True)
         finally:
-            self._spare.append(line)
+            self._spares.give_back(line)
 
-    def _take(self) -> Line:
-        """A line that nobody else uses, to be put back; both are atomic without a lock."""
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self.new_line()
-
-    def _patiently(self, line: Line, verb: str, args: Sequence[bytes]) -> Any:
-        until = 0.0
+    def _patiently(
+        self, line: Line, verb: str, args: Sequence[bytes], replicated: bool = False
+    ) -> Any:
+        now = time.monotonic()
+        until, limit = now + self._patience, now + max(STEP_TIMEOUT, self._patience)
         while True:
             try:
-                answer = line.run(verb, self.key, args)
+                answer = line.run(verb, self.key, args, limit)
                 if answer != _DUE:
+                    if self._replicas and replicated and answer != 0:
+                        line.replicate(self._replicas, self.key, limit)
                     return answer
                 while line.run("tick", self.key, (*self.head(), b"0")):
                     pass
             except Away:
                 now = time.monotonic()
-                until = until or now + self._patience
                 if now >= until:
                     raise
-                time.sleep(max(0.01, min(self.server.pause(), until - now)))
+                with Waiting():
+                    time.sleep(max(0.01, min(self.server.pause(), until - now)))
 
     def ask(self, *command: bytes) -> Any:
         """The answer to a plain command."""
-        line = self._take()
+        line = self._spares.take()
         try:
             return line.ask(*command)
         finally:
-            self._spare.append(line)
+            self._spares.give_back(line)
+
+    def learn_nodes(self) -> None:
+        """Ask a node of a cluster for the others, which know who the master is."""
+        line = self._spares.take()
+        try:
+            line.learn_nodes()
+        finally:
+            self._spares.give_back(line)
 
     def close(self) -> None:
-        """Hang up all that are spare."""
-        spare, self._spare = self._spare, []
-        for line in spare:
-            line.close()
-
-    def after_fork_child(self) -> None:
-        """In a forked child: the lines are the parent's; close our copies."""
-        self.close()
+        """Hang up for good; a line in use is closed when its call ends."""
+        self._spares.close()

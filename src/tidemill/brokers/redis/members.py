@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -18,14 +16,17 @@ from tidemill.brokers.conversation import Conversation
 from tidemill.brokers.redis.deaths import Deaths, Watch, release_args
 from tidemill.brokers.redis.lines import STEP_TIMEOUT, Lines
 from tidemill.brokers.redis.record import pack_verdict, read_leases
+from tidemill.brokers.redis.room import Room
 from tidemill.brokers.redis.schedules import read_schedules
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.sleeper import Sleeper
 from tidemill.brokers.silence import Heard, Silence
 from tidemill.brokers.steps import late, lost
+from tidemill.brokers.wakepipe import WakePipe
 from tidemill.clock import new_id
 from tidemill.errors import BrokerUnavailable, StoreMoved, TidemillError
 from tidemill.job import Command, Lease, Owner
+from tidemill.locks import LongLock
 
 __all__ = ["Members", "check_moved"]
 
@@ -42,8 +43,12 @@ _OWNER = msgspec.msgpack.Decoder(Owner)
 class Member:
     """An owner of this process: its conversation, and where it sleeps."""
 
-    def __init__(self, lines: Lines, owner: Owner, lease: float, watch: Watch) -> None:
+    def __init__(
+        self, lines: Lines, owner: Owner, lease: float, watch: Watch, deaths: Deaths, room: Room
+    ) -> None:
         self.owner = owner
+        self._room = room
+        self._deaths = deaths
         self.watch = watch
         self.roster = b""  # how the list of owners stood at the last step
         self.epoch = b"" if owner.lease else new_id().encode()
@@ -52,15 +57,13 @@ class Member:
         self._lease = owner.lease or lease
         self._line = lines.new_line(STEP_TIMEOUT)
         self._talk = Conversation(self._send)
-        self._alone = threading.Lock()
+        self._alone = LongLock()
         self.sleeper = Sleeper(lines.server, lines.key + b":w:" + owner.id.encode())
         self.asleep = Asleep()
         self.near = False  # its steps bear no serials: whoever makes them attached it here
         self.renew_at = 0.0
         self.death_at = float("inf")  # when the next of the others is to be given up
-        self._wake_read, self._wake_write = os.pipe()
-        for fd in (self._wake_read, self._wake_write):
-            os.set_blocking(fd, False)
+        self._pipe = WakePipe()
 
     def exchange(self, step: Step) -> Reply:
         """One step; whatever became of it, the next one makes good for it.
@@ -82,7 +85,8 @@ class Member:
         name = self.owner.id.encode(), _HEAD(serial, self.told, len(self.epoch)) + self.epoch
         args = *name, b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO), *_pack(step)
         head = self._lines.head((b"", b""))
-        answer = self._line.run("exchange", self._lines.key, (*head, *args))
+        whole = (*head, *args)
+        answer = self._room.run(step, lambda verb: self._line.run(verb, self._lines.key, whole))
         if answer == 0:
             return lost(step)
         check_moved(answer)
@@ -95,13 +99,15 @@ class Member:
     def _read(self, answer: Any, step: Step, now: float) -> Reply:
         settled, touched, leases, commands, due, death, inputs, schedules, roster, *took = answer
         self.roster = roster or self.roster
-        self.death_at = now + death / MICRO if death >= 0 else float("inf")
+        trusted_at = self._deaths.heard(now)
+        self.death_at = max(now + death / MICRO, trusted_at) if death >= 0 else float("inf")
         taken = [flag == 49 for flag in took[0]] if took else []
+        unknown, behind, strays = took[1:] if len(took) > 1 else ([], 0, [])
         brought = [token for (token, _), mine in zip(step.take, taken, strict=True) if mine]
         lent = read_leases(leases, inputs)
         self.told = max(self.told, *[lease.token for lease in lent], *brought, 0)
         return Reply(
-            [flag == 49 for flag in settled],
+            self._room.settled(settled),
             [flag == 49 for flag in touched],
             lent,
             [_read_command(packed) for packed in commands],
@@ -109,6 +115,10 @@ class Member:
             read_schedules(schedules[1:]),
             int(schedules[0]) / MICRO if schedules else 0.0,
             taken=taken,
+            unknown=[name.decode() for name in unknown[1:]],
+            told=int(unknown[0]) if unknown else 0,
+            behind=bool(behind),
+            strays=[int(token) for token in strays],
         )
 
     def head(self) -> tuple[bytes, bytes]:
@@ -128,17 +138,15 @@ class Member:
         """
         limit = min(self.renew_at, self.death_at) - time.monotonic()
         watched = self.watch.fds
-        ready = self.sleeper.wait(min(timeout, limit, _LONGEST), [self._wake_read, *fds], watched)
-        if self._wake_read in ready:
-            ready.remove(self._wake_read)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
+        ready = self.sleeper.wait(min(timeout, limit, _LONGEST), [self._pipe.fd, *fds], watched)
+        if self._pipe.fd in ready:
+            ready.remove(self._pipe.fd)
+            self._pipe.drain()
         return [fd for fd in ready if fd in fds], not set(watched).isdisjoint(ready)
 
     def wake(self) -> None:
         """End its sleep, from any thread."""
-        with contextlib.suppress(OSError):  # full of hints already, or gone
-            os.write(self._wake_write, b"x")
+        self._pipe.wake()
 
     def close(self) -> None:
         """Hang up, once nobody sleeps."""
@@ -147,10 +155,9 @@ class Member:
 
     def after_fork_child(self) -> None:
         """Close what a child has of it; who slept there is not in the child."""
-        self._line.close()
+        self._line.end()
         self.sleeper.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._pipe.after_fork_child()
 
 
 class Members:
@@ -162,8 +169,9 @@ class Members:
         self._brisk = brisk
         self._lease = lease
         self._members: dict[str, Member] = {}
-        self._deaths = Deaths(lines, brisk, self.ids)
-        self._joining = threading.Lock()
+        self._deaths = Deaths(lines, brisk, self.ids, lease)
+        self._joining = LongLock()
+        self._room = Room(lambda: lines.server.where)
         self._silence: Silence[str] = Silence()
 
     def __getitem__(self, owner_id: str) -> Member:
@@ -195,7 +203,7 @@ class Members:
         before = self._drop(owner.id)
         if before is not None:
             self._deaths.end(before.watch)
-        member = Member(self._lines, owner, self._lease, self._deaths.begin(owner))
+        member = self._new_member(owner, self._deaths.begin(owner))
         member.told = before.told if before is not None else 0
         try:
             answer = self._call(
@@ -212,6 +220,9 @@ class Members:
         member.renew_at = time.monotonic() + self._lease / 3
         self._members[owner.id] = member
         self.reap()
+
+    def _new_member(self, owner: Owner, watch: Watch) -> Member:
+        return Member(self._lines, owner, self._lease, watch, self._deaths, self._room)
 
     # -- owners elsewhere -----------------------------------------------------------------------
 
@@ -242,7 +253,7 @@ class Members:
     def _make_calls_of(self, owner: Owner) -> Member:
         member = self._members.get(owner.id)
         if member is None:
-            member = Member(self._lines, owner, self._lease, Watch(0))
+            member = self._new_member(owner, Watch(0))
             member.renew_at = time.monotonic() + owner.lease / 3
             self._members[owner.id] = member
         member.owner = owner
@@ -282,12 +293,13 @@ class Members:
     def hear_behalf(self, step: Step) -> Reply:
         """What somebody says on behalf of an owner elsewhere, whose own words go on."""
         name = step.owner.encode(), _HEAD(0, 0, 0)
-        answer = self._lines.call("exchange", *name, b"", *_pack(step))
+        args = *name, b"", *_pack(step)
+        answer = self._room.run(step, lambda verb: self._lines.call(verb, *args))
         if answer == 0:
             return lost(step)
         check_moved(answer)
-        settled, touched = ([flag == 49 for flag in flags] for flags in answer)
-        return Reply(settled, touched)
+        settled, touched = answer
+        return Reply(self._room.settled(settled), [flag == 49 for flag in touched])
 
     # -- going ----------------------------------------------------------------------------------
 
@@ -361,7 +373,7 @@ class Members:
 
     def close(self) -> None:
         """Hang up all lines."""
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.close()
         self._members.clear()
         self._deaths.close()
@@ -369,7 +381,7 @@ class Members:
     def after_fork_child(self) -> None:
         """In a forked child: all are the parent's; close our copies."""
         self._deaths.after_fork_child()
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.after_fork_child()
         self._members.clear()
 
@@ -390,7 +402,13 @@ def _pack(step: Step) -> list[bytes]:
     args += [_NOTE(n.token, n.done, n.total, n.time) + n.line.encode() for n in step.notes]
     args.append(b"%d" % len(step.take))
     args += [token.to_bytes(8, "big") + job_id.encode() for token, job_id in step.take]
-    return args
+    told, knows = (step.want.told, step.want.knows) if step.want is not None else (-1, ())
+    args += [b"%d" % told, b"%d" % len(knows), *[name.encode() for name in knows]]
+    return [*args, _pack_held(step.held)]
+
+
+def _pack_held(held: Sequence[int] | None) -> bytes:
+    return b"" if held is None else b"held" + struct.pack(f">{len(held)}Q", *held)
 
 
 def _pack_want(want: Want | None, fires: int) -> list[bytes]:

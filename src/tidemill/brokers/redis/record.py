@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tidemill.brokers.links import was_dropped
+from tidemill.brokers.links import check_links, was_dropped
 from tidemill.brokers.redis.servertime import MICRO
+from tidemill.errors import InvalidOption
 from tidemill.gate import Claim, Terms
 from tidemill.job import (
     Attempt,
@@ -28,9 +29,11 @@ from tidemill.job import (
 )
 
 __all__ = [
+    "PUT_MOST",
     "STATES",
     "TERMS",
     "line_and_rank",
+    "pack_holds",
     "pack_put",
     "pack_record",
     "pack_terms",
@@ -40,7 +43,7 @@ __all__ = [
 ]
 
 STATES = tuple(State)
-_READY, _RUNNING, _SUCCEEDED = 2, 3, 4
+_SCHEDULED, _READY, _RUNNING, _SUCCEEDED = 1, 2, 3, 4
 _CANCELLING, _MESSAGE, _NOTED, _TIMED, _TAIL, _LINKED, _LIMITED = 1, 2, 4, 8, 16, 64, 128
 
 _HEAD = struct.Struct(">BBIIIII")  # state, flags, attempt, losses, limit, policy, rank
@@ -55,6 +58,7 @@ _LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
 _FINISHED = struct.Struct(">QQ")  # finished, prune
 _SIZE = struct.Struct(">I")
 _ATTEMPT = struct.Struct(">IdddBH")  # number, leased, started, ended, outcome, size of worker
+# Behind error and traceback stands the run, if that is not the first.
 _VERDICT = struct.Struct(">QBdddBIIIq")
 _LEASE = struct.Struct(">QIIIQdQd")
 _SHORT = struct.Struct(">H")
@@ -64,8 +68,21 @@ _WAITS = {"": 0, Waits.SUCCESS: 1, Waits.ANY: 2, Waits.FAILURE: 3, Waits.BARRIER
 _CONFLICTS = {Conflict.KEEP: 0, Conflict.REJECT: 1, Conflict.REPLACE: 2, Conflict.MERGE: 3}
 
 
+PUT_MOST = 50_000
+"""Jobs that a caller may have stored as one step: the server does nothing else meanwhile."""
+
+
 def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
-    """Four arguments for each job: id, record behind its seq, envelope, wish."""
+    """Four arguments for each job: id, record behind its seq, envelope, wish.
+
+    Raises:
+        InvalidOption: there are too many for one step.
+    """
+    if len(jobs) > PUT_MOST:
+        raise InvalidOption(
+            f"redis:// stores at most {PUT_MOST} jobs in one step, not {len(jobs)}; "
+            "put them in smaller batches"
+        )
     args: list[bytes] = []
     for job in jobs:
         queue, key = job.queue.encode(), job.key.encode()
@@ -89,6 +106,19 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
             wish = _pack_wish(job)
         args += (job.id.encode(), record, encode_envelope(job), wish)
     return args
+
+
+def pack_holds(
+    jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
+) -> list[bytes]:
+    """What is said of jobs that wait for others; nothing when there are none."""
+    held: list[bytes] = []
+    if hold or let_go or any(job.links for job in jobs):
+        for job in jobs:
+            check_links(job)
+        for names in (hold, let_go):
+            held += (b"%d" % len(names), *(name.encode() for name in names))
+    return held
 
 
 def _pack_lane(claim: Claim) -> bytes:
@@ -173,7 +203,8 @@ def pack_record(r: Record) -> list[bytes]:
 def _pack_attempt(a: Attempt) -> bytes:
     worker = a.worker.encode()
     fixed = _ATTEMPT.pack(a.number, a.leased, a.started, a.ended, a.outcome, len(worker))
-    return _sized(fixed + worker + _sized(a.error.encode()) + _sized(a.traceback.encode()))
+    run = _SIZE.pack(a.run) if a.run > 1 else b""
+    return _sized(fixed + worker + _sized(a.error.encode()) + _sized(a.traceback.encode()) + run)
 
 
 def _sized(data: bytes) -> bytes:
@@ -209,13 +240,14 @@ def _read_input(job_id: bytes, state: int | bytes, result: bytes, error: bytes) 
 
 def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
     """A record as it stands: what ``look.lua`` returns for one job."""
-    _, data, envelope, worker, progress, lines, result, wait = shown
+    _, data, envelope, worker, progress, lines, result, wait, until = shown
     assert isinstance(data, bytes)
     assert isinstance(envelope, bytes)
     assert isinstance(worker, bytes)
     assert isinstance(progress, bytes)
     assert isinstance(result, bytes)
     assert isinstance(wait, bytes)
+    assert isinstance(until, bytes)
     state, flags, attempt, losses, limit, _, rank = _HEAD.unpack_from(data, _SEQ.size)
     record = Record(
         envelope=decode_envelope(envelope),
@@ -242,6 +274,8 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         due, expires, _, _, _ = _TIMES.unpack_from(data, at)
         record.due, record.expires = due / MICRO, expires / MICRO
         at += _TIMES.size
+    if state == _SCHEDULED and not record.due:
+        record.unknown, record.due = True, float(until or 0) / MICRO
     if state == _RUNNING:
         _, leased, _, size = _LEASED.unpack_from(data, at)
         record.leased = leased / MICRO
@@ -264,10 +298,13 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
 
 def _attempts(data: bytes, at: int) -> Iterator[Attempt]:
     while at < len(data):
+        end = at + _SIZE.size + int(_SIZE.unpack_from(data, at)[0])
         at += _SIZE.size
         number, leased, started, ended, outcome, size = _ATTEMPT.unpack_from(data, at)
         at += _ATTEMPT.size
         worker = data[at : at + size].decode()
         error, at = _text(data, at + size)
         traceback, at = _text(data, at)
-        yield Attempt(number, worker, leased, started, ended, outcome, error, traceback)
+        run = _SIZE.unpack_from(data, at)[0] if at < end else 1
+        at = end
+        yield Attempt(number, worker, leased, started, ended, outcome, error, traceback, run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from tidemill.brokers.redis.address import Address, parse_address, prefix_of
@@ -20,10 +22,11 @@ class Settings(msgspec.Struct, frozen=True):
     retention: Retention
     patience: float
     owner_lease: float
+    replicas: int
 
 
 def check_url(url: Url) -> Settings:
-    """Read a ``redis://``, ``rediss://`` or ``redis+sentinel://`` URL.
+    """Read a ``redis://`` or ``redis+sentinel://`` URL, or one of these with TLS.
 
     Raises:
         InvalidOption: something in it is wrong.
@@ -37,4 +40,12 @@ def check_url(url: Url) -> Settings:
         Retention.from_options(url.options),
         number_option(url.options, "patience", 10.0),
         lease,
+        _replicas(url.options.get("replicas", "0")),
     )
+
+
+def _replicas(text: str) -> int:
+    """How many replicas must have what is put before it counts as accepted."""
+    if not re.fullmatch(r"\d{1,2}", text):
+        raise InvalidOption(f"replicas in the url must be a number from 0 to 99, not {text!r}")
+    return int(text)

@@ -12,16 +12,21 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from redis.connection import AbstractConnection
+from redis.connection import Connection
 
-from tidemill.brokers.redis.lines import CONNECT_TIMEOUT, Server
+from tidemill.brokers.redis.server import CONNECT_TIMEOUT, SILENCE, Server
 from tidemill.brokers.redis.trouble import Away, translate
+from tidemill.brokers.sigpipe import Unkilled
+from tidemill.deferral import Waiting
 from tidemill.errors import BrokerUnavailable
 
 __all__ = ["Sleeper"]
 
 PING_EVERY = 10.0
 """Seconds. Networks forget lines on which nothing moves, and say so to nobody."""
+
+PING_MASTER_EVERY = 3.0
+"""Seconds, where Sentinel or a cluster may put another server in place of one that hangs."""
 
 _PING = b"*1\r\n$4\r\nPING\r\n"
 _PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
@@ -33,17 +38,21 @@ class Sleeper:
     def __init__(self, server: Server, channel: bytes) -> None:
         self._server = server
         self._channel = channel
-        self._connection: AbstractConnection | None = None
-        self._pinged = self._heard = 0.0
+        self._connection: Connection | None = None
+        self._changes = 0  # of the server, when the connection was made
+        self._pinged = self._heard = self._asked = 0.0
 
     def ready(self) -> bool:
         """Subscribe, if it is not done. True when it was done before: nothing was missed."""
-        if self._connection is not None:
+        if self._connection is not None and self._changes == self._server.changes:
             return True
+        self.close()
+        self._changes = self._server.changes
         connection = self._server.connect(CONNECT_TIMEOUT)
         try:
-            connection.send_command("SUBSCRIBE", self._channel, check_health=False)
-            connection.read_response()
+            with Unkilled(), Waiting():
+                connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+                connection.read_response()
         except BrokerUnavailable:
             raise
         except Exception as error:
@@ -70,10 +79,12 @@ class Sleeper:
         while True:
             assert self._connection is not None
             sock = _socket(self._connection)
-            now = time.monotonic()
-            if now - self._pinged >= PING_EVERY:
-                self._ping(sock, now)
-            left = min(until, self._pinged + PING_EVERY) - now
+            if self._heard < self._pinged and self._drain(sock):
+                return []  # it came while nobody slept
+            look_at = self._keep_alive(sock)
+            if self._connection is None:
+                return []
+            left = min(until, look_at) - time.monotonic()
             ready = _poll([sock.fileno(), *fds], watched, max(0.0, left))
             if sock.fileno() in ready:
                 ready.remove(sock.fileno())
@@ -82,13 +93,31 @@ class Sleeper:
             if ready or time.monotonic() >= until:
                 return ready
 
+    def _keep_alive(self, sock: Any) -> float:
+        """Ping in time, and hang up if another server is the master; when to look again."""
+        assert self._connection is not None
+        now = time.monotonic()
+        has_others = self._server.has_others
+        every = PING_MASTER_EVERY if has_others else PING_EVERY
+        if self._changes != self._server.changes:
+            self.close()
+        elif self._heard >= self._pinged:
+            if now - self._pinged < every:
+                return self._pinged + every
+            self._ping(sock, now)
+        elif now - self._pinged >= PING_EVERY:
+            raise self._broken(TimeoutError("it does not answer"))
+        elif has_others and now - max(self._pinged, self._asked) >= SILENCE:
+            self._asked = now
+            if self._server.is_replaced(self._connection, now + SILENCE):
+                self.close()
+        return max(self._pinged, self._asked) + (SILENCE if has_others else PING_EVERY)
+
     def _ping(self, sock: Any, now: float) -> None:
-        silent = self._heard < self._pinged  # since the last one
         self._pinged = now
         try:
-            if silent:
-                raise TimeoutError("it does not answer")
-            sock.send(_PING)
+            with Unkilled():
+                sock.send(_PING)
         except OSError as error:
             raise self._broken(error) from error
 
@@ -99,7 +128,8 @@ class Sleeper:
             while part := sock.recv(65536):
                 data += part
         except (BlockingIOError, ssl.SSLWantReadError):
-            self._heard = time.monotonic()
+            if data:
+                self._heard = time.monotonic()
             return data not in (b"", _PONG)
         except OSError as error:
             raise self._broken(error) from error
@@ -123,8 +153,9 @@ def _poll(fds: Sequence[int], watched: Sequence[int], seconds: float) -> list[in
         poll.register(fd, select.POLLIN)
     for fd in watched:
         poll.register(fd, 0)  # it hangs up
-    return [fd for fd, _ in poll.poll(seconds * 1000)]
+    with Waiting():
+        return [fd for fd, _ in poll.poll(seconds * 1000)]
 
 
-def _socket(connection: AbstractConnection) -> Any:
+def _socket(connection: Connection) -> Any:
     return connection._sock

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Sequence
 
 from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.redis.record import read_record
 from tidemill.brokers.redis.servertime import MICRO
 from tidemill.brokers.redis.sleeper import Sleeper
 from tidemill.brokers.redis.trouble import Away
+from tidemill.brokers.watching import Alarm
 from tidemill.clock import new_id
+from tidemill.locks import Lock
 
 __all__ = ["Waits"]
 
 _LONGEST = 30.0  # seconds; a hint lost with whoever was to look costs no more
 _HOLDS = -2
+_SHOWN = 8  # records looked at in one call: each may have a megabyte
 
 
 class Waits:
@@ -24,14 +27,28 @@ class Waits:
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._spare: list[tuple[bytes, Sleeper]] = []
 
-    def until(self, verb: bytes, names: Sequence[bytes], timeout: float) -> bool:
+    def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
+        """See :class:`~tidemill.brokers.watching.Ends`."""
+        names = [job_id.encode() for job_id in ids]
+        if not self.until(b"first", names, timeout, alarm):
+            return [False] * len(names)
+        found: list[bool] = []
+        for first in range(0, len(names), _SHOWN):
+            shown = self._lines.call("look", b"get", *names[first : first + _SHOWN])
+            found += [not one or read_record(one).state.finished for one in shown]
+        return found
+
+    def until(
+        self, verb: bytes, names: Sequence[bytes], timeout: float, alarm: Alarm | None = None
+    ) -> bool:
         """Sleep until the jobs have finished, the first of them has, or the queue has room.
 
-        False when time is up.
+        False when time is up, or the alarm rings.
         """
+        fds = [] if alarm is None else [alarm.fd]
         deadline = time.monotonic() + timeout
         with self._lock:
             name, sleeper = self._spare.pop() if self._spare else self._new()
@@ -46,7 +63,9 @@ class Waits:
                 if left <= 0:
                     return False
                 with contextlib.suppress(Away):
-                    sleeper.wait(min(left, due / MICRO if due >= 0 else _LONGEST, _LONGEST))
+                    longest = min(left, due / MICRO if due >= 0 else _LONGEST, _LONGEST)
+                    if sleeper.wait(longest, fds):
+                        return False
         finally:
             if verb != b"space":
                 with contextlib.suppress(Away):
@@ -67,5 +86,5 @@ class Waits:
 
     def after_fork_child(self) -> None:
         """In a forked child: the places are the parent's; close our copies."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.close()

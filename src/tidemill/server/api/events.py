@@ -71,7 +71,7 @@ async def watch_queues(call: Call) -> Stream:
 
     Events are called ``queues``, their data is as that of ``/v1/queues``.
     """
-    return Stream(call.backend.snapshots.listen())
+    return Stream(call.backend.snapshots.listen(), shared=True)
 
 
 async def watch_job(call: Call, job_id: str) -> Stream:
@@ -98,7 +98,7 @@ async def _changes(backend: Backend, job_id: str, record: Record) -> AsyncIterat
         if record.state.finished or backend.stopping.is_set():
             return
         try:
-            await job.await_state(LOOK_EVERY)
+            await backend.await_state(job, LOOK_EVERY)
         except ResultTimeout:
             pass
         except JobNotFound as error:  # it was a message, and is acknowledged; or it was deleted

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,9 +18,12 @@ from tidemill.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeo
 from tidemill.handle import Job
 from tidemill.job import Envelope, Put, Record, State
 from tidemill.server.backend import Backend
+from tidemill.server.batches import decode_batch, decode_job
 from tidemill.server.bodies import as_json, body_out, bytes_of
 from tidemill.server.endpoints import Call, Endpoint
+from tidemill.server.listing import find_some
 from tidemill.server.problems import Problem
+from tidemill.server.queue_tokens import check_put, check_queues, limits
 from tidemill.server.shapes.jobs import (
     BatchIn,
     CancelIn,
@@ -26,11 +31,15 @@ from tidemill.server.shapes.jobs import (
     Done,
     Ids,
     JobIn,
+    JobListed,
     JobOptions,
     JobOut,
     JobQuery,
     Jobs,
     JobTrail,
+    KickMany,
+    KickQuery,
+    Matching,
     MessageOptions,
     Placed,
     PlacedMany,
@@ -38,9 +47,9 @@ from tidemill.server.shapes.jobs import (
     WaitQuery,
 )
 from tidemill.server.tokens import Role
-from tidemill.trail import explain_in, trail_of
+from tidemill.trail import explain_in, trail_of, why_not_run
 
-__all__ = ["ENDPOINTS", "envelope_of", "job_out", "options_of", "placed"]
+__all__ = ["ENDPOINTS", "envelope_of", "filter_of", "job_out", "options_of", "placed"]
 
 _OPTIONS = frozenset(JobOptions.__struct_fields__)
 _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
@@ -51,13 +60,21 @@ _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
 
 async def put_job(call: Call, body: JobIn) -> Placed:
     """Put a message, or a call of a task."""
-    (put,) = await call.backend.put([envelope_of(call.backend, body)])
+    envelope = await call.beside(lambda: envelope_of(call.backend, body), 0)
+    check_put(call.exchange, [envelope])
+    (put,) = await call.backend.put([envelope])
     return placed(call, put)
 
 
 async def put_jobs(call: Call, body: BatchIn) -> PlacedMany:
     """Put many jobs in one commit, all or none, in order."""
-    envelopes = [envelope_of(call.backend, job, n) for n, job in enumerate(body.jobs)]
+
+    def make() -> list[Envelope]:
+        return [envelope_of(call.backend, job, n) for n, job in enumerate(body.jobs)]
+
+    envelopes = await call.beside(make, 0)
+    check_put(call.exchange, envelopes)
+    body.jobs.clear()  # they take many times their bytes
     puts = await call.backend.put(envelopes) if envelopes else []
     return PlacedMany(puts)  # type: ignore[arg-type]  # they encode as Placed do
 
@@ -71,7 +88,8 @@ async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
     if body.id not in (None, job_id):
         raise InvalidOption("id: the body has another than the path; leave it out")
     body.id = job_id
-    envelope = envelope_of(call.backend, body)
+    envelope = await call.beside(lambda: envelope_of(call.backend, body), 0)
+    check_put(call.exchange, [envelope])
     try:
         (put,) = await call.backend.put([envelope])
     except DuplicateJob as error:
@@ -120,7 +138,10 @@ def _message(backend: Backend, job: JobIn) -> Envelope:
     if job.timeout is not None or job.result_ttl is not None:
         raise InvalidOption("timeout and result_ttl go with task; a message has a ttr")
     body = job.body if job.encoding == "json" else bytes_of(job.body)
-    return backend.queue(job.queue or "default").envelope(body, **options_of(job))
+    envelope = backend.queue(job.queue or "default").envelope(body, **options_of(job))
+    if job.queue is None:
+        raise InvalidOption("queue: a message needs the name of its queue")
+    return envelope
 
 
 def _call(mill: Tidemill, job: JobIn) -> Envelope:
@@ -161,20 +182,46 @@ def job_out(record: Record) -> JobOut:
 
 
 async def list_jobs(call: Call, query: JobQuery) -> Jobs:
-    """List jobs, newest first, those that match."""
-    what = Filter(
+    """List jobs, newest first, those that match.
+
+    A list of large jobs ends before ``limit``, and its cursor says where to go on.
+    """
+    what, mill = filter_of(call, query), call.backend.mill
+    mill.features.need(Feature.FAILED, "a list of jobs")
+    limit, find = query.limit, mill.broker.find
+    if query.bodies:
+        limit = min(limit, _WITH_BODIES)
+    page = await call.backend.run(find_some, find, what, limit, query.cursor)
+    if not query.bodies:
+        return Jobs([JobListed(**it.public()) for it in page.records], page.cursor or None)
+    rows = await call.backend.run(lambda: [_listed(mill, record) for record in page.records])
+    return Jobs(rows, page.cursor or None)
+
+
+_WITH_BODIES = 16
+"""Jobs in a list with their bodies, at most."""
+
+
+def _listed(mill: Tidemill, record: Record) -> JobListed:
+    body, encoding = _shown(mill, record)
+    return JobListed(**record.public(), body=body, encoding=encoding)  # type: ignore[arg-type]
+
+
+def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
+    """What matches a query. A token for one queue means that one where the query names none."""
+    queue, known = query.queue, limits(call.exchange)
+    if not queue and len(known) == 1:
+        queue = known[0]
+    check_queues(call.exchange, [queue])
+    return Filter(
         states=frozenset(map(State, query.state)),
-        queue=query.queue,
+        queue=queue,
         task=query.task,
         key=query.key,
         tag=query.tag,
         text=query.search,
         id_prefix=f"{query.group}." if query.group else "",
     )
-    mill = call.backend.mill
-    mill.features.need(Feature.FAILED, "a list of jobs")
-    page = await call.backend.run(lambda: mill.find(what, limit=query.limit, cursor=query.cursor))
-    return Jobs([job_out(record) for record in page.records], page.cursor or None)
 
 
 async def get_job(call: Call, job_id: str) -> JobTrail:
@@ -184,10 +231,7 @@ async def get_job(call: Call, job_id: str) -> JobTrail:
 
 def _trail(mill: Tidemill, job_id: str) -> JobTrail:
     record = mill.job(job_id).refresh()
-    try:
-        body, encoding = body_out(mill, record.envelope)
-    except CodecError as error:
-        body, encoding = f"({error})", "repr"
+    body, encoding = _shown(mill, record)
     trail = [
         {
             "time": e.time or None,
@@ -207,19 +251,27 @@ def _trail(mill: Tidemill, job_id: str) -> JobTrail:
     )
 
 
+def _shown(mill: Tidemill, record: Record) -> tuple[Any, str]:
+    """The body of a job as answers show it, in which encoding; or why it cannot be read."""
+    try:
+        return body_out(mill, record.envelope)
+    except CodecError as error:
+        return f"({error})", "repr"
+
+
 async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
     """How a job ended; waits for that. 202: it has not ended yet."""
     backend = call.backend
     job = backend.mill.job(job_id)
-    try:
-        wait = min(query.wait, backend.settings.longest_poll)
-        if wait:
-            await call.exchange.body()  # whatever it is: from then on it is seen when it goes
-            await backend.polls.wait(call.exchange, job.await_state(wait), None)
-        else:
+    wait = min(query.wait, backend.settings.longest_poll)
+    with contextlib.suppress(ResultTimeout):
+        try:
             await backend.run(job.wait, 0)
-    except ResultTimeout:
-        pass
+        except ResultTimeout:
+            if not wait:
+                raise
+            await call.exchange.body()  # whatever it is: from then on it is seen when it goes
+            await backend.polls.wait(call.exchange, backend.await_state(job, wait), None)
     out = await backend.run(_result, job)
     if out.finished is None:
         call.status = 202
@@ -254,9 +306,9 @@ async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
     await _act(call, job_id, lambda job: job.cancel(body.terminate), "it has ended already")
 
 
-async def kick_job(call: Call, job_id: str) -> None:
-    """Make a failed, cancelled, expired or scheduled job ready, with fresh attempts."""
-    await _act(call, job_id, Job.retry, "it is not failed, cancelled, expired or scheduled")
+async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
+    """Begin a new run of a failed, cancelled or expired job, or make a scheduled one ready."""
+    await _act(call, job_id, lambda job: job.retry(query.force), why_not_run)
 
 
 async def delete_job(call: Call, job_id: str) -> None:
@@ -264,12 +316,15 @@ async def delete_job(call: Call, job_id: str) -> None:
     await _act(call, job_id, Job.delete, "it cannot be deleted")
 
 
-async def _act(call: Call, job_id: str, act: Any, why_not: str) -> None:
+async def _act(
+    call: Call, job_id: str, act: Any, why_not: str | Callable[[Record], str]
+) -> None:
     def attempt() -> None:
         job = call.backend.mill.job(job_id)
         if not act(job):
-            job.refresh()  # it may not be there
-            raise Problem("conflict", f"{job_id}: {why_not}", job_id=job_id)
+            record = job.refresh()  # it may not be there
+            why = why_not if isinstance(why_not, str) else why_not(record)
+            raise Problem("conflict", f"{job_id}: {why}", job_id=job_id)
 
     await call.backend.run(attempt)
 
@@ -280,10 +335,10 @@ async def cancel_jobs(call: Call, body: CancelMany) -> Done:
     return Done(await call.backend.run(lambda: broker.cancel(ids, terminate=body.terminate)))
 
 
-async def kick_jobs(call: Call, body: Ids) -> Done:
+async def kick_jobs(call: Call, body: KickMany) -> Done:
     """Make many jobs ready again."""
-    ids = _checked(call.backend, body, Feature.FAILED, "kick")
-    return Done(await call.backend.run(call.backend.mill.broker.kick, ids))
+    broker, ids = call.backend.mill.broker, _checked(call.backend, body, Feature.FAILED, "kick")
+    return Done(await call.backend.run(lambda: broker.kick(ids, force=body.force)))
 
 
 async def delete_jobs(call: Call, body: Ids) -> Done:
@@ -299,10 +354,27 @@ def _checked(backend: Backend, body: Ids, feature: Feature, what: str) -> list[s
 
 OPERATOR = Role.OPERATOR
 ENDPOINTS = (
-    Endpoint("POST", "/v1/jobs", put_job, OPERATOR, status=201, also=(200, 409, 507)),
-    Endpoint("POST", "/v1/jobs/batch", put_jobs, OPERATOR, status=201, also=(409, 507)),
-    Endpoint("PUT", "/v1/jobs/{job_id}", put_job_by_id, OPERATOR, status=201, also=(200, 409, 507)),
-    Endpoint("GET", "/v1/jobs", list_jobs),
+    Endpoint(
+        *("POST", "/v1/jobs", put_job, OPERATOR),
+        status=201,
+        also=(200, 409, 507),
+        makes=decode_job,
+        limited=True,
+    ),
+    Endpoint(
+        *("POST", "/v1/jobs/batch", put_jobs, OPERATOR),
+        status=201,
+        also=(409, 507),
+        makes=decode_batch,
+        limited=True,
+    ),
+    Endpoint(
+        *("PUT", "/v1/jobs/{job_id}", put_job_by_id, OPERATOR),
+        status=201,
+        also=(200, 409, 507),
+        makes=decode_job,
+    ),
+    Endpoint("GET", "/v1/jobs", list_jobs, limited=True),
     Endpoint("GET", "/v1/jobs/{job_id}", get_job, also=(410,)),
     Endpoint("GET", "/v1/jobs/{job_id}/result", get_result, also=(202, 410)),
     Endpoint("POST", "/v1/jobs/{job_id}/cancel", cancel_job, OPERATOR, status=204, also=(409, 410)),

@@ -1,33 +1,36 @@
-"""Messages: put whatever it is, reserve, acknowledge, release, touch, bury."""
+"""Messages: put whatever it is, and reserve; what then becomes of it is in :mod:`.reservations`."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tidemill.brokers.base import Feature, Mode
-from tidemill.clock import wall_time
-from tidemill.config import storable
 from tidemill.errors import CodecError
-from tidemill.job import Outcome, Verdict, priority_of
+from tidemill.job import Envelope, Verdict, priority_of
 from tidemill.server.api.jobs import options_of, placed
+from tidemill.server.asks import size_of
+from tidemill.server.batches import check_json
 from tidemill.server.bodies import body_out
+from tidemill.server.budget import SMALL
+from tidemill.server.delivery import deliver
 from tidemill.server.desk import Held
+from tidemill.server.edge import Gone
 from tidemill.server.endpoints import Call, Endpoint, Raw, json_of
 from tidemill.server.problems import Problem
+from tidemill.server.queue_tokens import check_put, check_queues
 from tidemill.server.receipts import receipt_of
-from tidemill.server.shapes.jobs import Done, MessageOptions, Placed
-from tidemill.server.shapes.messages import (
-    BuryIn,
-    Receipts,
-    ReleaseIn,
-    Reserved,
-    ReservedMany,
-    ReserveIn,
-    TouchIn,
-)
+from tidemill.server.shapes.jobs import MessageOptions, Placed
+from tidemill.server.shapes.messages import Reserved, ReservedMany, ReserveIn
 from tidemill.server.tokens import Role
+from tidemill.trust import refusal
 
 __all__ = ["ENDPOINTS"]
+
+log = logging.getLogger("tidemill.server")
 
 
 async def put_message(call: Call, queue: str, query: MessageOptions, body: Raw) -> Placed:
@@ -43,8 +46,16 @@ async def put_message(call: Call, queue: str, query: MessageOptions, body: Raw) 
             "application/octet-stream",
         )
     is_json = kind == "application/json" or kind.endswith("+json")
-    value: Any = json_of(body.data) if is_json else body.data
-    envelope = call.backend.queue(queue).envelope(value, **options_of(query))
+
+    def make() -> Envelope:
+        value: Any = body.data
+        if is_json:
+            check_json(len(body.data))
+            value = json_of(body.data)
+        return call.backend.queue(queue).envelope(value, **options_of(query))
+
+    envelope = await call.beside(make, len(body.data))
+    check_put(call.exchange, [envelope])
     (put,) = await call.backend.put([envelope])
     return placed(call, put)
 
@@ -55,6 +66,7 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
     Each is yours until its ttr is over, and is to be settled with its receipt by then.
     """
     backend, queues = call.backend, list(dict.fromkeys(body.queues))
+    check_queues(call.exchange, queues)
     mode = Mode(body.order)
     if mode is Mode.MERGED:
         backend.mill.features.need(Feature.MERGED, "order merged")
@@ -64,24 +76,52 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
         found = await backend.polls.wait(call.exchange, work, [])
     else:
         found = await work
-    return ReservedMany([out for held in found if (out := await _reserved(call, held))])
-
-
-async def _reserved(call: Call, held: Held) -> Reserved | None:
-    lease, envelope = held.lease, held.envelope
+    # Encoded before it is acknowledged: what cannot be shown must not be lost.
     try:
-        body, encoding = body_out(call.backend.mill, envelope)
-    except CodecError as error:  # not to be trusted: it has failed for that
-        await call.backend.desk.settle(_verdict(lease.token, Outcome.FAIL, error=str(error)))
-        return None
+        size = sum(size_of(held.lease) for held in found)
+        if size > SMALL:
+            call.exchange.share.take(size)
+        shown, refused = await call.beside(lambda: _shown(call, found), size)
+    except BaseException:
+        backend.desk.give_all_back(found)
+        raise
+    for verdict in refused:
+        backend.desk.say(verdict)
+    usable = [held for held in found if held.lease.token in shown]
+    line = call.exchange.line
+    delivered = await deliver(backend.desk, usable, lambda: line.lost)
+    if line.lost:
+        raise Gone
+    return ReservedMany([shown[held.lease.token] for held in delivered])  # type: ignore[misc]
+
+
+def _shown(call: Call, found: Sequence[Held]) -> tuple[dict[int, msgspec.Raw], list[Verdict]]:
+    """Messages by token, as their client sees them; verdicts on those that cannot be shown."""
+    shown: dict[int, msgspec.Raw] = {}
+    refused: list[Verdict] = []
+    for held in found:
+        try:
+            out = _reserved(call, held)
+        except CodecError as error:
+            log.warning("message %s of queue %s: %s", held.envelope.id, held.envelope.queue, error)
+            refused.append(refusal(held.lease, error))
+        else:
+            shown[held.lease.token] = msgspec.Raw(msgspec.json.encode(out))
+    return shown, refused
+
+
+def _reserved(call: Call, held: Held) -> Reserved:
+    backend, lease, envelope = call.backend, held.lease, held.envelope
+    receipt = receipt_of(backend.desk.owner.id, lease.token, once=envelope.at_most_once)
+    body, encoding = body_out(backend.mill, envelope)
     return Reserved(
-        receipt=receipt_of(call.backend.desk.owner.id, lease.token),
+        receipt=call.sealed(receipt),
         id=envelope.id,
         queue=envelope.queue,
         body=body,
         encoding=encoding,  # type: ignore[arg-type]  # one of the three
         attempt=lease.attempt,
-        ttr=lease.deadline or None,
+        ttr=None if envelope.at_most_once else lease.deadline,
         created=envelope.created,
         priority=priority_of(lease.rank),
         key=envelope.key or None,
@@ -90,69 +130,11 @@ async def _reserved(call: Call, held: Held) -> Reserved | None:
     )
 
 
-def _verdict(token: int, outcome: Outcome, *, delay: float = 0.0, error: str = "") -> Verdict:
-    return Verdict(token, outcome, delay=delay, error=storable(error)[:2000], ended=wall_time())
-
-
-async def _settle(call: Call, receipt: str, outcome: Outcome, **more: Any) -> None:
-    if not await call.backend.settle(receipt, lambda token: _verdict(token, outcome, **more)):
-        raise _lost()
-
-
-def _lost() -> Problem:
-    return Problem(
-        "lease-lost",
-        "the message was not settled within its ttr, or has been settled; somebody else may "
-        "have it now. Touch it while you work, or put it with more ttr",
-    )
-
-
-async def ack(call: Call, receipt: str) -> None:
-    """It is done: forget it."""
-    await _settle(call, receipt, Outcome.SUCCESS)
-
-
-async def release(call: Call, receipt: str, body: ReleaseIn) -> None:
-    """Back into its queue, as if it had not been taken; with an error, counted as an attempt."""
-    outcome = Outcome.RELEASE if body.error is None else Outcome.RETRY
-    await _settle(call, receipt, outcome, delay=body.delay, error=body.error or "")
-
-
-async def bury(call: Call, receipt: str, body: BuryIn) -> None:
-    """It cannot be done: keep it, failed, for a person to look at and kick."""
-    await _settle(call, receipt, Outcome.FAIL, error=body.reason)
-
-
-async def touch(call: Call, receipt: str, body: TouchIn) -> None:
-    """More time: the ttr begins anew, or with another value."""
-    if not await call.backend.touch(receipt, body.ttr or 0.0):
-        raise _lost()
-
-
-async def ack_many(call: Call, body: Receipts) -> Done:
-    """Acknowledge many; false for each that was lost."""
-    verdict = _verdict_of_ack
-    return Done(await call.backend.settle_all(body.receipts, verdict))
-
-
-def _verdict_of_ack(token: int) -> Verdict:
-    return _verdict(token, Outcome.SUCCESS)
-
-
 ENDPOINTS = (
     Endpoint(
         *("POST", "/v1/queues/{queue}/messages", put_message, Role.OPERATOR),
         status=201,
         also=(200, 409, 507),
     ),
-    Endpoint("POST", "/v1/reserve", reserve, Role.OPERATOR),
-    Endpoint("POST", "/v1/ack", ack_many, Role.OPERATOR),
-    *(
-        Endpoint(
-            *("POST", f"/v1/reservations/{{receipt}}/{act.__name__}", act, Role.OPERATOR),
-            status=204,
-            also=(409,),
-        )
-        for act in (ack, release, touch, bury)
-    ),
+    Endpoint("POST", "/v1/reserve", reserve, Role.OPERATOR, limited=True),
 )

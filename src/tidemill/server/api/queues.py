@@ -14,9 +14,11 @@ from tidemill.config import check_name
 from tidemill.job import State
 from tidemill.limits import Breaker, limit_public
 from tidemill.server.endpoints import Call, Endpoint
+from tidemill.server.listing import AT_ONCE
 from tidemill.server.problems import Problem
 from tidemill.server.shapes.queues import (
     BreakerIn,
+    DeleteQuery,
     KickIn,
     LimitIn,
     LimitOut,
@@ -93,6 +95,20 @@ async def purge_queue(call: Call, queue: str) -> Number:
     return Number(await call.backend.run(call.backend.mill.queue(queue).purge))
 
 
+async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
+    """Delete a queue with its counters and settings, and with ``force`` its jobs; how many went.
+
+    Refused while it has running jobs. Without ``force`` refused while it has or keeps any job.
+    """
+    mill = call.backend.mill
+
+    def delete() -> int:
+        _row(mill, queue)
+        return mill.queue(queue).delete(force=query.force)
+
+    return Number(await call.backend.run(delete))
+
+
 async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
     """Make failed jobs of a queue ready again, the newest first."""
     mill = call.backend.mill
@@ -100,8 +116,14 @@ async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
     what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
 
     def kick() -> int:
-        page = mill.find(what, limit=body.count)
-        return sum(mill.broker.kick([record.envelope.id for record in page.records]))
+        done, left, cursor = 0, body.count, ""
+        while left:
+            page = mill.find(what, limit=min(left, AT_ONCE), cursor=cursor)
+            done += sum(mill.broker.kick([record.envelope.id for record in page.records]))
+            left, cursor = left - len(page.records), page.cursor
+            if not cursor:
+                break
+        return done
 
     return Number(await call.backend.run(kick))
 
@@ -184,6 +206,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue, OPERATOR),
     Endpoint("POST", "/v1/queues/{queue}/kick", kick_queue, OPERATOR),
     Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
+    Endpoint("DELETE", "/v1/queues/{queue}", delete_queue, ADMIN, also=(409,)),
     Endpoint("PATCH", "/v1/queues/{queue}/limit", change_queue_limit, ADMIN),
     Endpoint("DELETE", "/v1/queues/{queue}/limit", reset_queue_limit, ADMIN),
     Endpoint("GET", "/v1/limits", list_limits),

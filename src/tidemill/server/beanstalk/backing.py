@@ -58,7 +58,7 @@ class Backing:
             pid=pid,
             started=wall_time(),
         )
-        self.desk = Desk(self.broker, self.owner, tasks=True, broken=self._broken)
+        self.desk = Desk(self.broker, self.owner, tasks=tasks, broken=self._broken)
         self.numbers = Numbers(lambda count: self.run(self.naming.numbers, count))
         self.tubes = Tubes()
         self.clients: set[Client] = set()
@@ -78,17 +78,25 @@ class Backing:
         """Have the store move what has come due, as it does when anything is leased."""
         self.naming.lease_named(self.owner.id, [])
 
+    def take_named(self, job_id: str) -> Lease | None:
+        """Lease a job by its id. Tasks are for workers, unless the port was told to serve tasks."""
+        if not self.tasks:
+            record = self.broker.get(job_id)
+            if record is not None and record.envelope.task:
+                return None
+        return self.naming.lease_named(self.owner.id, [job_id])[0]
+
     async def lease_named(self, job_id: str) -> Lease | None:
         """Lease a job by its id; when the client goes meanwhile, it is given back."""
-        call = asyncio.ensure_future(self.run(self.naming.lease_named, self.owner.id, [job_id]))
+        call = asyncio.ensure_future(self.run(self.take_named, job_id))
         try:
-            return (await asyncio.shield(call))[0]
+            return await asyncio.shield(call)
         except asyncio.CancelledError:
             call.add_done_callback(self._give_back)
             raise
 
-    def _give_back(self, call: asyncio.Future[list[Lease | None]]) -> None:
-        if not call.cancelled() and call.exception() is None and (lease := call.result()[0]):
+    def _give_back(self, call: asyncio.Future[Lease | None]) -> None:
+        if not call.cancelled() and call.exception() is None and (lease := call.result()):
             self.desk.give_back(lease.token)
 
     # -- clients ----------------------------------------------------------------------------------

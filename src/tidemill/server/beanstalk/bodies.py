@@ -15,11 +15,12 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.arguments import TEXT_OF_BODY, summary
-from tidemill.codec import pack, pack_pickle, unpack, unpack_pickle, verify
-from tidemill.errors import BadSignature, InvalidOption
+from tidemill.codec import pack, pack_pickle, unpack, unpack_pickle
+from tidemill.errors import CodecError, InvalidOption
 from tidemill.job import Envelope
 from tidemill.retry import ENDLESS
 from tidemill.server.beanstalk.reading import Given
+from tidemill.trust import trusted
 
 __all__ = ["envelope_of", "shown"]
 
@@ -43,10 +44,7 @@ def shown(mill: Tidemill, envelope: Envelope) -> bytes:
     Raises:
         CodecError: it is not what a put of ours wrote, or not signed though it should be.
     """
-    if mill.keys:
-        verify(envelope, mill.keys)
-    elif envelope.pickled:
-        raise BadSignature("bad signature: a pickled body is only opened when it is signed")
+    trusted(envelope, mill.keys)
     body = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
     if envelope.task:
         args, kwargs = body
@@ -67,7 +65,7 @@ def envelope_of(mill: Tidemill, tube: str, given: Given, job_id: str, *, tasks: 
     """The job that was put.
 
     Raises:
-        InvalidOption: the task cannot be called so.
+        InvalidOption: the task cannot be called so, or the body is nested too deeply.
     """
     call = _call_in(given.body) if tasks else None
     if call is not None:
@@ -92,6 +90,8 @@ def _call_in(body: bytes) -> _Call | None:
         return None
     try:
         return _read_call(body)
+    except RecursionError:
+        raise InvalidOption("the body is nested too deeply") from None
     except msgspec.DecodeError:
         return None
 
@@ -102,6 +102,8 @@ def _task(mill: Tidemill, tube: str, given: Given, call: _Call, job_id: str) -> 
         envelope = mill.envelope(asked, given.id or call.id or job_id)
     except TypeError as error:
         raise InvalidOption(f"{call.task} cannot be called so: {error}") from None
+    except CodecError as error:
+        raise InvalidOption(f"the arguments of {call.task} cannot be stored: {error}") from None
     envelope.rank, envelope.delay, envelope.ttr = given.rank, given.delay, given.ttr
     envelope.key = given.key or envelope.key
     return envelope  # what is signed has not changed

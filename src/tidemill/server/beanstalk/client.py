@@ -21,7 +21,7 @@ _NEVER = float("inf")
 class Hold(msgspec.Struct, gc=False):
     """A job that a client has reserved.
 
-    ``deadline`` is monotonic time; infinity for one that was gone when it was taken.
+    ``deadline`` is monotonic time; infinity for a job with ttr 0, which is acknowledged already.
     """
 
     number: int
@@ -54,6 +54,7 @@ class Client:
         self.produces = self.works = False
         self.waiting = False
         self.has_ended = False  # it sends nothing more
+        self.has_left = False  # its connection is closed: it is told nothing more
         self.interrupt: Callable[[], None] = _nothing
 
     def close(self) -> list[Hold]:

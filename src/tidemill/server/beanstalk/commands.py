@@ -100,7 +100,7 @@ async def _delete(backing: Backing, client: Client, number: int) -> bytes:
     tube = None if hold is None else hold.tube
     if hold is None:
         tube = await backing.run(_delete_unreserved, backing, backing.numbers.id_of(number))
-    elif not hold.ttr:  # it was gone when it was taken
+    elif not hold.ttr:  # it was acknowledged when it was delivered
         client.drop(hold)
     elif not await _settle(backing, client, number, Outcome.SUCCESS):
         tube = None
@@ -112,7 +112,7 @@ async def _delete(backing: Backing, client: Client, number: int) -> bytes:
 
 def _delete_unreserved(backing: Backing, job_id: str) -> str | None:
     """Delete a job that nobody has; its tube. It is leased first, lest others get it meanwhile."""
-    [lease] = backing.naming.lease_named(backing.owner.id, [job_id])
+    lease = backing.take_named(job_id)
     if lease is None:
         return None
     backing.broker.delete([job_id])

@@ -23,7 +23,7 @@ from tidemill.errors import (
 from tidemill.server.beanstalk.backing import Backing
 from tidemill.server.beanstalk.client import Client
 from tidemill.server.beanstalk.commands import answer
-from tidemill.server.beanstalk.reading import BAD_FORMAT, Command, Reader, Refused
+from tidemill.server.beanstalk.reading import BAD_FORMAT, HANG_UP, Command, Reader, Refused
 from tidemill.server.beanstalk.replies import DRAINING, INTERNAL_ERROR, OUT_OF_MEMORY
 
 __all__ = ["Connection"]
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lines.discard(self)
-        self._closing = True
+        self._leave()
         if self._later is not None:
             self._later.cancel()
         if self._task is not None:
@@ -121,6 +121,10 @@ class Connection(asyncio.Protocol):
                 client.produces |= what.produces
                 said.append(what.reply)
                 continue
+            if what.verb == HANG_UP:
+                log.warning("the beanstalk port hangs up on a client that speaks HTTP or TLS")
+                self.abort()
+                return
             if what.verb == "quit":
                 self._say(b"".join(said))
                 self.close()
@@ -192,15 +196,20 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Hang up, when it has read what it was sent."""
-        self._closing = True
+        self._leave()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Hang up now."""
-        self._closing = True
+        self._leave()
         if self._transport is not None:
             self._transport.abort()
+
+    def _leave(self) -> None:
+        self._closing = True
+        if self._client is not None:
+            self._client.has_left = True
 
     def end(self) -> None:
         """Hang up when what is in hand is done; waiting for a job is not."""

@@ -123,10 +123,12 @@ class Port:
         tasks = [line.task for line in self._lines if line.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
-        self.abort()
+        for line in list(self._lines):  # which sends what it was told
+            line.close()
         if self._backing is not None:
             await self._backing.numbers.close()
             await self._backing.desk.close()
+        self.abort()
 
 
 def port_at(mill: Tidemill, settings: Settings) -> Port | None:

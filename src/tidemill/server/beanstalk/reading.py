@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["LINE_MOST", "Command", "Given", "Reader", "Refused"]
+__all__ = ["HANG_UP", "LINE_MOST", "Command", "Given", "Reader", "Refused"]
 
 LINE_MOST = 224
 """Bytes of a line, with its end."""
@@ -23,6 +23,14 @@ BAD_FORMAT = b"BAD_FORMAT\r\n"
 UNKNOWN_COMMAND = b"UNKNOWN_COMMAND\r\n"
 EXPECTED_CRLF = b"EXPECTED_CRLF\r\n"
 JOB_TOO_BIG = b"JOB_TOO_BIG\r\n"
+
+HANG_UP = "hang-up"
+"""The verb of a line that belongs to another protocol: the connection is to be closed."""
+
+_HTTP = re.compile(rb"[A-Z]+ \S+ HTTP/[0-9.]+ *|(?i:host|origin|content-length|user-agent) *:.*")
+"""A request line or a header. A browser sends both, and the page chooses the body behind them."""
+_HTTP_VERSIONS = (b" HTTP/1.1", b" HTTP/1.0")  # behind a path that was too long for a line
+_TLS_HANDSHAKE = 0x16
 
 _NUMBER = re.compile(rb" *([0-9]+)")
 _LIKE_STRTOUL = re.compile(rb"[ \t\n\v\f\r]*([+-]?[0-9]+)")
@@ -75,6 +83,7 @@ class Reader:
         self._head: _Head | None = None
         self._skip = 0  # bytes of a body that is not wanted
         self._too_long = False  # the rest of a line is not wanted
+        self._begun = False  # the first byte has been looked at
 
     def feed(self, data: bytes) -> None:
         """Take in what came."""
@@ -92,6 +101,10 @@ class Reader:
         """The next of what the client wants; None when more has to come first."""
         if not self._buffer:
             return None
+        if not self._begun:
+            self._begun = True
+            if self._buffer[0] == _TLS_HANDSHAKE:
+                return Command(HANG_UP)
         if self._skip:
             return self._skip_body()
         if self._head is not None:
@@ -103,7 +116,7 @@ class Reader:
         del self._buffer[:end]
         if self._too_long:
             self._too_long = False
-            return Refused(BAD_FORMAT)
+            return Command(HANG_UP) if line.endswith(_HTTP_VERSIONS) else Refused(BAD_FORMAT)
         if 0 in line:
             return Refused(BAD_FORMAT)
         try:
@@ -146,7 +159,7 @@ class Reader:
         for prefix, verb, read in _BY_LETTER.get(line[:1], ()):
             if line.startswith(prefix):
                 return Command(verb, read(line, len(prefix)))
-        return Refused(UNKNOWN_COMMAND)
+        return Command(HANG_UP) if _HTTP.fullmatch(line) else Refused(UNKNOWN_COMMAND)
 
     def _put(self, line: bytes) -> Command | Refused | None:
         rank, at = _number(line, 4, _U32)

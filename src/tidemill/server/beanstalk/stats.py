@@ -117,12 +117,13 @@ def _has_jobs(backing: Backing, row: QueueStats) -> bool:
 
 
 def _existing(backing: Backing) -> dict[str, QueueStats]:
-    """All tubes that are there, the default one first."""
+    """All tubes that are there, in order of creation; the port has not seen the last of them."""
     backing.come_due()
     rows = _rows(backing)
     names = set(backing.tubes.in_use())
     names |= {name for name, row in rows.items() if name not in names and _has_jobs(backing, row)}
-    ordered = sorted(names, key=lambda name: (name != "default", name))
+    places = backing.tubes.places()
+    ordered = sorted(names, key=lambda name: (places.get(name, len(places)), name))
     return {name: rows.get(name) or QueueStats(name=name) for name in ordered}
 
 

@@ -6,15 +6,15 @@ import asyncio
 import time
 
 from tidemill.brokers.base import Mode
-from tidemill.clock import wall_time
 from tidemill.errors import CodecError
-from tidemill.job import Outcome, Verdict
 from tidemill.server.beanstalk.backing import Backing
 from tidemill.server.beanstalk.bodies import shown
 from tidemill.server.beanstalk.client import Client, Hold
 from tidemill.server.beanstalk.numbers import number_of
 from tidemill.server.beanstalk.replies import DEADLINE_SOON, NOT_FOUND, TIMED_OUT, job_reply
+from tidemill.server.delivery import deliver
 from tidemill.server.desk import Held
+from tidemill.trust import refusal
 
 __all__ = ["begin_ttr", "reserve", "reserve_job"]
 
@@ -76,20 +76,25 @@ async def _look(backing: Backing, client: Client, until: float, warn: float) -> 
         return None
     finally:
         client.interrupt = _nothing
-    return await _taken(backing, client, jobs[0]) if jobs else None
+    if not jobs:
+        return None
+    client.wait(False)  # it gets an answer from now on, also when the port is closed
+    try:
+        return await _taken(backing, client, jobs[0])
+    finally:
+        client.wait(True)
 
 
 async def _taken(backing: Backing, client: Client, held: Held) -> bytes | None:
-    """Give the client its job; None when it cannot be shown, and is buried for that, or is lost."""
+    """Give the client its job; None when it cannot be shown, or is lost.
+
+    A job that cannot be shown is buried, or comes again where this app lacks the keys.
+    """
     lease, envelope, pledge = held
     try:
         body = shown(backing.mill, envelope)
     except CodecError as error:
-        now = wall_time()
-        verdict = Verdict(
-            lease.token, Outcome.FAIL, error=str(error), started=lease.leased, ended=now
-        )
-        await backing.desk.settle(verdict, pledge)
+        await backing.desk.settle(refusal(lease, error), pledge)
         return None
     try:
         number = number_of(envelope.id)
@@ -100,8 +105,11 @@ async def _taken(backing: Backing, client: Client, held: Held) -> bytes | None:
         raise
     if pledge is not None and pledge.broken:
         return None
+    if not await deliver(backing.desk, [held], lambda: client.has_left):
+        return None
     backing.tally(number).reserves += 1
-    token, ttr, leased = lease.token, lease.deadline, lease.leased
+    ttr = 0.0 if envelope.at_most_once else lease.deadline
+    token, leased = lease.token, lease.leased
     hold = Hold(number, envelope.queue, token, ttr, leased, _NEVER, pledge)
     begin_ttr(client, hold)
     return job_reply(b"RESERVED", number, body)

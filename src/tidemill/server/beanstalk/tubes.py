@@ -11,7 +11,7 @@ import time
 __all__ = ["Tube", "Tubes"]
 
 KEPT = 10_000
-"""Tubes nobody uses whose counters are kept."""
+"""Tubes that are kept, with their counters, before those that nobody uses are forgotten."""
 
 
 class Tube:
@@ -48,22 +48,28 @@ class Tubes:
     """All tubes of a port, by name."""
 
     def __init__(self) -> None:
-        self._tubes: dict[str, Tube] = {"default": Tube("default")}
+        self._tubes: dict[str, Tube] = {"default": Tube("default")}  # in order of creation
+        self._most = KEPT
 
     def __getitem__(self, name: str) -> Tube:
         tube = self._tubes.get(name)
         if tube is None:
-            if len(self._tubes) > KEPT:
+            if len(self._tubes) > self._most:
                 self._forget()
             tube = self._tubes[name] = Tube(name)
         return tube
 
     def _forget(self) -> None:
-        """Those nobody uses."""
+        """Forget the tubes nobody uses; look again when there are twice as many as are left."""
         idle = [n for n, t in self._tubes.items() if not t.is_in_use and not t.pause_left()]
         for name in idle:
             if name != "default":
                 del self._tubes[name]
+        self._most = max(KEPT, 2 * len(self._tubes))
+
+    def places(self) -> dict[str, int]:
+        """The tubes by name, numbered in order of creation."""
+        return {name: place for place, name in enumerate(self._tubes)}
 
     def is_in_use(self, name: str) -> bool:
         """True for a tube that is there whatever the store has in it."""
@@ -71,5 +77,5 @@ class Tubes:
         return name == "default" or (tube is not None and tube.is_in_use)
 
     def in_use(self) -> list[str]:
-        """Names of those."""
+        """Names of the tubes that are there whatever the store has in them."""
         return [name for name in self._tubes if self.is_in_use(name)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tidemill.server.shapes.terms import (
     LONGEST_POLL,
     Conflict,
+    Count,
     Encoding,
     Moment,
     Name,
@@ -87,15 +88,16 @@ class LimitOf(Struct):
 
 
 class AttemptOut(Struct):
-    """One run of a job."""
+    """One attempt at a job, in one of its runs."""
 
+    run: int
     number: int
     worker: str
     leased: float | None
     started: float | None
     ended: float | None
     outcome: Literal[
-        "success", "retry", "fail", "release", "snooze", "cancelled", "expired", "carry"
+        "success", "retry", "fail", "release", "snooze", "cancelled", "expired", "carry", "unknown"
     ]
     error: str | None
     traceback: str | None
@@ -120,7 +122,8 @@ class EventOut(Struct):
 class JobOut(Struct, kw_only=True):
     """A job as it stands. A message has no task; ``max_attempts`` is 0 for no limit.
 
-    ``progress`` is how much is done and of how much, 0 when that is not known.
+    ``progress`` is how much is done and of how much, 0 when that is not known. A job that is
+    ``unknown`` is set aside until a worker comes that knows its task.
     """
 
     id: str
@@ -140,15 +143,18 @@ class JobOut(Struct, kw_only=True):
     summary: str
     schedule: str | None
     planned: float | None
+    run: int
     attempt: int
     max_attempts: int
     losses: int
     pending: int
     failures: int
     timeout: float | None
+    ttr: float | None
     worker: str | None
     error: str | None
     cancelling: bool
+    unknown: bool
     progress: list[float] | None
     attempts: list[AttemptOut]
     log: list[LogLine]
@@ -163,10 +169,17 @@ class JobTrail(JobOut, kw_only=True):
     encoding: OutEncoding
 
 
+class JobListed(JobOut, kw_only=True):
+    """A job in a list; with its body, or its arguments, where that was asked for."""
+
+    body: Any = UNSET
+    encoding: OutEncoding | UnsetType = UNSET
+
+
 class Jobs(Struct):
     """Jobs, newest first; a null cursor means there are no more."""
 
-    jobs: list[JobOut]
+    jobs: list[JobListed]
     cursor: str | None
 
 
@@ -182,6 +195,40 @@ class JobQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     search: str = ""
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     cursor: str = ""
+    bodies: bool = False
+
+
+class Matching(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Jobs in these states; every other condition given must hold, too."""
+
+    state: Annotated[list[StateName], Meta(min_length=1)]
+    queue: str = ""
+    task: str = ""
+    key: str = ""
+    tag: str = ""
+    group: str = ""
+    search: str = ""
+    limit: Count = 1000
+
+
+class CancelMatching(Matching):
+    """Which jobs, and whether what runs is ended at once."""
+
+    terminate: bool = False
+
+
+class KickMatching(Matching):
+    """Which jobs, and whether those that succeeded run again, too."""
+
+    force: bool = False
+
+
+class Acted(Struct):
+    """Which jobs matched, and for each whether it was done; ``more``: others may match."""
+
+    ids: list[str]
+    done: list[bool]
+    more: bool
 
 
 class CancelIn(Struct, forbid_unknown_fields=True):
@@ -200,6 +247,18 @@ class CancelMany(Ids):
     """Which jobs, and how."""
 
     terminate: bool = False
+
+
+class KickQuery(Struct, forbid_unknown_fields=True):
+    """``force`` runs a job again that succeeded, or whose key another success holds."""
+
+    force: bool = False
+
+
+class KickMany(Ids):
+    """Which jobs, and whether those that succeeded run again, too."""
+
+    force: bool = False
 
 
 class Done(Struct):

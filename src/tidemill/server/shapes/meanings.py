@@ -9,7 +9,7 @@ _OPTIONS = {
     "delay": "seconds before it is ready",
     "at": "when it is ready, instead of a delay: epoch seconds",
     "priority": "-100 to 100, higher first",
-    "ttr": "of a message: seconds in which who took it must settle it; 0: it is gone when taken",
+    "ttr": "of a message: seconds to settle it in; 0: it is acknowledged when it is handed out",
     "key": "at most one unfinished job has it",
     "on_conflict": "what a put does whose key is taken; keep when it is not given",
     "unique_for": "beside key: seconds for which a success holds it, too",
@@ -18,6 +18,20 @@ _OPTIONS = {
     "retries": "attempts after the first",
     "limit": "how many may start over all workers, as 10/s, 100/m or 10/30s",
     "tags": "names to find it by",
+}
+
+_RESERVE = {
+    "count": "how many at most",
+    "timeout": "seconds to wait until there is one",
+    "order": "strict empties the first queue before the second, fair gives each its turn, "
+    "merged goes by priority and age over all",
+}
+
+_MATCHING = {
+    "tag": "one of its tags",
+    "group": "the id of a group, a chain or a flow: all its parts",
+    "search": "a text in what a job shows of its arguments or its body",
+    "limit": "how many at most, the newest first",
 }
 
 MEANINGS: dict[str, dict[str, str]] = {
@@ -36,13 +50,31 @@ MEANINGS: dict[str, dict[str, str]] = {
         "search": "a text in what a job shows of its arguments or its body",
         "limit": "how many at most; there may be more though it is fewer, as the cursor tells",
         "cursor": "as the list before gave it, to go on",
+        "bodies": "with their bodies or arguments; 16 jobs at a time",
     },
-    "ReserveIn": {
-        "count": "how many at most",
-        "timeout": "seconds to wait until there is one",
-        "order": "strict empties the first queue before the second, fair gives each its turn, "
-        "merged goes by priority and age over all",
+    "Matching": _MATCHING,
+    "CancelMatching": _MATCHING,
+    "KickMatching": _MATCHING,
+    "ReserveTasksIn": _RESERVE
+    | {
+        "tasks": "names of the tasks that the worker knows",
+        "queues": "default when it is not given",
     },
+    "ReservedTask": {
+        "attempt": "of this run, from 1",
+        "losses": "how often it was lost with its worker; such a job should run alone",
+        "ttr": "seconds in which a heartbeat must come",
+        "timeout": "seconds one run may take",
+    },
+    "HeartbeatIn": {
+        "progress": "how much is done, and total of how much, if it is known",
+        "log": "lines for its trail, which keeps the last 100",
+    },
+    "FailIn": {
+        "error": "one line, as Type: message",
+        "delay": "seconds until it runs again, instead of its backoff",
+    },
+    "ReserveIn": _RESERVE,
     "ScheduleIn": {
         "cron": "five fields, or six with seconds first; or @hourly, @daily and so on",
         "every": "seconds, or a text as 15 minutes, day or 3 months",

@@ -64,3 +64,22 @@ class Receipts(Struct, forbid_unknown_fields=True):
     """Which reservations."""
 
     receipts: Annotated[list[str], Meta(max_length=10_000)]
+
+
+class ReleaseMany(Receipts):
+    """Which, and how: see ``ReleaseIn``."""
+
+    delay: Seconds = 0.0
+    error: str | None = None
+
+
+class TouchMany(Receipts):
+    """Which, and the ttr they begin anew with."""
+
+    ttr: Seconds | None = None
+
+
+class BuryMany(Receipts):
+    """Which, and why they cannot be done."""
+
+    reason: str = "buried"

@@ -10,7 +10,9 @@ from tidemill.server.shapes.terms import Seconds
 
 
 class QueueOut(Struct, kw_only=True):
-    """A queue in numbers; totals count since the store was made. Null: the broker cannot tell.
+    """A queue in numbers. Totals count since the store was made, or the queue deleted.
+
+    Null: the broker cannot tell.
 
     ``oldest`` is also null when nothing is ready; ``consumers`` is there where a broker can count
     them, and tell little else.
@@ -28,6 +30,7 @@ class QueueOut(Struct, kw_only=True):
     retried: int | None
     cancelled: int | None
     expired: int | None
+    purged: int | None
     oldest: float | None
     paused: bool
     max_size: int
@@ -46,6 +49,12 @@ class QueueIn(Struct, forbid_unknown_fields=True):
 
     paused: bool | None = None
     max_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
+class DeleteQuery(Struct, forbid_unknown_fields=True):
+    """``force`` deletes the jobs of the queue, too."""
+
+    force: bool = False
 
 
 class KickIn(Struct, forbid_unknown_fields=True):

@@ -10,7 +10,8 @@ from msgspec import Meta
 from tidemill.config import MAX_SECONDS
 
 Moment = Annotated[dt.datetime, Meta(extra_json_schema={"format": "date-time"})]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+NOT_BLANK = r"\S"
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=NOT_BLANK)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Priority = Annotated[float, Meta(ge=-100, le=100)]
 Count = Annotated[int, Meta(ge=1, le=10_000)]

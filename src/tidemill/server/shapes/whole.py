@@ -94,6 +94,7 @@ class Totals(Struct, kw_only=True):
     retried: int | None
     cancelled: int | None
     expired: int | None
+    purged: int | None
 
 
 class Stats(Struct, kw_only=True):

@@ -41,6 +41,28 @@ BEGIN
     INSERT INTO inbox (gate, line) SELECT DISTINCT lane, line FROM aside;
 END $$;
 
+-- Make scheduled jobs ready; true when limits hold some of them.
+CREATE OR REPLACE FUNCTION tidemill.make_ready(jobs bigint[]) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    laned bigint[];
+BEGIN
+    WITH placed AS MATERIALIZED (
+        SELECT j.line, j.rank, x.seq, j.lane FROM unnest(jobs) AS x (seq)
+        CROSS JOIN LATERAL (SELECT line, rank, lane FROM job WHERE job.seq = x.seq OFFSET 0) AS j
+    ), prompt AS (
+        INSERT INTO ready (line, rank, seq) SELECT line, rank, seq FROM placed WHERE lane IS NULL
+    ), counted AS (
+        INSERT INTO tally (queue, ready, scheduled)
+        SELECT line / 4, count(*), -count(*) FROM placed GROUP BY 1
+    )
+    SELECT array_agg(seq) FILTER (WHERE lane IS NOT NULL) INTO laned FROM placed;
+    IF laned IS NOT NULL THEN
+        PERFORM park(laned);
+    END IF;
+    RETURN laned IS NOT NULL;
+END $$;
+
 -- The same of those that put_plain has stored, which say what their limits are.
 CREATE OR REPLACE FUNCTION tidemill.park_new(ids text[], shapes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -96,7 +118,7 @@ BEGIN
     IF NOT is_limited() THEN
         RETURN;
     END IF;
-    IF outcome = 3 AND started = 0 AND NOT EXISTS (
+    IF outcome IN (3, 8) AND started = 0 AND NOT EXISTS (
         SELECT FROM job WHERE seq = l.seq AND (trail -> -1 ->> 2)::float8 = l.leased)
     THEN
         taken := floor(l.leased * 1e6);

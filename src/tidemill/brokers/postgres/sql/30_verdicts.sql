@@ -98,8 +98,15 @@ BEGIN
     RETURN true;
 END $$;
 
+-- The run that an attempt belongs to, when it follows those of a trail.
+CREATE OR REPLACE FUNCTION tidemill.run_of(trail jsonb, number int) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN trail IS NULL THEN 1
+           ELSE coalesce((trail -> -1 ->> 8)::int, 1) + (number <= (trail -> -1 ->> 0)::int)::int END
+$$;
+
 -- Count and write down the attempt, and move the job on. Outcomes: 0 success, 1 retry, 2 fail,
--- 3 release, 4 snooze, 5 cancelled, 6 expired; 7 is not one, see 48_carrier.sql.
+-- 3 release, 4 snooze, 5 cancelled, 6 expired, 8 unknown; 7 is not one, see 48_carrier.sql.
 CREATE OR REPLACE FUNCTION tidemill.close_attempt(
     l tidemill.lease, worker text, outcome int, delay float8, why text, stack text, started float8,
     ended float8, answer bytea, hold boolean, t float8, p tidemill.prefs) RETURNS void
@@ -108,21 +115,21 @@ DECLARE
     j    record;
     does int := outcome;
 BEGIN
-    IF outcome NOT IN (3, 4) THEN
+    IF outcome NOT IN (3, 4, 8) THEN
         UPDATE job SET
             attempt = attempt + 1,
             trail = (SELECT jsonb_agg(a ORDER BY n) FROM (
                 SELECT a, n FROM jsonb_array_elements(coalesce(trail, '[]') || jsonb_build_array(
                     jsonb_build_array(attempt + 1, worker, l.leased, started, ended, outcome, why,
-                                      stack))) WITH ORDINALITY AS x (a, n)
+                                      stack, run_of(trail, attempt + 1)))) WITH ORDINALITY AS x (a, n)
                 ORDER BY n DESC LIMIT 20) AS latest)
         WHERE seq = l.seq;
     END IF;
-    SELECT attempt, tries, cancelling, expires, line INTO STRICT j FROM job WHERE seq = l.seq;
+    SELECT attempt, tries, cancelling, expires, line, envelope INTO STRICT j FROM job WHERE seq = l.seq;
     IF does = 1 AND j.tries > 0 AND j.attempt >= j.tries THEN
         does := 2;
     END IF;
-    IF does IN (1, 3, 4) AND NOT j.cancelling AND NOT (j.expires > 0 AND j.expires <= t) THEN
+    IF does IN (1, 3, 4, 8) AND NOT j.cancelling AND NOT (j.expires > 0 AND j.expires <= t) THEN
         IF does = 1 THEN
             PERFORM count(j.line, 'retried');
             IF hold THEN
@@ -130,15 +137,22 @@ BEGIN
                 PERFORM leave_gates(l, false, outcome, started);
                 RETURN;
             END IF;
+            IF delay <= 0 AND j.line & 3 = 1 THEN
+                delay := backoff(j.envelope, j.attempt);
+            END IF;
         END IF;
-        UPDATE job SET due = CASE WHEN delay > 0 THEN t + delay ELSE 0 END,
-                       error = CASE WHEN does = 4 THEN why ELSE '' END,
+        UPDATE job SET due = CASE WHEN delay > 0 AND does <> 8 THEN t + delay ELSE 0 END,
+                       error = CASE WHEN does IN (4, 8) THEN why ELSE '' END,
                        returns = returns + 1
         WHERE seq = l.seq;
         DELETE FROM lease WHERE seq = l.seq;
         PERFORM leave_gates(l, true, outcome, started);
         PERFORM count(j.line, 'running', -1);
-        PERFORM place(l.seq, t);
+        IF does = 8 THEN
+            PERFORM put_aside(l.seq, delay, t);
+        ELSE
+            PERFORM place(l.seq, t);
+        END IF;
         RETURN;
     END IF;
     DELETE FROM lease WHERE seq = l.seq;
@@ -151,6 +165,7 @@ BEGIN
                                         ELSE 'expired' END, why, NULL, t, p);
     ELSIF j.cancelling THEN
         PERFORM finish(l.seq, 'cancelled', CASE WHEN does = 3 AND why <> '' THEN why
+                                           WHEN does = 8 THEN 'cancelled before it started'
                                            ELSE 'cancelled while it was running' END, NULL, t, p);
     ELSE
         PERFORM finish(l.seq, 'expired', 'not started before it expired', NULL, t, p);
@@ -220,6 +235,10 @@ BEGIN
     FOR l IN SELECT * FROM lease WHERE owner = who ORDER BY seq FOR UPDATE LOOP
         held := held + 1;
         at := array_position(ran, l.token);
+        IF NOT witness AND l.line & 3 = 1 THEN
+            PERFORM close_attempt(l, worker, 1, 0, 'its consumer died', '', 0, t, NULL, false, t, p);
+            CONTINUE;
+        END IF;
         IF NOT witness THEN
             UPDATE job SET losses = losses + 1, line = line - (line & 3) + CASE line & 3
                 WHEN 1 THEN 1 ELSE 2 END

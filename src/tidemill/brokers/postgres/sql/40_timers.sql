@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION tidemill.next_job_due() RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN CASE WHEN NOT EXISTS (SELECT FROM departure WHERE sealed) THEN
-        least((SELECT min(due) FROM later WHERE NOT waiting),
+        least((SELECT nullif(min(due), 'infinity') FROM later WHERE NOT waiting),
               (SELECT min(due) FROM expiry),
               (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL)) END;
 END $$;
@@ -29,7 +29,9 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN ARRAY (SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT 5000)
-        || ARRAY (SELECT seq FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 5000);
+        || ARRAY (SELECT seq FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 5000)
+        || ARRAY (SELECT seq FROM later WHERE due <= t AND NOT waiting AND task IS NOT NULL
+                  ORDER BY due LIMIT 5000);
 END $$;
 
 -- Move everything whose time has come, or a few thousand; true when anything moved. What another
@@ -43,7 +45,7 @@ DECLARE
     which bigint;
     most  int := 5000;
     ends  bigint[];
-    aside bigint[];
+    came  bigint[];
 BEGIN
     IF seen IS NULL THEN
         RETURN false;
@@ -65,25 +67,23 @@ BEGIN
             PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
         END IF;
     END LOOP;
+    FOR which IN  -- nobody came who knows its task
+        SELECT seq FROM later WHERE seq = ANY (seen) AND due <= t AND task IS NOT NULL
+        ORDER BY due FOR UPDATE SKIP LOCKED
+    LOOP
+        IF unplace(which, false) = 'scheduled' THEN
+            PERFORM finish(which, 'failed', (SELECT error FROM job WHERE seq = which), NULL, t, p);
+        END IF;
+    END LOOP;
     PERFORM flow(ends, t, p);
     WITH gone AS (
         DELETE FROM later WHERE seq = ANY (ARRAY (
-            SELECT seq FROM later WHERE due <= t AND NOT waiting
+            SELECT seq FROM later WHERE due <= t AND NOT waiting AND task IS NULL
             ORDER BY due LIMIT most FOR UPDATE SKIP LOCKED))
         RETURNING seq
-    ), placed AS (
-        SELECT j.line, j.rank, gone.seq, j.lane FROM gone
-        CROSS JOIN LATERAL (SELECT line, rank, lane FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
-    ), prompt AS (
-        INSERT INTO ready (line, rank, seq) SELECT line, rank, seq FROM placed WHERE lane IS NULL
-    ), counted AS (
-        INSERT INTO tally (queue, ready, scheduled)
-        SELECT line / 4, count(*), -count(*) FROM placed GROUP BY 1
     )
-    SELECT array_agg(seq) FILTER (WHERE lane IS NOT NULL) INTO aside FROM placed;
-    IF aside IS NOT NULL THEN
-        PERFORM park(aside);
-    END IF;
+    SELECT array_agg(seq) INTO came FROM gone;
+    PERFORM make_ready(came);
     RETURN true;
 END $$;
 
@@ -162,7 +162,7 @@ BEGIN
         INSERT INTO tally
         SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(accepted),
                sum(succeeded), sum(failed), sum(retried), sum(cancelled), sum(expired), sum(kept),
-               sum(carried)
+               sum(carried), sum(purged)
         FROM gone GROUP BY queue;
     END IF;
 END $$;
@@ -177,6 +177,7 @@ BEGIN
     PERFORM prune(most, clock(p), p);
     PERFORM sweep_keys(most, clock(p));
     PERFORM sweep_gates(most, clock(p));
+    PERFORM sweep_unknown();
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'chores are put off: %', SQLERRM;
 END $$;

@@ -65,17 +65,16 @@ LANGUAGE sql IMMUTABLE AS $$
                               CASE WHEN w.tasks AND w.alone THEN 2 END], NULL)
 $$;
 
--- Rows of "ready" but those that end when taken and whose key another has: that may wait for such a row,
--- so it is not waited for. It tells us when it is done.
+-- Rows of "ready" without those that have expired and whose key another step has locked. That step may wait
+-- for such a row, so this one does not wait for the key. The other step tells us when it is done.
 CREATE OR REPLACE FUNCTION tidemill.without_held(rows tid[], t float8) RETURNS tid[]
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY (
         SELECT r.row
-        FROM (SELECT ctid AS row, line, seq FROM ready WHERE ctid = ANY (rows)) AS r
-        CROSS JOIN LATERAL (SELECT key, ttr, expires FROM job WHERE job.seq = r.seq OFFSET 0) AS j
-        WHERE CASE WHEN j.key IS NOT NULL AND (r.line & 3 = 1 AND j.ttr = 0
-                                               OR j.expires > 0 AND j.expires <= t)
+        FROM (SELECT ctid AS row, seq FROM ready WHERE ctid = ANY (rows)) AS r
+        CROSS JOIN LATERAL (SELECT key, expires FROM job WHERE job.seq = r.seq OFFSET 0) AS j
+        WHERE CASE WHEN j.key IS NOT NULL AND j.expires > 0 AND j.expires <= t
               THEN pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(j.key))
               ELSE true END);
 END $$;
@@ -87,11 +86,7 @@ CREATE OR REPLACE FUNCTION tidemill.claim(
     p tidemill.prefs, OUT got int, OUT leases bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
-    rows    tid[];
-    overdue bigint[];
-    single  bigint[];
-    which   bigint;
-    ends    bigint[];
+    rows tid[];
 BEGIN
     IF limits THEN
         SELECT * INTO got, leases FROM claim_limited(lines, most, me, this, consumes, t, p);
@@ -108,6 +103,20 @@ BEGIN
                 ORDER BY rank, seq LIMIT most FOR UPDATE SKIP LOCKED) AS first
             ORDER BY first.rank, first.seq LIMIT most);
     END IF;
+    SELECT * INTO got, leases FROM claim_rows(rows, me, this, consumes, t, p);
+END $$;
+
+-- Lease rows of "ready" that are locked, or were put there in this transaction.
+CREATE OR REPLACE FUNCTION tidemill.claim_rows(
+    rows tid[], me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
+    OUT got int, OUT leases bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    overdue bigint[];
+    which   bigint;
+    ends    bigint[];
+BEGIN
+    got := 0;
     IF cardinality(rows) > 0 AND EXISTS (SELECT FROM key) THEN
         rows := without_held(rows, t);
     END IF;
@@ -122,8 +131,7 @@ BEGIN
                j.inputs,
                (j.seq << 16) | (j.returns & 65535) AS token,
                CASE WHEN NOT consumes THEN 0 WHEN j.ttr > 0 THEN j.ttr ELSE 60 END AS ttr,
-               j.expires > 0 AND j.expires <= t AS expired,
-               gone.line & 3 = 1 AND j.ttr = 0 AS once
+               j.expires > 0 AND j.expires <= t AS expired
         FROM gone CROSS JOIN LATERAL (
             SELECT * FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
     ), lent AS (
@@ -131,31 +139,21 @@ BEGIN
                            keyed, linked)
         SELECT seq, token, this, t, CASE WHEN consumes THEN t + ttr END, result_ttl, me, line,
                attempt, keyed, linked
-        FROM taken WHERE NOT expired AND NOT once
+        FROM taken WHERE NOT expired
     ), counted AS (
         INSERT INTO tally (queue, ready, running)
-        SELECT line / 4, -count(*), count(*) FILTER (WHERE NOT expired AND NOT once)
+        SELECT line / 4, -count(*), count(*) FILTER (WHERE NOT expired)
         FROM taken GROUP BY 1
     )
     SELECT count(*) FILTER (WHERE NOT taken.expired),
-           string_agg(pack(token, attempt, losses, rank, seq, timeout, t,
-                           CASE WHEN taken.once THEN 0 ELSE ttr END, envelope, inputs), ''
+           string_agg(pack(token, attempt, losses, rank, seq, timeout, t, ttr, envelope, inputs), ''
                       ORDER BY rank, seq) FILTER (WHERE NOT taken.expired),
-           array_agg(seq) FILTER (WHERE taken.expired),
-           array_agg(seq) FILTER (WHERE taken.once AND NOT taken.expired)
-    INTO got, leases, overdue, single FROM taken;
-    IF overdue IS NOT NULL OR single IS NOT NULL THEN
-        ends := coalesce(overdue, '{}') || coalesce(single, '{}');
-        ends := lock_flows(ends, all_bad(ends), '{}');
-    END IF;
+           array_agg(seq) FILTER (WHERE taken.expired)
+    INTO got, leases, overdue FROM taken;
     IF overdue IS NOT NULL THEN  -- more came due than one step moves
+        ends := lock_flows(overdue, all_bad(overdue), '{}');
         FOREACH which IN ARRAY overdue LOOP
             PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
-        END LOOP;
-    END IF;
-    IF single IS NOT NULL THEN  -- at most once: gone when taken
-        FOREACH which IN ARRAY single LOOP
-            PERFORM finish(which, 'succeeded', '', NULL, t, p);
         END LOOP;
     END IF;
     PERFORM flow(ends, t, p);
@@ -172,8 +170,8 @@ LANGUAGE sql STABLE AS $$
         || CASE WHEN inputs IS NULL THEN '\x00000000' ELSE tidemill.pack_inputs(inputs) END
 $$;
 
--- What an owner wants: a count, queues (none means all), and how.
-CREATE OR REPLACE FUNCTION tidemill.take(
+-- The ready jobs an owner wants: a count, queues (none means all), and how.
+CREATE OR REPLACE FUNCTION tidemill.take_ready(
     w tidemill.want, limits boolean, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
     INOUT last_queue int, OUT got int, OUT leases bytea)
 LANGUAGE plpgsql AS $$
@@ -218,7 +216,7 @@ BEGIN
         END IF;
     ELSE
         turns := ARRAY (SELECT DISTINCT l / 4 FROM unnest(lines) AS l);
-        turns := ARRAY (SELECT n FROM unnest(turns) AS n ORDER BY n <= take.last_queue, n);
+        turns := ARRAY (SELECT n FROM unnest(turns) AS n ORDER BY n <= take_ready.last_queue, n);
     END IF;
     -- Strict: each queue until it is empty. Fair: every queue its share, again until the hand is full
     -- or nothing is left.

@@ -133,17 +133,14 @@ BEGIN
         got := lent.got;
         leases := lent.leases;
         moved := true;
-        PERFORM start_lanes(lent.started, lent.runs, lent.costs, lent.fresh, now);
+        PERFORM start_lanes(lent.started, lent.costs, lent.fresh, now);
         PERFORM start_queues(gates, lent.lines, now);
-        ends := lent.overdue || lent.single;
+        ends := lent.overdue;
         IF ends <> '{}' THEN
             ends := lock_flows(ends, all_bad(ends), '{}');
         END IF;
         FOREACH which IN ARRAY lent.overdue LOOP  -- more came due than one step moves
             PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
-        END LOOP;
-        FOREACH which IN ARRAY lent.single LOOP  -- at most once: gone when taken
-            PERFORM finish(which, 'succeeded', '', NULL, t, p);
         END LOOP;
         PERFORM flow(ends, t, p);
     END IF;
@@ -214,25 +211,24 @@ BEGIN
     free := seqs;
 END $$;
 
--- Jobs but those that end when taken and whose key another has: see without_held.
+-- Jobs without those that have expired and whose key another step has locked: see without_held.
 CREATE OR REPLACE FUNCTION tidemill.free_of_keys(jobs bigint[], t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY (
         SELECT x.seq FROM unnest(jobs) AS x (seq) CROSS JOIN LATERAL (
-            SELECT key, ttr, expires, line FROM job WHERE job.seq = x.seq OFFSET 0) AS j
-        WHERE CASE WHEN j.key IS NOT NULL AND (j.line & 3 = 1 AND j.ttr = 0
-                                               OR j.expires > 0 AND j.expires <= t)
+            SELECT key, expires FROM job WHERE job.seq = x.seq OFFSET 0) AS j
+        WHERE CASE WHEN j.key IS NOT NULL AND j.expires > 0 AND j.expires <= t
               THEN pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(j.key))
               ELSE true END);
 END $$;
 
--- Lease the jobs chosen that are free. What started, of which lanes and at which cost; what ends at once.
+-- Lease the jobs chosen that are free. Returns the started jobs with their lanes and costs, and the expired jobs.
 CREATE OR REPLACE FUNCTION tidemill.lend_limited(
     seqs bigint[], rows tid[], free bigint[], of_lanes text[], numbers bigint[], turns bigint[], drawn bigint[],
     me int, this bigint, consumes boolean, t float8,
-    OUT got int, OUT leases bytea, OUT started text[], OUT runs int[], OUT costs float8[],
-    OUT fresh bigint[], OUT lines int[], OUT overdue bigint[], OUT single bigint[])
+    OUT got int, OUT leases bytea, OUT started text[], OUT costs float8[],
+    OUT fresh bigint[], OUT lines int[], OUT overdue bigint[])
 LANGUAGE plpgsql AS $$
 BEGIN
     WITH chosen AS MATERIALIZED (
@@ -247,8 +243,7 @@ BEGIN
                j.timeout, j.result_ttl, j.key IS NOT NULL AS keyed, j.linked, j.envelope, j.inputs, j.cost,
                (j.seq << 16) | (j.returns & 65535) AS token,
                CASE WHEN NOT consumes THEN 0 WHEN j.ttr > 0 THEN j.ttr ELSE 60 END AS ttr,
-               j.expires > 0 AND j.expires <= t AS expired,
-               j.line & 3 = 1 AND j.ttr = 0 AS once
+               j.expires > 0 AND j.expires <= t AS expired
         FROM chosen AS c CROSS JOIN LATERAL (SELECT * FROM job WHERE job.seq = c.seq OFFSET 0) AS j
     ), gone AS (
         DELETE FROM ready WHERE ctid = ANY (ARRAY (SELECT c.row FROM chosen AS c WHERE lane IS NULL))
@@ -259,35 +254,34 @@ BEGIN
                            keyed, linked, lane)
         SELECT seq, token, this, t, CASE WHEN consumes THEN t + ttr END, result_ttl, me, line,
                attempt, keyed, linked, lane
-        FROM taken WHERE NOT expired AND NOT once
+        FROM taken WHERE NOT expired
     ), counted AS (
         INSERT INTO tally (queue, ready, running)
-        SELECT line / 4, -count(*), count(*) FILTER (WHERE NOT expired AND NOT once)
+        SELECT line / 4, -count(*), count(*) FILTER (WHERE NOT expired)
         FROM taken GROUP BY 1
     )
     SELECT count(*) FILTER (WHERE NOT x.expired),
            coalesce(string_agg(pack(token, attempt, losses, rank, number, timeout, t,
-                                    CASE WHEN x.once THEN 0 ELSE ttr END, envelope, inputs), ''
+                                    ttr, envelope, inputs), ''
                                ORDER BY place) FILTER (WHERE NOT x.expired), ''),
-           array_agg(lane) FILTER (WHERE NOT x.expired), array_agg((NOT once)::int) FILTER (WHERE NOT x.expired),
+           array_agg(lane) FILTER (WHERE NOT x.expired),
            array_agg(cost) FILTER (WHERE NOT x.expired), array_agg(x.fresh) FILTER (WHERE NOT x.expired),
            array_agg(line) FILTER (WHERE NOT x.expired),
-           coalesce(array_agg(seq) FILTER (WHERE x.expired), '{}'),
-           coalesce(array_agg(seq) FILTER (WHERE x.once AND NOT x.expired), '{}')
-    INTO got, leases, started, runs, costs, fresh, lines, overdue, single FROM taken AS x;
+           coalesce(array_agg(seq) FILTER (WHERE x.expired), '{}')
+    INTO got, leases, started, costs, fresh, lines, overdue FROM taken AS x;
 END $$;
 
 -- Jobs of lanes have started: their tokens are taken.
 CREATE OR REPLACE FUNCTION tidemill.start_lanes(
-    lanes text[], runs int[], costs float8[], fresh bigint[], now float8) RETURNS void
+    lanes text[], costs float8[], fresh bigint[], now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE gate SET
         running = gate.running + s.runs, turn = greatest(gate.turn, s.turn),
         filled = filled_with(x.terms, gate.filled, now, s.cost),
         slots = slots_with(x.terms, gate.slots, now, s.cost)
-    FROM (SELECT lane, sum(u.runs) AS runs, sum(u.cost) AS cost, max(u.turn) AS turn
-          FROM unnest(lanes, start_lanes.runs, costs, fresh) AS u (lane, runs, cost, turn)
+    FROM (SELECT lane, count(*) AS runs, sum(u.cost) AS cost, max(u.turn) AS turn
+          FROM unnest(lanes, costs, fresh) AS u (lane, cost, turn)
           WHERE lane IS NOT NULL GROUP BY lane) AS s
     CROSS JOIN LATERAL (SELECT ctid AS row, gate.terms FROM gate WHERE id = s.lane OFFSET 0) AS y
     CROSS JOIN LATERAL (SELECT terms.terms FROM terms WHERE id = y.terms OFFSET 0) AS x

@@ -49,7 +49,7 @@ CREATE OR REPLACE FUNCTION tidemill.step(
     me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
     verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
     touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, heard bigint[],
-    over bigint[], take_tokens bigint[], take_ids text[],
+    over bigint[], take_tokens bigint[], take_ids text[], held bigint[],
     p tidemill.prefs, OUT answer jsonb, OUT leases bytea, OUT turn bigint, OUT ended bigint[], OUT moved boolean,
     OUT hungry int, OUT idle boolean, OUT limited boolean)
 LANGUAGE plpgsql
@@ -75,6 +75,8 @@ DECLARE
     seen     bigint[];
     d        float8;
     again    boolean;
+    behind   boolean;
+    strays   bigint[];
 BEGIN
     ended := '{}';
     moved := false;
@@ -91,6 +93,10 @@ BEGIN
         answer := jsonb_build_object('last', mine.serial);
         RETURN;
     END IF;
+    behind := again OR mine.serial < this - 1;
+    IF held IS NOT NULL THEN
+        strays := ARRAY (SELECT token FROM lease WHERE owner = me EXCEPT SELECT unnest(held || mine.handed));
+    END IF;
     t := clock(p);
     turn := mine.turn + 1;
     SELECT name, kind = 'consumer' AS consumes, EXISTS (SELECT FROM uptime) AS up,
@@ -105,6 +111,7 @@ BEGIN
     -- Handed to us while we slept, and never heard of.
     unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (heard));
     IF NOT again THEN
+        PERFORM lock_unknown(verdicts);
         seen := end_by_time(t);
         flows := lock_step(tokens, verdicts, f_shapes, touch_tokens || unheard, seen,
                            over, take_tokens);
@@ -223,6 +230,15 @@ BEGIN
                                           'kept', kept, 'stale', stale);
         answer := mine.missed || jsonb_build_object('commands', commands, 'leaves', leaves);
     END IF;
+    IF behind THEN
+        answer := answer || '{"behind": true}';
+    END IF;
+    IF strays <> '{}' THEN
+        answer := answer || jsonb_build_object('strays', strays);
+    END IF;
+    IF w.told >= 0 THEN
+        answer := answer || unknown_since(w.told);
+    END IF;
     d := next_due(limited);
     IF NOT coalesce(w.sleep, false) THEN
         hungry := 0;
@@ -237,7 +253,8 @@ BEGIN
     IF w.mode IS NOT NULL THEN  -- who says nothing of what it wants sleeps on for the same
         UPDATE pulse SET asleep = hungry > 0,
                          room = CASE WHEN w.hand THEN hungry ELSE 0 END, tasks = w.tasks, messages = w.messages,
-                         alone = w.alone, queues = w.queues
+                         alone = w.alone, queues = w.queues, knows = w.knows,
+                         told = coalesce((answer -> 'told')::bigint, -1)
         WHERE owner = me;
     END IF;
     answer := answer || jsonb_build_object('due', d - t, 'turn', turn, 'firing', next_firing() - t);
@@ -260,7 +277,8 @@ DECLARE
 BEGIN
     leases := '';
     -- Nothing to see, mostly: then nothing is written either.
-    IF cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
+    IF (cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0 OR has_unknown(w.knows, w.queues))
+       AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
         -- The client may have lost us and sent the step again: what we took now, nobody would hear of.
         -- And what it was handed since it has yet to hear.
@@ -280,6 +298,10 @@ BEGIN
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;
     due := d - clock(p);
+    IF w.told >= 0 AND EXISTS (SELECT FROM unknown)
+       AND unknown_since((SELECT told FROM pulse WHERE owner = me)) -> 'unknown' <> '[]' THEN
+        due := 0;
+    END IF;
 END $$;
 
 -- One step: two transactions, one round trip. The second commit need not reach the disk unless
@@ -288,7 +310,7 @@ CREATE OR REPLACE PROCEDURE tidemill.exchange(
     me int, this bigint, tokens bigint[], starts float8[], ends float8[], results bytea[],
     verdicts jsonb, f_ids text[], f_envelopes bytea[], f_shape int[], f_shapes jsonb,
     touch_tokens bigint[], touch_seconds float8[], notes jsonb, w tidemill.want, heard bigint[],
-    over bigint[], take_tokens bigint[], take_ids text[],
+    over bigint[], take_tokens bigint[], take_ids text[], held bigint[],
     p tidemill.prefs, chores int, INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -298,7 +320,7 @@ DECLARE
 BEGIN
     s := tidemill.step(me, this, tokens, starts, ends, results, verdicts, f_ids, f_envelopes,
                        f_shape, f_shapes, touch_tokens, touch_seconds, notes, w, heard,
-                       over, take_tokens, take_ids, p);
+                       over, take_tokens, take_ids, held, p);
     answer := s.answer;
     leases := s.leases;
     IF s.idle THEN

@@ -58,8 +58,9 @@ BEGIN
     RETURN done;
 END $$;
 
--- Make failed, cancelled, expired or scheduled jobs ready, with fresh attempts; the trail stays.
-CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], p tidemill.prefs) RETURNS boolean[]
+-- Make failed, cancelled or expired jobs ready, as a new run, and scheduled ones; the trail stays. With
+-- "how" = force also those that succeeded, or whose key a success holds.
+CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], how text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     done  boolean[] := '{}';
@@ -72,19 +73,21 @@ BEGIN
     PERFORM lock_acts(ids, seqs, seen);
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
-        done := done || kick_one(which, t, p);
+        done := done || kick_one(which, how = 'force', t, p);
     END LOOP;
     PERFORM tell_all('all');
     RETURN done;
 END $$;
 
-CREATE OR REPLACE FUNCTION tidemill.kick_one(which bigint, t float8, p tidemill.prefs) RETURNS boolean
+CREATE OR REPLACE FUNCTION tidemill.kick_one(
+    which bigint, force boolean, t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    j record;
-    d record;
+    j     record;
+    d     record;
+    held  float8 := 0;
 BEGIN
-    SELECT seq, key, line INTO j FROM job WHERE seq = which;
+    SELECT seq, key, line, linked INTO j FROM job WHERE seq = which;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -98,13 +101,17 @@ BEGIN
         PERFORM place(j.seq, t);
         RETURN true;
     END IF;
-    SELECT state, class INTO d FROM done WHERE seq = j.seq FOR UPDATE;
-    IF NOT FOUND OR d.state = 4
+    SELECT * INTO d FROM done WHERE seq = j.seq FOR UPDATE;
+    IF NOT FOUND OR d.state = 4 AND NOT (force AND NOT j.linked)
         OR EXISTS (SELECT FROM behind WHERE seq = j.seq AND waits = 'barrier') THEN  -- never run
         RETURN false;
     END IF;
     IF j.key IS NOT NULL THEN  -- at most one unfinished job per key
-        INSERT INTO key (key, holder) VALUES (j.key, j.seq) ON CONFLICT DO NOTHING;
+        IF force THEN
+            DELETE FROM key WHERE key = j.key AND over IS NOT NULL RETURNING until INTO held;
+        END IF;
+        INSERT INTO key (key, holder, until) VALUES (j.key, j.seq, coalesce(held, 0))
+        ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
             RETURN false;
         END IF;
@@ -116,9 +123,13 @@ BEGIN
     UPDATE behind SET dropped = false WHERE seq = j.seq;
     PERFORM revive(j.seq, t);
     UPDATE job SET
-        tries = CASE WHEN policy > 0 THEN attempt + policy ELSE 0 END,
+        attempt = 0, tries = policy,
         losses = 0, line = CASE WHEN line & 3 = 2 THEN line - 2 ELSE line END, cancelling = false,
-        error = '', expires = 0, due = 0, returns = returns + 1
+        error = '', expires = 0, due = 0, returns = returns + 1,
+        trail = CASE WHEN d.attempt IS NULL THEN trail ELSE  -- its last attempt just succeeded
+            coalesce(trail, '[]') || jsonb_build_array(jsonb_build_array(
+                d.attempt, d.worker, d.leased, d.started, d.ended, 0, '', '', run_of(trail, d.attempt)))
+            END
     WHERE seq = j.seq;
     PERFORM place(j.seq, t);
     RETURN true;
@@ -216,8 +227,32 @@ BEGIN
     -- Not before all are gone: what is purged is not cancelled.
     DELETE FROM edge WHERE parent = ANY (flows);
     PERFORM count_down(l.names, l.numbers, l.failed, l.whys, clock(p), p);
+    IF cardinality(removed) > 0 THEN
+        INSERT INTO tally (queue, purged) VALUES (q, cardinality(removed));
+    END IF;
     PERFORM tell_all('all');
     RETURN cardinality(removed);
+END $$;
+
+-- Forget the counters and settings of a queue without unfinished jobs; false when it has some. The number
+-- stays: producers know it, and finished jobs and limits have it. Jobs that others put meanwhile are counted.
+CREATE OR REPLACE FUNCTION tidemill.forget_queue(which text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+DECLARE
+    q int;
+BEGIN
+    PERFORM check_here();
+    PERFORM pg_advisory_xact_lock('tally'::regclass::oid::int, 0);  -- nobody folds the counters now
+    SELECT number INTO q FROM queue WHERE name = which FOR UPDATE;
+    IF (SELECT sum(waiting + scheduled + ready + running) FROM tally WHERE queue = q) > 0 THEN
+        RETURN false;
+    END IF;
+    WITH gone AS (DELETE FROM tally WHERE queue = q RETURNING *)
+    INSERT INTO tally (queue, waiting, scheduled, ready, running, kept, carried)
+    SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(kept), sum(carried)
+    FROM gone GROUP BY queue;
+    UPDATE queue SET listed = false, paused = false, max_size = 0 WHERE number = q;
+    RETURN true;
 END $$;
 
 -- The numbers of these jobs, NULL where there is none. Acts on jobs look once, before they lock: of one

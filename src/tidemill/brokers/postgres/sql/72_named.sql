@@ -33,7 +33,6 @@ DECLARE
     j     job;
     token bigint;
     ttr   float8;
-    once  boolean;
     gates text[];
 BEGIN
     SELECT * INTO j FROM job WHERE seq = which;
@@ -42,7 +41,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM later WHERE seq = which AND NOT waiting)
         OR EXISTS (SELECT FROM done WHERE seq = which AND state = 5) THEN
-        PERFORM kick_one(which, t, p);
+        PERFORM kick_one(which, false, t, p);
         SELECT * INTO STRICT j FROM job WHERE seq = which;
     END IF;
     DELETE FROM ready WHERE line = j.line AND rank = j.rank AND seq = which;
@@ -50,7 +49,6 @@ BEGIN
         RETURN NULL;
     END IF;
     PERFORM count(j.line, 'ready', -1);
-    once := j.line & 3 = 1 AND j.ttr = 0;
     IF j.expires > 0 AND j.expires <= t THEN
         PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
         PERFORM flow(ARRAY[which], t, p);
@@ -60,15 +58,10 @@ BEGIN
     PERFORM fold_gates(gates, floor(t * 1e6));
     PERFORM start_queues(gates, ARRAY[j.line], floor(t * 1e6));
     token := (which << 16) | (j.returns & 65535);
-    ttr := CASE WHEN once THEN 0 WHEN j.ttr > 0 THEN j.ttr ELSE 60 END;
-    IF once THEN
-        PERFORM finish(which, 'succeeded', '', NULL, t, p);
-        PERFORM flow(ARRAY[which], t, p);
-    ELSE  -- of no step: 0 is the serial of none
-        INSERT INTO lease (seq, token, serial, leased, deadline, result_ttl, owner, line, attempt, keyed, linked)
-        VALUES (which, token, 0, t, t + ttr, j.result_ttl, me, j.line, j.attempt + 1, j.key IS NOT NULL, j.linked);
-        PERFORM count(j.line, 'running');
-    END IF;
+    ttr := CASE WHEN j.ttr > 0 THEN j.ttr ELSE 60 END;  -- the lease is of no step: 0 is the serial of none
+    INSERT INTO lease (seq, token, serial, leased, deadline, result_ttl, owner, line, attempt, keyed, linked)
+    VALUES (which, token, 0, t, t + ttr, j.result_ttl, me, j.line, j.attempt + 1, j.key IS NOT NULL, j.linked);
+    PERFORM count(j.line, 'running');
     PERFORM renew_gates(gates, floor(t * 1e6));
     RETURN pack(token, j.attempt + 1, j.losses, j.rank, which, j.timeout, t, ttr, j.envelope, j.inputs);
 END $$;

@@ -2,7 +2,8 @@
 -- column; who reads it is in inspect.py.
 
 CREATE OR REPLACE VIEW tidemill.shown AS
-SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses, job.due, job.expires,
+SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
+       CASE WHEN later.task IS NULL THEN job.due ELSE coalesce(nullif(later.due, 'infinity'), 0) END AS due, job.expires,
        job.cancelling, job.trail, job.envelope,
        coalesce(done.state, CASE WHEN ready.seq IS NOT NULL THEN 2 WHEN lease.owner > 0 THEN 3
                                  WHEN later.waiting THEN 0 WHEN later.seq IS NOT NULL THEN 1
@@ -12,7 +13,8 @@ SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses, job.
        done.finished, done.result, done.attempt AS last, done.leased AS last_leased, done.started,
        done.ended, done.worker AS last_worker,
        CASE WHEN lease.owner > 0 THEN lease.leased END AS leased, owner.name AS worker, note.done AS progress, note.total, note.log,
-       coalesce(behind.pending, 0) AS pending, coalesce(behind.failures, 0) AS failures
+       coalesce(behind.pending, 0) AS pending, coalesce(behind.failures, 0) AS failures,
+       later.task IS NOT NULL AS unknown
 FROM tidemill.job
 LEFT JOIN tidemill.ready ON ready.line = job.line AND ready.rank = job.rank AND ready.seq = job.seq
 LEFT JOIN tidemill.later ON later.seq = job.seq
@@ -48,6 +50,17 @@ BEGIN
     RETURN oldest;
 END $$;
 
+-- The tasks that have jobs set aside: their queues, how many jobs, and the oldest of them.
+CREATE OR REPLACE FUNCTION tidemill.unknown_tasks()
+RETURNS TABLE (task text, queues text[], many bigint, oldest bytea)
+LANGUAGE sql STABLE SET search_path = tidemill, pg_temp AS $$
+    SELECT x.task, x.queues, x.many, (SELECT envelope FROM job WHERE seq = x.first) FROM (
+        SELECT l.task, array_agg(DISTINCT q.name ORDER BY q.name) AS queues, count(*) AS many, min(l.seq) AS first
+        FROM later AS l JOIN queue AS q ON q.number = l.queue
+        WHERE l.task IS NOT NULL GROUP BY l.task) AS x
+    ORDER BY x.task
+$$;
+
 -- The queues that were ever used, in numbers.
 CREATE OR REPLACE FUNCTION tidemill.queue_stats()
 RETURNS TABLE (name text, paused boolean, max_size bigint, counts bigint[], oldest bytea)
@@ -57,7 +70,8 @@ BEGIN
     SELECT q.name, q.paused, q.max_size,
            ARRAY[sum(t.waiting), sum(t.scheduled), sum(t.ready + t.carried),
                  sum(t.running - t.carried), sum(t.accepted), sum(t.succeeded), sum(t.failed),
-                 sum(t.retried), sum(t.cancelled), sum(t.expired), sum(t.carried)]::bigint[],
+                 sum(t.retried), sum(t.cancelled), sum(t.expired), sum(t.carried),
+                 sum(t.purged)]::bigint[],
            (SELECT envelope FROM job WHERE seq = oldest_of(q.number))
     FROM queue AS q LEFT JOIN tally AS t ON t.queue = q.number
     GROUP BY q.number

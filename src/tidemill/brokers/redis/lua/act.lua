@@ -1,12 +1,13 @@
 -- Acting on jobs by their ids, and on queues.
 --
 -- ARGV  5 verb
---       cancel   6 'cancel' or 'terminate', then ids     kick, delete   6 '', then ids
+--       cancel   6 'cancel' or 'terminate', then ids     kick   6 'force' or '', then ids     delete   6 '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
---       purge    6 queue, 7 how many at most
+--       purge    6 queue, 7 how many entries to look at, at most, 8 where to go on, see purge.lua
+--       forget   6 queue
 --       recall   6 how many at most
--- Returns '0' and '1' for each id, or how many were purged or called back, and whether `tick` is to go on with what that
---       ended; {'moved', where}.
+-- Returns '0' and '1' for each id, or {how many were purged, where to go on}, or how many were called back, and whether
+--       `tick` is to go on with what that ended; {'moved', where}.
 
 local again = said_before() or departure()
 if again then return again end
@@ -54,77 +55,44 @@ local function set_queue(queue, paused, max_size)
       rings[line] = call('ZCARD', B .. ':r:' .. line)
     end
   end
+  if not row.paused then Unknown.wake() end
   shrunk[queue] = true
 end
 
--- Scheduled jobs of a queue, found among all that is due, and waiting ones, among all keys.
-local function unready(queue, ids, most)
-  local function add(id)
-    local j = #ids < most and load_job(id)
-    local waits = j and (j.state == SCHEDULED or j.state == WAITING and not flagged(j.flags, LINKED))
-    if waits and j.queue == queue then ids[#ids + 1] = id end
-  end
-  for _, member in ipairs(call('ZRANGE', K_DUE, 0, -1)) do
-    if sub(member, 1, 1) == 'j' then add(sub(member, 2)) end
-  end
-  for _, data in ipairs(call('HVALS', K_KEY)) do
-    local successor = Keys.parse(data).successor
-    if successor then add(successor) end
-  end
-end
-
--- Ready jobs of a line that are in lanes; some stand in the line itself and are there already.
-local function parked(line, ids, most)
-  local there = {}
-  for _, id in ipairs(ids) do there[id] = true end
-  for _, lane in ipairs(call('SMEMBERS', B .. ':parked:' .. line)) do
-    for _, member in ipairs(call('ZRANGE', Lanes.park_of(line, lane), 0, most - 1)) do
-      local id = sub(member, 9)
-      if #ids < most and not there[id] then ids[#ids + 1] = id end
-    end
-  end
-end
-
-local function purge(queue, most)
+-- Forget the counters and settings of a queue without unfinished jobs. Its limit stays. Returns 1, or 0 when it has some.
+local function forget_queue(queue)
   local row = find_row(queue)
-  if not row then return 0 end
-  -- Those behind others first: what is purged is not cancelled for what is purged before it.
-  local ids = call('ZRANGE', B .. ':held:' .. queue, 0, most - 1)
-  local held = #ids
-  for _, kind in ipairs(KINDS) do
-    if #ids < most then
-      for _, member in ipairs(call('ZRANGE', B .. ':r:' .. kind .. queue, 0, most - #ids - 1)) do
-        ids[#ids + 1] = sub(member, 9)
-      end
-    end
+  if not row then return 1 end
+  if size_of(queue) > 0 then return 0 end
+  for _, field in ipairs(call('HKEYS', row.key)) do
+    if field ~= 'gated' and field ~= 'laned' then call('HDEL', row.key, field) end
   end
-  for _, kind in ipairs(KINDS) do
-    if #ids < most then parked(kind .. queue, ids, most) end
-    if #ids < most then
-      for _, member in ipairs(call('ZRANGE', B .. ':x:' .. kind .. queue, 0, most - #ids - 1)) do
-        ids[#ids + 1] = sub(member, 9)
-      end
-    end
-  end
-  local rest = call('HMGET', row.key, 'scheduled', 'waiting')
-  if #ids < most and (tonumber(rest[1]) or 0) + (tonumber(rest[2]) or 0) > held then unready(queue, ids, most) end
-  read_ahead(ids)
-  for _, id in ipairs(ids) do delete(load_job(id)) end
-  return #ids
+  call('ZREM', B .. ':queues', queue)
+  rows[queue] = nil
+  return 1
 end
 
 local verb, answer = ARGV[5], 0
 if verb == 'queue' then
   set_queue(ARGV[6], ARGV[7], ARGV[8])
 elseif verb == 'purge' then
-  answer = purge(ARGV[6], tonumber(ARGV[7]))
+  local ids, place = to_purge(ARGV[6], tonumber(ARGV[7]), ARGV[8])
+  local many = 0
+  for _, id in ipairs(ids) do
+    local j = load_job(id) -- SCAN may name it twice
+    if j and delete(j) then many = many + 1 end
+  end
+  if many > 0 then count(ARGV[6], 'purged', many) end
+  answer = {many, place}
+elseif verb == 'forget' then
+  answer = forget_queue(ARGV[6])
 elseif verb == 'recall' then
   answer = Carrier.recall(tonumber(ARGV[6]))
 else
   local act, done = ({cancel = cancel, kick = kick, delete = delete})[verb], {}
   for i = 7, #ARGV do
     local j = load_job(ARGV[i])
-    done[#done + 1] = j and act(j) and '1' or '0'
+    done[#done + 1] = j and act(j, ARGV[6] == 'force') and '1' or '0'
     flow() -- what ends for that is not there any more to be acted upon
   end
   answer = table.concat(done)

@@ -10,12 +10,17 @@
 --       n touches: (token, seconds)
 --       n notes: (token, done, total, time) with the line behind
 --       n leases to take from the carrier: token with the id behind
+--       the highest number of an unknown task that it has heard of, -1 if it does not ask; n tasks that it knows of those
+--       empty, or, if it asks for strays, 'held' and the tokens of all leases that it has, 8 bytes each
 -- Returns 0 when the owner is not on the list (or is there anew); {'moved', where}; {'late', serial} when that was done
---       since; else settled and touched ('0' and '1'), leases (fixed
+--       since; else settled and touched ('0' and '1'; '2' for a verdict whose result there was no room for), leases (fixed
 --       part, envelope, …), commands, microseconds until something is due (-1 never), and until the
 --       next of the other owners is to be given up; which leases have inputs, and those (id, state, result,
---       error, …); schedules (name, record, …); how the list of owners stands; taken ('0' and '1').
+--       error, …); schedules (name, record, …); how the list of owners stands; taken ('0' and '1');
+--       the highest number of an unknown task that it has heard of by now, and the names that are new;
+--       1 when the step before this one is not known here, or the line broke; tokens of strays
 
+local Unknown = Carrier.Unknown
 local owner, serial, told, epoch = ARGV[5], unpk('>I8I8I2c0', ARGV[6])
 local K_OWNER, K_LEASES = B .. ':o:' .. owner, B .. ':l:' .. owner
 local me = call('HMGET', K_OWNER, 'name', 'kind', 'serial', 'answer', 'last', 'epoch', 'roster')
@@ -68,12 +73,13 @@ local function replay(answer)
       if flagged(j.flags, LINKED) then show_inputs(j.id) end
     end
   end
-  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}, '', answer[6]}
+  return {answer[1], answer[2], leases, answer[5], 0, next_death(), inputs, {}, '', answer[6], {}, 1, {}}
 end
 
 if not behalf and tonumber(me[3]) > serial then return {'late', me[3]} end -- it was stuck on its way, and nobody waits for it
 if not behalf and tonumber(me[3]) == serial then return replay(cmsgpack.unpack(me[4])) end
 
+local behind = not behalf and tonumber(me[3]) < serial - 1
 local wanted, mode, kind_bits, sleeps = 0, 0, 0, 0
 if ARGV[8] ~= '' then wanted, mode, kind_bits, sleeps = unpk('>I4BBB', ARGV[8]) end
 local moved = departure()
@@ -82,7 +88,7 @@ if moved and consumer and wanted > 0 then return moved end
 -- -- arguments -------------------------------------------------------------------------------------
 
 local at = 10
-local queues, verdicts, touches, notes, takes = {}, {}, {}, {}, {}
+local queues, verdicts, touches, notes, takes, asked, knows = {}, {}, {}, {}, {}, -1, {}
 
 local function read_some()
   local many = tonumber(ARGV[at])
@@ -123,7 +129,23 @@ do
   notes.tokens = tokens
   first, last = read_some()
   for i = first, last do takes[#takes + 1] = {(unpk('>I8', ARGV[i])), sub(ARGV[i], 9)} end
+  asked, at = tonumber(ARGV[at]), at + 1
+  first, last = read_some()
+  for i = first, last do knows[#knows + 1] = ARGV[i] end
 end
+
+-- Tokens of leases that are the owner's here, and that it does not have.
+local function strays_of(told_held)
+  if told_held == '' then return {} end
+  local has, strays = {}, {}
+  for i = 5, #told_held, 8 do has[text_of((unpk('>I8', told_held, i)))] = true end
+  for _, token in ipairs(call('HKEYS', K_LEASES)) do
+    if not has[token] then strays[#strays + 1] = token end
+  end
+  return strays
+end
+
+local strays = strays_of(ARGV[at])
 
 -- -- what it says ----------------------------------------------------------------------------------
 
@@ -169,7 +191,8 @@ local function touch(token, seconds)
   return '1'
 end
 
-local more = come_due()
+local more = come_due(true)
+Carrier.Room.fit(verdicts, notes)
 local settled, touched = {}, {}
 do
   local tokens, texts, ids = notes.tokens, {}, {}
@@ -204,5 +227,6 @@ for i, v in ipairs(verdicts) do
     end
   end
 end
+Carrier.Room.flags(settled, verdicts)
 Carrier.flush()
 for i, t in ipairs(touches) do touched[i] = touch(t[1], t[2]) end

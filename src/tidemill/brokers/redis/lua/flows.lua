@@ -179,6 +179,10 @@ local function flows_on() return (flows.stored or 0) > 0 end
 
 -- -- what a flow needs -----------------------------------------------------------------------------
 
+local part_from_flows
+
+do
+
 local is_needed
 
 -- True while a job has not ended, or is a barrier with such a job behind it.
@@ -204,7 +208,7 @@ is_needed = function(id, known)
 end
 
 -- Look after finished jobs of flows: they stay as long as one behind them needs them; how many were looked at.
-local function part_from_flows(most)
+function part_from_flows(most)
   local key = B .. ':fin:3'
   local ids, behind, parted, known, later = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most), {}, {}, {}, {}
   if #ids == 0 then return 0 end
@@ -234,4 +238,6 @@ local function part_from_flows(most)
   end
   flush_finished()
   return #ids
+end
+
 end

@@ -68,8 +68,7 @@ function Hands.of(run, head, name)
   if hand then return hand end
   local lane = Lanes.of(name)
   if next(lane.lines, run.line) or next(lane.lines) ~= run.line then return nil end
-  local limit, key = Lanes.split(name)
-  local terms = Terms.of('n', limit)
+  local key, terms = select(2, Lanes.split(name)), Terms.of_lane(name)
   hand = {
     lane = lane, terms = terms, keyed = key ~= '', paced = terms.rate or terms.window,
     taken = 0, spent = 0, left = 0, opening = Gate.NEVER, members = {}, at = 1, complete = false,

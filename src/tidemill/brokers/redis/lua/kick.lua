@@ -1,12 +1,13 @@
--- Making a job ready that is not.
+-- Making a job ready that is not; with `force` also one that succeeded, or whose key a success holds.
 
-local function kick(j)
+local function kick(j, force)
   if j.state == SCHEDULED then
     unplace(j)
     place(j, 0)
     return true
   end
-  if j.state <= SUCCEEDED then return false end
+  local again = force and j.state == SUCCEEDED and not flagged(j.flags, LINKED)
+  if j.state <= SUCCEEDED and not again then return false end
   if flagged(j.flags, LINKED) then
     if links_of(j.id).waits == W_BARRIER then return false end -- it is never run
     add_end(j.id, REVIVED)
@@ -17,11 +18,12 @@ local function kick(j)
     end
   end
   if j.key ~= '' then
-    if Keys.find(j.key) then return false end -- at most one unfinished job per key
-    Keys.put(j.key, j.id, nil, 0, 0)
+    local key = Keys.find(j.key)
+    if key and (key.holder or not force) then return false end -- at most one unfinished job per key
+    Keys.put(j.key, j.id, nil, key and key.ends or 0, 0)
   end
   unfinish(j)
-  j.limit = j.policy > 0 and j.attempt + j.policy or 0
+  j.attempt, j.limit = 0, j.policy
   j.losses, j.expires, j.error = 0, 0, ''
   drop_result(j)
   if flagged(j.flags, CANCELLING) then j.flags = j.flags - CANCELLING end

@@ -14,8 +14,6 @@
 
 do
 
-local IF_NEW = 16 -- beside which terms there are: a job that declares its limit only if it is not known
-
 local CLEARS, STANDS = 1, 2
 local FLAGS = 13 -- where they are
 
@@ -105,6 +103,7 @@ function Lanes.park_of(line, name) return B .. ':lane:' .. line .. '\0' .. name 
 local function make_stale(name)
   limits.changed[name], limits.stale[name] = true, true
 end
+Lanes.make_stale = make_stale
 
 -- A job of a lane is ready.
 function Lanes.enter(j)
@@ -167,7 +166,7 @@ function Lanes.leave_place(j, mine, owner)
       end
     end
   end
-  local room = #heirs > 0 and Gate.room(Terms.of('n', (Lanes.split(j.lane))), lane.gate, lane.running, #heirs + 1)
+  local room = #heirs > 0 and Gate.room(Terms.of_lane(j.lane), lane.gate, lane.running, #heirs + 1)
   if not room or room > #heirs then return false end
   for _, line in ipairs(heirs) do rings[line] = math.max(1, rings[line] or 0) end
   return true
@@ -179,11 +178,11 @@ function Lanes.put_back(line, left)
   flush_lines()
 end
 
--- A job that was taken is leased; one that does not run is gone when taken.
-function Lanes.start(j, token, runs)
+-- A job that was taken is leased.
+function Lanes.start(j, token)
   local lane = Lanes.of(j.lane)
-  Gate.take(Terms.of('n', (Lanes.split(j.lane))), lane.gate, j.cost)
-  lane.running = lane.running + (runs and 1 or 0)
+  Gate.take(Terms.of_lane(j.lane), lane.gate, j.cost)
+  lane.running = lane.running + 1
   lane.turn = token
 end
 
@@ -204,13 +203,13 @@ end
 
 -- A lease goes back, and its job never ran.
 function Lanes.give_back(j)
-  Gate.give_back(Terms.of('n', (Lanes.split(j.lane))), Lanes.of(j.lane).gate, j.leased, j.cost)
+  Gate.give_back(Terms.of_lane(j.lane), Lanes.of(j.lane).gate, j.leased, j.cost)
   make_stale(j.lane)
 end
 
 -- A lease made at that time goes to the carrier.
 function Lanes.hold(j, taken)
-  Gate.hold(Terms.of('n', (Lanes.split(j.lane))), Lanes.of(j.lane).gate, taken, j.cost)
+  Gate.hold(Terms.of_lane(j.lane), Lanes.of(j.lane).gate, taken, j.cost)
   make_stale(j.lane)
 end
 
@@ -219,7 +218,7 @@ function Lanes.let_go(j, starts)
   local lane = Lanes.of(j.lane)
   Gate.let_go(lane.gate, j.cost)
   if starts then
-    Gate.take(Terms.of('n', (Lanes.split(j.lane))), lane.gate, j.cost)
+    Gate.take(Terms.of_lane(j.lane), lane.gate, j.cost)
   else
     lane.running = lane.running - 1
   end
@@ -230,29 +229,6 @@ function Lanes.came_due(name)
   local lane = Lanes.of(name)
   lane.due, lane.clears = 0, false
   make_stale(name)
-end
-
--- Have other terms hold for a limit, in all its lanes.
-function Lanes.set(limit, packed, declared)
-  local old, new = Terms.set('n', limit, packed, declared)
-  if not old then return end
-  local names = {}
-  for _, name in ipairs(call('ZRANGEBYLEX', B .. ':lanes', '[' .. limit .. '\0', '(' .. limit .. '\1')) do names[name] = true end
-  for name in pairs(limits.lanes) do
-    if Lanes.split(name) == limit then names[name] = true end
-  end
-  for name in pairs(names) do
-    Gate.change(old, new, Lanes.of(name).gate)
-    make_stale(name)
-  end
-end
-
--- A job is stored that brings a limit along; its wish ends in the terms. With `if_new` a known one stays.
-function Lanes.declare(name, wish, if_new)
-  local limit, packed = Lanes.split(name), sub(wish, -Gate.TERMS)
-  local which = byte(packed)
-  if which >= IF_NEW then if_new, packed = true, string.char(which - IF_NEW) .. sub(packed, 2) end
-  if not if_new or not Terms.known('n', limit) then Lanes.set(limit, packed, true) end
 end
 
 -- Have another job stand in a ready line for its lane, or none.
@@ -296,8 +272,8 @@ end
 local function sync_lane(name, rung)
   local lane, came = Lanes.of(name), limits.came[name] or {}
   limits.stale[name], limits.came[name] = nil, nil
-  local limit, key = Lanes.split(name)
-  local terms, opening = Terms.of('n', limit), Gate.NEVER
+  local key = select(2, Lanes.split(name))
+  local terms, opening = Terms.of_lane(name), Gate.NEVER
   local lines = {}
   for line in pairs(lane.lines) do lines[#lines + 1] = line end
   for _, line in ipairs(lines) do
@@ -337,7 +313,7 @@ function Limits.sync_lanes()
     name = next(limits.stale)
   end
   for lane, came in pairs(limits.came) do -- behind those that stand there
-    for line, more in pairs(came) do ring_lane(Lanes.of(lane), Terms.of('n', (Lanes.split(lane))), line, more) end
+    for line, more in pairs(came) do ring_lane(Lanes.of(lane), Terms.of_lane(lane), line, more) end
   end
   limits.came = {}
 end

@@ -4,6 +4,7 @@
 --   B:terms    hash    n·NAME or q·QUEUE → terms, those that code declared last, if any; ! if set by hand
 -- B:due has g·QUEUE for those that time alone opens. A queue's row counts as `parked` what is ready and does not
 -- stand in a ready line.
+--   B:walk     hash    NAME → how far changed terms were carried, and the terms behind that: see changes.lua
 
 local Terms, Limits = {}, {}
 
@@ -23,6 +24,7 @@ function Terms.known(kind, name)
     local by_hand = data and #data % Gate.TERMS == 1
     if by_hand then data = sub(data, 1, -2) end
     known = data and {packed = sub(data, 1, Gate.TERMS), declared = sub(data, Gate.TERMS + 1), by_hand = by_hand}
+    if known and kind == 'n' then known.walk = Terms.walk_of(name) end
     limits.terms[field] = known
   end
   return known or nil
@@ -31,7 +33,7 @@ end
 function Terms.of(kind, name) return Gate.terms(Terms.known(kind, name).packed) end
 
 -- Note what code declares, or a person sets ('' has the code's hold): what was set by hand stays whatever code
--- declares. The old terms and the new when they are to be changed, or false.
+-- declares. The old terms, the new, and the old ones packed when they are to be changed, or false.
 function Terms.set(kind, name, packed, declared)
   local known = Terms.known(kind, name)
   if known and declared and known.declared == packed then return false end
@@ -44,7 +46,7 @@ function Terms.set(kind, name, packed, declared)
   limits.terms[kind .. name] = known
   call('HSET', B .. ':terms', kind .. name, known.packed .. known.declared .. (known.by_hand and '!' or ''))
   if known.packed == old and not is_new then return false end
-  return Gate.terms(old), Gate.terms(known.packed)
+  return Gate.terms(old), Gate.terms(known.packed), old
 end
 
 -- -- gates of queues -------------------------------------------------------------------------------

@@ -3,16 +3,18 @@
 -- ARGV  5 verb
 --       get     then ids
 --       find    6 seq to go on below, or '', 7 how many, 8 states wanted as digits, or '' for all
---       stats
+--       stats   6 queue to go on behind, 7 how many queues
+--       unknown
 --       limits
+--       lanes   6 limit by name, 7 lane to go on behind or '', 8 how many
 --       held    6 id
---       head    6 queue, 7 state, 8 how many
+--       head    6 queue, 7 state, 8 how many, 9 '' or what it returned to go on from
 --       schedules  names        schedules_after  6 name, 7 how many
 -- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
---       stand or ''}, or 0: get one each;
---       head those;
+--       stand or '', when it is to fail if it is set aside or ''}, or 0: get one each;
+--       head those, before them where to go on or '';
 --       limits {q or n, name, terms, declared, running, failures, microseconds until it opens (-1 when no time opens it),
---       keys, 1 if by hand, …}; held 0, or {name, key, 1 if it is the queue's, until, running, terms, 1 if its breaker does it};
+--       1 if by hand, …}; lanes {how many jobs run, how many keys are in use, the lane to go on behind or ''}; held 0, or {name, key, 1 if it is the queue's, until, running, terms, 1 if its breaker does it};
 --       schedules their records or 0, schedules_after {name, record, …}; find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
 
 local names = {}
@@ -34,7 +36,8 @@ local function shown(id, data)
   end
   if flagged(flags, RESULT) then result = call('HGET', K_RESULT, id) end
   local wait = flagged(flags, LINKED) and call('HGET', K_WAIT, id) or ''
-  return {id, data, envelope, worker, progress, lines, result, wait}
+  local until_ = state == SCHEDULED and call('ZSCORE', K_DUE, 'u' .. id) or ''
+  return {id, data, envelope, worker, progress, lines, result, wait, until_}
 end
 
 local function find(below, most, states)
@@ -49,9 +52,9 @@ local function find(below, most, states)
   return {on, found}
 end
 
-local function stats()
-  local all = {}
-  for _, queue in ipairs(call('ZRANGE', B .. ':queues', 0, -1)) do
+local function stats(behind, most)
+  local all, from = {}, behind == '' and '-' or '(' .. behind
+  for _, queue in ipairs(call('ZRANGEBYLEX', B .. ':queues', from, '+', 'LIMIT', 0, most)) do
     local oldest
     for _, kind in ipairs(KINDS) do
       for _, key in ipairs({':r:', ':x:'}) do
@@ -84,18 +87,25 @@ local function limits_shown()
     local packed, declared, by_hand = known.packed, known.declared, known.by_hand and 1 or 0
     if kind == 'q' then
       local row = find_row(name)
-      show(kind, name, packed, declared, row.base, row.gate.failures, until_(Gate.opens(row.terms, row.gate, row.base, 1)), 0, by_hand)
+      show(kind, name, packed, declared, row.base, row.gate.failures, until_(Gate.opens(row.terms, row.gate, row.base, 1)), by_hand)
     else
-      local running, keys = 0, 0
-      for _, lane in ipairs(call('ZRANGEBYLEX', B .. ':lanes', '[' .. name .. '\0', '(' .. name .. '\1')) do
-        lane = Lanes.of(lane)
-        running = running + lane.running
-        if next(lane.lines) or lane.running > 0 or Gate.clear_at(Gate.terms(packed), lane.gate) > now then keys = keys + 1 end
-      end
-      show(kind, name, packed, declared, running, 0, 0, keys, by_hand)
+      show(kind, name, packed, declared, 0, 0, 0, by_hand)
     end
   end
   return all
+end
+
+local function lanes_shown(limit, behind, most)
+  local from = behind == '' and '[' .. limit .. '\0' or '(' .. behind
+  local names = call('ZRANGEBYLEX', B .. ':lanes', from, '(' .. limit .. '\1', 'LIMIT', 0, most)
+  for i, data in ipairs(fetch_all(B .. ':lane', names)) do limits.lanes[names[i]] = data or nil end
+  local running, keys = 0, 0
+  for _, name in ipairs(names) do
+    local lane = Lanes.of(name)
+    running = running + lane.running
+    if next(lane.lines) or lane.running > 0 or Gate.clear_at(Terms.of_lane(name), lane.gate) > now then keys = keys + 1 end
+  end
+  return {running, keys, #names == most and names[most] or ''}
 end
 
 local function held(id)
@@ -103,7 +113,7 @@ local function held(id)
   if not j or j.state ~= READY or call('HEXISTS', B .. ':carried', id) == 1 then return 0 end
   if j.lane then
     local lane, name, key = Lanes.of(j.lane), Lanes.split(j.lane)
-    local when = Gate.opens(Terms.of('n', name), lane.gate, lane.running, j.cost)
+    local when = Gate.opens(Terms.of_lane(j.lane), lane.gate, lane.running, j.cost)
     if when > 0 then return {name, key, 0, until_(when), lane.running, Terms.known('n', name).packed, 0} end
   end
   local row = find_row(j.queue)
@@ -126,40 +136,44 @@ local function ready_in(queue, most)
   return ids
 end
 
--- The first jobs of a queue in a state, of those that a sorted set names behind a prefix.
-local function first_in(key, prefix, queue, state, most, into)
-  local from = 0
-  while #into < most do
-    local found = call('ZRANGE', key, from, from + CHUNK - 1)
-    if #found == 0 then return end
-    from = from + #found
-    for _, member in ipairs(found) do
-      local id = sub(member, 1, #prefix) == prefix and sub(member, #prefix + 1)
-      local data = id and #into < most and call('HGET', K_JOB, id)
-      if data and byte(data, 9) == state and parse_job(id, data).queue == queue then into[#into + 1] = id end
-    end
+-- Jobs of a queue in a state, among the next of those that some sorted sets name, and where to go on.
+local function next_in(keys, prefix, queue, state, most, place)
+  local which, from = string.match(place, '(%d+) (%d+)')
+  which, from = tonumber(which or 1), tonumber(from or 0)
+  local found, ids, mine = call('ZRANGE', keys[which], from, from + CHUNK - 1), {}, {}
+  for _, member in ipairs(found) do
+    if sub(member, 1, #prefix) == prefix then ids[#ids + 1] = sub(member, #prefix + 1) end
   end
+  for i, data in ipairs(fetch_all(K_JOB, ids)) do
+    local is_mine = data and byte(data, 9) == state and sub(data, 32, 31 + byte(data, 31)) == queue
+    if is_mine and #mine < most then mine[#mine + 1] = ids[i] end
+  end
+  if #found == CHUNK then return mine, which .. ' ' .. from + CHUNK end
+  return mine, which < #keys and which + 1 .. ' 0' or ''
 end
 
-local function head(queue, state, most)
-  local ids, all = {}, {}
+local function head(queue, state, most, place)
+  local ids, all, on = nil, {}, ''
   if state == READY then
     ids = ready_in(queue, most)
   elseif state == SCHEDULED then
-    first_in(K_DUE, 'j', queue, state, most, ids)
+    ids, on = next_in({K_DUE}, 'j', queue, state, most, place)
   else
-    for _, class in ipairs({2, 3}) do first_in(B .. ':fin:' .. class, '', queue, state, most, ids) end
+    ids, on = next_in({B .. ':fin:2', B .. ':fin:3'}, '', queue, state, most, place)
   end
-  for i, id in ipairs(ids) do all[i] = shown(id, call('HGET', K_JOB, id)) end
+  all[1] = on
+  for i, id in ipairs(ids) do all[i + 1] = shown(id, call('HGET', K_JOB, id)) end
   return all
 end
 
 local verb = ARGV[5]
-if verb == 'head' then return head(ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])) end
+if verb == 'head' then return head(ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]) end
 if verb == 'limits' then return limits_shown() end
+if verb == 'lanes' then return lanes_shown(ARGV[6], ARGV[7], tonumber(ARGV[8])) end
 if verb == 'held' then return held(ARGV[6]) end
 if verb == 'find' then return find(ARGV[6], tonumber(ARGV[7]), ARGV[8]) end
-if verb == 'stats' then return stats() end
+if verb == 'stats' then return stats(ARGV[6], ARGV[7]) end
+if verb == 'unknown' then return Unknown.show() end
 if verb == 'schedules' then
   local wanted = {}
   for i = 6, #ARGV do wanted[#wanted + 1] = ARGV[i] end

@@ -11,8 +11,8 @@ local function find_row(queue)
     local found = call('HMGET', B .. ':q:' .. queue, 'paused', 'max_size', 'gated', 'laned')
     row = found[1] and {key = B .. ':q:' .. queue, paused = found[1] == '1', max_size = tonumber(found[2]), by = {}}
     rows[queue] = row
-    if found[4] then row.laned = true end
-    if found[3] then Gates.load(queue, row) end
+    if row and found[4] then row.laned = true end
+    if row and found[3] then Gates.load(queue, row) end
   end
   return row or nil
 end
@@ -24,6 +24,9 @@ local function row_of(queue)
     rows[queue] = row
     call('HSET', row.key, 'paused', 0, 'max_size', 0)
     call('ZADD', B .. ':queues', 0, queue)
+    local found = call('HMGET', row.key, 'gated', 'laned') -- it was forgotten, and its limit stayed
+    if found[2] then row.laned = true end
+    if found[1] then Gates.load(queue, row) end
   end
   return row
 end
@@ -106,6 +109,8 @@ local function unplace(j)
   elseif j.state == READY then
     flush_lines()
     call('ZREM', B .. ':r:' .. line_of(j), pack('>I8', j.seq) .. j.id)
+  elseif Unknown.is_aside(j) then
+    Unknown.leave(j)
   elseif j.state == SCHEDULED then
     call('ZREM', K_DUE, 'j' .. j.id)
   end

@@ -13,16 +13,12 @@ local function lease_one(j, owner, told)
     finish(j, EXPIRED, TOO_LATE)
     return 0
   end
-  local token, once, row = call('INCR', B .. ':seq'), j.message and j.ttr == 0, row_of(j.queue)
+  local token, row = call('INCR', B .. ':seq'), row_of(j.queue)
   if token <= told then token = call('INCRBY', B .. ':seq', told - token + 1) end -- see draw_tokens
-  local ttr = once and 0 or j.ttr > 0 and j.ttr or 60
+  local ttr = j.ttr > 0 and j.ttr or 60
   local lease = {pack('>I8I4I4I4I8dI8d', token, j.attempt + 1, j.losses, j.rank, j.seq, j.timeout, now, ttr),
     call('HGET', K_ENV, j.id)}
   if row.gate then Gates.take(row, 1) end
-  if once then
-    finish(j, SUCCEEDED, '')
-    return lease
-  end
   j.state, j.token, j.leased, j.owner, j.deadline = RUNNING, token, now, owner, now + math.floor(ttr * 1000000)
   add_due(j.deadline, 'l' .. j.id)
   call('HSET', B .. ':l:' .. owner, text_of(token), j.id)
@@ -37,7 +33,7 @@ if again then return again end
 if ARGV[5] == '' then return say(call('INCRBY', B .. ':numbers', ARGV[6])) end
 local owner, told, epoch = ARGV[5], unpk('>I8I2c0', ARGV[6])
 local leases, mine = {}, call('HGET', B .. ':o:' .. owner, 'epoch') == epoch
-come_due('few')
+come_due()
 for i = 7, #ARGV do
   local j = mine and load_job(ARGV[i])
   leases[i - 6] = j and lease_one(j, owner, told) or 0

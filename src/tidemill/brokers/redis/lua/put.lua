@@ -90,7 +90,7 @@ do
   -- A job whose time has passed must not refuse another.
   local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
   if first[1] and tonumber(first[2]) <= now then
-    if come_due('few') then
+    if come_due() then
       finish_step()
       return 'due'
     end

@@ -9,6 +9,10 @@ local CREATED, KEPT, REPLACED, MERGED, SUCCESSOR = 0, 1, 2, 3, 4
 local C_KEEP, C_REJECT, C_REPLACE, C_MERGE = 0, 1, 2, 3
 local RECORD_RANK = 19 -- where the rank is in what the client wrote
 
+local put_one
+
+do
+
 local AT_ONCE_ALONE = ('\0'):rep(26) -- a wish of links only, for a job that waits for nothing
 
 -- Store a new job. Whatever delay it has, it is due at `latest`, if that is given.
@@ -87,7 +91,7 @@ local function put_last(id, record, envelope, wish, name, key, running)
 end
 
 -- Accept one job that was not refused; what was done, and the id of the job that stands for it.
-local function put_one(id, record, envelope, wish)
+function put_one(id, record, envelope, wish)
   local _, name = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
   if name == '' then
     insert(id, record, envelope, wish, READY)
@@ -110,6 +114,8 @@ local function put_one(id, record, envelope, wish)
   if not running then displace(key.holder, id) end
   put_last(id, record, envelope, wish, name, key, running)
   return running and SUCCESSOR or REPLACED, id
+end
+
 end
 
 -- Nothing more comes before the jobs of some arguments that wait, but for those in `hold`.

@@ -12,7 +12,7 @@ local again = said_before() or departure()
 if again then return again end
 
 local K_SCHEDULE, K_SCHEDULES, K_FIRING = B .. ':schedule', B .. ':schedules', B .. ':firing'
-if come_due('few') then -- a job whose time has passed must not keep another out
+if come_due() then -- a job whose time has passed must not keep another out
   finish_step()
   return 'due'
 end

@@ -11,8 +11,8 @@
 --   B:r:LINE   zset    seq8·id by rank       what can be leased; a line is a queue behind its kind: L, M or T
 --                                        (tasks that run alone since they were lost, messages, tasks)
 --   B:lines    zset    LINE, all 0           lines that are not paused and may have something ready
---   B:due      zset    j·id, x·id, l·id, f, a·LANE, g·QUEUE   by time: a scheduled job, an expiry, the end of a message's
---                                        lease; that B:flow goes on; that a limit opens
+--   B:due      zset    j·id, x·id, l·id, u·id, f, a·LANE, g·QUEUE, w·NAME   by time: a scheduled job, an expiry, the end of a
+--                                        message's lease; that B:flow goes on; that a limit opens; that one changes
 --   B:l:OWNER  hash    token → id            leases; the fence is the token in the record
 --   B:key      hash    key → who has it      see keys.lua; B:held zset, key by when it is held no longer
 --   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with one (or cancelled, expired), 2 failed;
@@ -35,7 +35,8 @@
 --   B:waits    hash    id → channels of those who wait for its end, and B:space:QUEUE set, for room
 --   B:said:S   string  serial and answer of a client's last call, kept 10 minutes
 --   B:carried, B:x:LINE         what lies with the carrier, see carry.lua
---   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear   limits, see limits.lua, lanes.lua
+--   B:aside, B:unknown, B:a:…   jobs of unknown tasks, see unknown.lua
+--   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear, B:walk   limits, see limits.lua, lanes.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
 --   B:firing, B:claimed  zset  version8·schedule by when it is to be handed out, for the first time or again
 --   B:fires    zset    owner that sees to schedules by when it was told that the next is due
@@ -44,6 +45,7 @@
 --   B:seq      string  the last number drawn: jobs and tokens are numbered from the same sequence
 --   B:numbers string   the last number that was given away
 --   B:format, B:born  string
+--   B:barrier string   empty: written before a WAIT for replicas that follows a repeated call
 --   channel B:w:SLEEPER  a hint
 --
 -- Times are microseconds of the server's clock. ARGV[1] is added to it (tests move time so), ARGV[2]
@@ -54,7 +56,10 @@ local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'fai
 local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
-local Keys, Carrier = {}, {} -- see keys.lua, carry.lua
+local Keys, Carrier, Unknown = {}, {}, {} -- see keys.lua, carry.lua, unknown.lua
+Carrier.Room = {} -- see room.lua
+Carrier.LANES_MOST = 100 -- lanes that one call carries changed terms into
+Carrier.Unknown = Unknown -- one function uses 60 names from outside at most, and exchange uses as many
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and that are one entry of what it leaves
 
@@ -97,8 +102,9 @@ local function begin(keys, args)
   now = time[1] * 1000000 + time[2] + args[1]
   jobs, envs, results, changed, change_list, fresh = {}, {}, {}, {}, {}, {}
   rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
-  limits = {terms = {}, lanes = {}, changed = {}, stale = {}, came = {}}
+  limits = {terms = {}, lanes = {}, changed = {}, stale = {}, came = {}, left = Carrier.LANES_MOST, walking = false}
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
+  Carrier.Room.pressed = false
   Carrier.new, Carrier.lines = {}, {} -- what was handed over: see carry.lua
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end

@@ -8,13 +8,6 @@ local function lend(j, token, envelope, lent, in_hand)
     finish(j, EXPIRED, TOO_LATE)
     return false
   end
-  if j.message and j.ttr == 0 then -- at most once: gone when taken
-    show_lease(j, token, 0, envelope)
-    if j.lane then Lanes.start(j, token, false) end
-    if flagged(j.flags, LINKED) then show_inputs(j.id) end
-    finish(j, SUCCEEDED, '')
-    return true
-  end
   local ttr = consumer and (j.ttr > 0 and j.ttr or 60) or 0
   j.state, j.token, j.leased, j.owner, j.deadline = RUNNING, token, now, owner, 0
   if consumer then
@@ -25,7 +18,7 @@ local function lend(j, token, envelope, lent, in_hand)
   lent[#lent + 1] = j.id
   save(j)
   show_lease(j, token, ttr, envelope)
-  if j.lane and not in_hand then Lanes.start(j, token, true) end
+  if j.lane and not in_hand then Lanes.start(j, token) end
   if flagged(j.flags, LINKED) then show_inputs(j.id) end
   return true
 end
@@ -92,7 +85,7 @@ local function take_first(run, head, token, lent)
     leases[#leases + 1] = ''
   else
     local j = load_job(id)
-    if j.expires > 0 and j.expires <= now or j.message and j.ttr == 0 then return false end
+    if j.expires > 0 and j.expires <= now then return false end
     if j.lane then
       name, cost, hand = j.lane, j.cost, Hands.of(run, head, j.lane)
       if not hand then return false end
@@ -195,6 +188,20 @@ local function take_line(line, many)
   return empty
 end
 
+-- Lease jobs that were brought back to an owner that takes no others; those under a limit, and suspects, are left to
+-- who takes what is ready.
+local function lend_aside(back)
+  for _, entry in ipairs(back) do
+    if #leases / 2 >= wanted then return end
+    local j, lent = Unknown.take_out(entry[1]), {}
+    if j then
+      lend(j, draw_tokens(1) + 1, call('HGET', K_ENV, j.id), lent)
+      count(j.queue, 'running', #lent / 2)
+      call_all('HSET', K_LEASES, lent)
+    end
+  end
+end
+
 -- Of several lines, the one whose first job comes before those of the others.
 local function best_line(lines)
   local best, best_rank, best_member
@@ -249,9 +256,9 @@ local function take_fairly(groups, many)
   end
 end
 
-local function lines_of(kind)
-  return call('ZRANGEBYLEX', K_LINES, '[' .. kind, '(' .. string.char(byte(kind) + 1))
-end
+local function end_of(kind) return '(' .. string.char(byte(kind) + 1) end
+
+local function lines_of(kind) return call('ZRANGEBYLEX', K_LINES, '[' .. kind, end_of(kind)) end
 
 -- The first task that is to run alone, of the queues wanted; nearly always there is none.
 local function take_lost()
@@ -303,6 +310,23 @@ local function after_last(groups)
     end
   end
   return turned
+end
+
+-- Take fairly from the queues of a kind, those behind the last first, so many at a time: how many others there are
+-- does not matter.
+local function take_from_next(kind, many)
+  local page, last, begun_anew = math.max(many, 64), last_queue, false
+  local from, to = '(' .. kind .. last, end_of(kind)
+  while from and #leases / 2 < many do
+    local lines, groups = call('ZRANGEBYLEX', K_LINES, from, to, 'LIMIT', 0, page), {}
+    if #lines < page and not begun_anew then
+      from, to, begun_anew = '[' .. kind, '[' .. kind .. last, true
+      for _, line in ipairs(call('ZRANGEBYLEX', K_LINES, from, to, 'LIMIT', 0, page - #lines)) do lines[#lines + 1] = line end
+    end
+    for i, line in ipairs(lines) do groups[i] = {line} end
+    take_fairly(groups, many)
+    from = #lines == page and '(' .. lines[page]
+  end
 end
 
 local function flat(groups)

@@ -12,16 +12,21 @@ local function look_at(kind, j)
   elseif kind == 'x' then
     unplace(j)
     finish(j, EXPIRED, TOO_LATE)
-  elseif j.state == SCHEDULED then
+  elseif kind == 'u' then
+    if Unknown.is_aside(j) then
+      unplace(j)
+      finish(j, FAILED, j.error)
+    end
+  elseif j.state == SCHEDULED and j.due > 0 then
     count(j.queue, 'scheduled', -1)
     place(j, j.due)
   end
 end
 
--- Move everything whose time has come; true when that may be more than one call should do. A step, which
--- leases of what has come due, moves more at once than a call that has no use for it.
-local function come_due(few)
-  local most = few and 1000 or 5000
+-- Move what has come due; true when that may be more than one call should do. A step moves twice as much, since it
+-- leases in the order of all that is due.
+local function come_due(is_step)
+  local most = is_step and CHUNK or CHUNK / 2
   if is_sealed() then return false end
   local due = call('ZRANGEBYSCORE', K_DUE, '-inf', now, 'LIMIT', 0, most)
   if #due == 0 then return false end
@@ -29,7 +34,7 @@ local function come_due(few)
   due_moved = true
   local ids = {}
   for _, member in ipairs(due) do
-    if string.find(member, '^[jxl]') then ids[#ids + 1] = sub(member, 2) end
+    if string.find(member, '^[jxlu]') then ids[#ids + 1] = sub(member, 2) end
   end
   read_ahead(ids)
   for _, member in ipairs(due) do
@@ -40,6 +45,8 @@ local function come_due(few)
       Lanes.came_due(sub(member, 2))
     elseif kind == 'g' then
       Gates.came_due(sub(member, 2))
+    elseif kind == 'w' then
+      Lanes.walk(sub(member, 2))
     else
       local j = load_job(sub(member, 2))
       if j then look_at(kind, j) end
@@ -67,13 +74,13 @@ local function forget_finished(id)
   end
 end
 
--- Forget finished jobs that are too old or too many, the oldest first; at most `most`, which says that
--- there may be more. Before that, unless there was nothing of the kind in this step, those of flows and
--- lanes that are not needed any more.
-local function prune(most, flows_too, lanes_too)
-  if is_sealed() then return 0 end
+-- Forget finished jobs that are too old or too many, the oldest first; at most `most`: true when there may be more.
+-- Before that look after so many of flows, and of lanes, that may not be needed any more, if a number says how many.
+local function prune(most, flows_most, lanes_most)
+  if is_sealed() then return false end
   local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
-  local looked = math.max(lanes_too and Limits.sweep(most) or 0, flows_too and part_from_flows(most) or 0)
+  local more = lanes_most and Limits.sweep(lanes_most) >= lanes_most
+  more = flows_most and part_from_flows(flows_most) >= flows_most or more
   local pruned, kept = 0, call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1')
   for class = 0, 2 do
     local key, done = B .. ':fin:' .. class, 0
@@ -96,5 +103,5 @@ local function prune(most, flows_too, lanes_too)
     pruned = pruned + done
     if pruned >= most then break end
   end
-  return math.max(pruned, looked)
+  return pruned >= most or more
 end

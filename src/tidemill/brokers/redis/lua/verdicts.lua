@@ -1,20 +1,6 @@
 -- What becomes of a lease: settled, given back, timed out or lost.
 
 local O_SUCCESS, O_RETRY, O_FAIL, O_RELEASE, O_SNOOZE, O_CANCELLED, O_EXPIRED = 0, 1, 2, 3, 4, 5, 6
-local END = {[O_FAIL] = FAILED, [O_CANCELLED] = CANCELLED, [O_EXPIRED] = EXPIRED}
-local KEEP_ATTEMPTS = 20
-
--- Write the attempt down, and drop the oldest beyond what a trail shows.
-local function add_attempt(j, worker, v)
-  local attempt = pack('>I4dddBI2c0I4c0I4c0', j.attempt, j.leased / 1000000, v.started, v.ended, v.outcome,
-    #worker, worker, #v.error, v.error, #v.traceback, v.traceback)
-  if j.trail == KEEP_ATTEMPTS then
-    j.attempts = sub(j.attempts, 5 + unpk('>I4', j.attempts))
-    j.trail = j.trail - 1
-  end
-  j.attempts = j.attempts .. pack('>I4', #attempt) .. attempt
-  j.trail = j.trail + 1
-end
 
 -- The hot path: a plain task, with neither times nor key nor past, has succeeded. The record is made of
 -- the bytes of the old one, without a table in between. False: it takes more than that.
@@ -36,7 +22,7 @@ local function succeed_plainly(id, data, owner, worker, v)
     add_end(id, SUCCEEDED)
   end
   local prune = now + keep_class(class)
-  local trail = pack('>I4dddBI2c0I4c0I4c0', attempt + 1, leased / 1000000, v.started, v.ended, O_SUCCESS,
+  local trail = pack(Backoff.ATTEMPT, attempt + 1, leased / 1000000, v.started, v.ended, O_SUCCESS,
     #worker, worker, #v.error, v.error, #v.traceback, v.traceback)
   local head = pack('>I8BBI4I4I4I4I4Bc0B', n, SUCCEEDED, flags, attempt + 1, losses, limit, policy, rank, #queue, queue, 0)
   local rest = pack('>I8I8I4BI4I4c0', now, prune, 0, 1, #trail + 4, #trail, trail)
@@ -57,17 +43,47 @@ local function succeed_plainly(id, data, owner, worker, v)
   return true
 end
 
--- True when the run of this lease is written down already: it was held.
-function Limits.was_held(j)
+-- The number, the lease time and the run of the latest attempt in a trail.
+function Backoff.latest(j)
+  if j.trail == 0 then return nil end
   local at = 1
   for _ = 2, j.trail do at = at + 4 + unpk('>I4', j.attempts, at) end
-  return j.trail > 0 and unpk('>d', j.attempts, at + 8) == j.leased / 1000000
+  local number, leased, _, _, _, _, _, _, behind = unpk(Backoff.ATTEMPT, j.attempts, at + 4)
+  return number, leased, behind <= #j.attempts and unpk('>I4', j.attempts, behind) or 1
+end
+
+-- True when the run of this lease is written down already: it was held.
+function Limits.was_held(j)
+  local _, leased = Backoff.latest(j)
+  return leased == j.leased / 1000000
+end
+
+local close_attempt
+do
+
+local END = {[O_FAIL] = FAILED, [O_CANCELLED] = CANCELLED, [O_EXPIRED] = EXPIRED}
+local KEEP_ATTEMPTS = 20
+
+-- Write the attempt down, and drop the oldest beyond what a trail shows.
+local function add_attempt(j, worker, v)
+  local last, _, run = Backoff.latest(j)
+  if last and j.attempt <= last then run = run + 1 end
+  local attempt = pack(Backoff.ATTEMPT, j.attempt, j.leased / 1000000, v.started, v.ended, v.outcome,
+    #worker, worker, #v.error, v.error, #v.traceback, v.traceback)
+  if run and run > 1 then attempt = attempt .. pack('>I4', run) end
+  if j.trail == KEEP_ATTEMPTS then
+    j.attempts = sub(j.attempts, 5 + unpk('>I4', j.attempts))
+    j.trail = j.trail - 1
+  end
+  j.attempts = j.attempts .. pack('>I4', #attempt) .. attempt
+  j.trail = j.trail + 1
 end
 
 -- Close the lease of a running job: count the attempt, and place the job or end it.
-local function close_attempt(j, worker, v)
+function close_attempt(j, worker, v)
   local outcome, row = v.outcome, row_of(j.queue)
-  local back = outcome == O_RELEASE and v.started == 0 and not Limits.was_held(j)
+  local unknown = outcome == Unknown.OUTCOME
+  local back = (outcome == O_RELEASE or unknown) and v.started == 0 and not Limits.was_held(j)
   if row.gate then
     local well = nil
     if outcome == O_SUCCESS then well = true elseif outcome == O_RETRY or outcome == O_FAIL then well = false end
@@ -75,7 +91,7 @@ local function close_attempt(j, worker, v)
   end
   if j.lane and back then Lanes.give_back(j) end
   if v.rank and v.rank >= 0 then j.rank = v.rank end
-  if outcome ~= O_RELEASE and outcome ~= O_SNOOZE then
+  if outcome ~= O_RELEASE and outcome ~= O_SNOOZE and not unknown then
     j.attempt = j.attempt + 1
     add_attempt(j, worker, v)
     if outcome == O_RETRY and j.limit > 0 and j.attempt >= j.limit then outcome = O_FAIL end
@@ -92,23 +108,34 @@ local function close_attempt(j, worker, v)
   elseif END[outcome] then
     finish(j, END[outcome], v.error)
   elseif flagged(j.flags, CANCELLING) then
-    local said = outcome == O_RELEASE and v.error or ''
+    local said = outcome == O_RELEASE and v.error or unknown and NOT_STARTED or ''
     finish(j, CANCELLED, said ~= '' and said or 'cancelled while it was running')
   elseif j.expires > 0 and j.expires <= now then
     finish(j, EXPIRED, TOO_LATE)
+  elseif unknown then
+    j.error = v.error
+    Unknown.put_aside(j, v.delay > 0 and now + math.floor(v.delay * 1000000))
   else
-    if outcome == O_RETRY then count(j.queue, 'retried', 1) end
+    local delay = v.delay
+    if outcome == O_RETRY then
+      count(j.queue, 'retried', 1)
+      if delay <= 0 and flagged(j.flags, MESSAGE) then delay = Backoff.after(j) end
+    end
     j.error = outcome == O_SNOOZE and v.error or '' -- why it waits, for who asks
-    place(j, v.delay > 0 and now + math.floor(v.delay * 1000000) or 0)
+    place(j, delay > 0 and now + math.floor(delay * 1000000) or 0)
   end
+end
+
 end
 
 local function died(outcome, why)
   return {outcome = outcome, delay = 0, started = 0, ended = now / 1000000, error = why, traceback = '', result = ''}
 end
 
--- No witness is left: the job gets a loss, and fails after as many as it has attempts.
+-- Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss. A task fails
+-- after as many losses as it has attempts.
 local function lose(j, worker)
+  if flagged(j.flags, MESSAGE) then return close_attempt(j, worker, died(O_RETRY, 'its consumer died')) end
   j.losses = j.losses + 1
   if j.limit > 0 and j.losses >= j.limit then
     end_lease(j)

@@ -26,7 +26,7 @@ if verb == 'leave' then
   return 0
 end
 
-if come_due('few') then
+if come_due() then
   finish_step()
   return 'due'
 end

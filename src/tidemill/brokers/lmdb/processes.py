@@ -1,0 +1,54 @@
+"""Other processes of this machine, as a sentence names them."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["described", "process_of"]
+
+_STOPPED = ("T", "t")
+
+
+def process_of(thread: int, file: str) -> int:
+    """The process of a thread that has a file mapped; 0 when there is none that can be seen.
+
+    A thread id from another container may be that of an unrelated process here.
+    """
+    pid = 0
+    try:
+        pid = int(_status(thread)["Tgid"])
+        inode = str(os.stat(file).st_ino)
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+            return pid if any(line.split(maxsplit=5)[4] == inode for line in maps) else 0
+    except PermissionError:  # of another user: the id is all there is to go by
+        return pid
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0
+
+
+def described(pid: int) -> str:
+    """Which process that is, what it does, and what to do about it."""
+    if not pid:
+        return "by a process that cannot be seen from here, perhaps in another container"
+    if pid == os.getpid():
+        return (
+            "by this process itself, for a large batch or for a transaction of your own; inside "
+            "your own transaction pass it as txn="
+        )
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(500).decode("utf-8", "replace").replace("\0", " ").split()
+        state = _status(pid)["State"][:1]
+    except (OSError, KeyError):
+        return f"by process {pid}"
+    name = "".join(c for c in " ".join(words) if c.isprintable())
+    named = f"by process {pid} ({name[:80]})" if name else f"by process {pid}"
+    if state in _STOPPED:
+        return f"{named}, which is stopped; let it go on with kill -CONT {pid}, or end it"
+    return named
+
+
+def _status(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        rows = (line.partition(":") for line in file)
+        return {name: value.strip() for name, _, value in rows}

@@ -1,0 +1,118 @@
+"""Purging a queue: readers look for its scheduled and waiting jobs, writers delete in pieces.
+
+Scheduled and waiting jobs lie among those of other queues. Looking for them takes no write lock,
+and no read transaction lasts long, so producers and workers go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import lmdb
+
+from tidemill.brokers.lmdb.carried import carried_in
+from tidemill.brokers.lmdb.keys import Key
+from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, READY_KEY, Row
+from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.record import SCHEDULED, WAITING, Stored
+from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.unknown import ASIDE
+
+__all__ = ["ready_ids", "still_unready", "unready_ids"]
+
+LOOK_MOST = 2000
+"""Entries looked at in one read transaction: a reader held long makes the file grow for good."""
+
+_Name = Callable[[bytes, bytes], bytes | None]
+
+
+def unready_ids(store: Store, queue: str) -> list[bytes]:
+    """Ids of the scheduled and waiting jobs of a queue.
+
+    In the order in which they were put, which is that of jobs that come behind one another.
+    """
+    tables = store.tables
+    with store.reading_txn() as txn:
+        data = txn.get(store.key("q/" + queue))
+        if data is None:
+            return []
+        row = Row(queue, 0, data)
+    if not row.scheduled + row.waiting:
+        return []
+    places: tuple[tuple[lmdb._Database, bytes, _Name], ...] = (
+        (tables.due, b"", _scheduled),
+        (tables.key, b"", _successor),
+        (tables.wait, b"", lambda key, data: key),
+        (tables.said, ASIDE, lambda key, data: data),
+    )
+    found: set[tuple[int, bytes]] = set()
+    for table, prefix, name in places:
+        for txn, entries in _pieces(store, table, prefix):
+            ids = (name(key, data) for key, data in entries)
+            jobs = (_load(txn, store, job_id) for job_id in ids if job_id)
+            found.update((j.head.seq, j.id) for j in jobs if j and _is_unready(j, row.lines))
+    return [job_id for _, job_id in sorted(found)]
+
+
+def still_unready(moves: Moves, row: Row, ids: Sequence[bytes]) -> list[bytes]:
+    """Those jobs that nobody has moved since they were looked up."""
+    jobs = (moves.load(job_id) for job_id in ids)
+    return [stored.id for stored in jobs if stored and _is_unready(stored, row.lines)]
+
+
+def ready_ids(moves: Moves, row: Row, most: int) -> list[bytes]:
+    """Ids of ready jobs of a queue, wherever they lie."""
+    lines = *row.lines, row.lost_line
+    ids = [job_id for line in lines for job_id in _first(moves, line, most)]
+    ids += moves.lanes.jobs_in(lines, most)
+    ids += itertools.islice(carried_in(moves.txn, moves.t, lines), most)
+    return list(dict.fromkeys(ids))[:most]
+
+
+def _first(moves: Moves, line: int, most: int) -> list[bytes]:
+    """The first jobs of a line."""
+    cursor = moves.txn.cursor(moves.t.ready)
+    found = cursor.set_range(READY_KEY.pack(line, 0, 0))
+    ids: list[bytes] = []
+    while found and READY_KEY.unpack(cursor.key())[0] == line and len(ids) < most:
+        ids.append(cursor.value())
+        found = cursor.next()
+    return ids
+
+
+def _is_unready(stored: Stored, lines: Sequence[int]) -> bool:
+    return stored.head.line in lines and stored.head.state in (WAITING, SCHEDULED)
+
+
+def _scheduled(key: bytes, job_id: bytes) -> bytes | None:
+    return job_id if DUE_KEY.unpack(key)[2] == DUE_JOB else None
+
+
+def _successor(_: bytes, data: bytes) -> bytes | None:
+    return Key.of(data).successor or None
+
+
+def _load(txn: lmdb.Transaction[bytes], store: Store, job_id: bytes) -> Stored | None:
+    data = txn.get(job_id, db=store.tables.job)
+    return Stored(job_id, data) if data is not None else None
+
+
+def _pieces(
+    store: Store, table: lmdb._Database, prefix: bytes
+) -> Iterator[tuple[lmdb.Transaction[bytes], list[tuple[bytes, bytes]]]]:
+    """The entries of a table, some from each read transaction."""
+    last = prefix
+    while True:
+        with store.reading_txn() as txn:
+            cursor, entries = txn.cursor(table), list[tuple[bytes, bytes]]()
+            found = cursor.set_range(last) if last else cursor.first()
+            if found and cursor.key() == last:
+                found = cursor.next()
+            while found and cursor.key().startswith(prefix) and len(entries) < LOOK_MOST:
+                entries.append(cursor.item())
+                found = cursor.next()
+            yield txn, entries
+        if len(entries) < LOOK_MOST:
+            return
+        last = entries[-1][0]

@@ -1,0 +1,235 @@
+"""The write lock of an environment, with waits that end and a holder that has a name.
+
+LMDB's own lock is a mutex in shared memory. A process that waits for the mutex waits in C as long
+as the holder likes: no timeout, no Ctrl-C, no signal handler. A stopped holder (``SIGSTOP``) would
+stop every process for good. So each process takes a record lock on the data file first, far behind
+the data, and asks LMDB only then. The kernel frees a record lock when its process dies, children do
+not inherit it, and it tells the holder's process id.
+
+- :meth:`WriteLock.take` never waits.
+- :meth:`WriteLock.wait` waits without limit; only a thread that nobody needs calls it
+  (:class:`tidemill.brokers.lmdb.commit.GroupCommit` has one).
+
+A program may write in the environment without tidemill. That program holds only LMDB's mutex. The
+kernel keeps the thread id of the owner of a robust mutex in the mutex itself, so one look at the
+mapped lock file shows that holder, too.
+
+The record lock protects nothing: LMDB's mutex does. Where the lock cannot be had (a file system
+without record locks, a task that closed all descriptors), waits have no limit, as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import sys
+import threading
+
+from tidemill.brokers.lmdb.processes import described, process_of
+
+__all__ = ["WriteLock"]
+
+_AT = 1 << 62  # the locked byte: far behind the data
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_WORD_AT = (64, 128)  # of the mutex in the lock file: where a mutex has 40 bytes, and where 48
+_OWNER = 0x3FFFFFFF  # the bits of the word that hold the owner's thread id
+
+
+class WriteLock:
+    """The lock of one environment, as this process has it."""
+
+    def __init__(self, path: str, *, ours: bool) -> None:
+        """``path`` is the environment's; one that is not ``ours`` may be closed at any time."""
+        alone = not os.path.isdir(path)
+        self._data = path if alone else os.path.join(path, "data.mdb")
+        self._locks = path + "-lock" if alone else os.path.join(path, "lock.mdb")
+        self._ours = ours
+        self._closed = False
+        self._inside = threading.Lock()  # a record lock is the whole process's
+        self._fd = _open(self._data)
+        self.looked = False
+        self._address = 0  # of LMDB's mutex in this process
+        self._memory = -1
+        self._word: ctypes.c_uint32 | None = None
+
+    def take(self) -> bool:
+        """Take the lock unless somebody else has it."""
+        if not self._inside.acquire(blocking=False):
+            return False
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _AT)
+        except (OSError, ValueError) as error:  # ValueError: there is no descriptor
+            if isinstance(error, OSError) and error.errno in _BUSY:
+                self._inside.release()
+                return False
+        if not self.looked and self._guessed():
+            self.free()
+            return False
+        word = self._word
+        if word is not None:
+            owner = word.value & _OWNER
+        else:
+            owner = self._owner() if self._memory >= 0 else 0
+        # A caller's own transaction in this very thread: LMDB refuses a second one at once.
+        if owner and owner != threading.get_native_id():
+            self.free()
+            return False
+        return True
+
+    def wait(self) -> None:
+        """Take the lock, however long that takes."""
+        self._inside.acquire()
+        with contextlib.suppress(OSError, ValueError):
+            fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, _AT)
+
+    def free(self) -> None:
+        """Give the lock to the next."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _AT)
+        except (OSError, ValueError):
+            pass
+        if self._closed:
+            self._forget()
+        self._inside.release()
+
+    def allocate(self, start: int, size: int) -> None:
+        """Give the data file blocks for these bytes, as far as the disk has some.
+
+        By the lock's own descriptor: closing another one would end the lock.
+        """
+        if size and hasattr(os, "posix_fallocate"):
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(self._fd, start, size)
+
+    @property
+    def busy(self) -> bool:
+        """True while a thread of this process has the lock, or waits for it."""
+        return self._inside.locked()
+
+    def close(self) -> None:
+        """Give up the descriptors; the environment is closed after this."""
+        self._closed = True
+        if self._inside.acquire(blocking=False):  # else whoever has it closes them
+            self.free()
+
+    def abandon(self) -> None:
+        """In a forked child: the copies are of no use there."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._word = None
+        for fd in (self._fd, self._memory):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._fd = self._memory = -1
+
+    # -- who has it -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Find LMDB's mutex in memory. With a transaction of this thread open, once."""
+        self.looked = True
+        with contextlib.suppress(OSError, ValueError):
+            base = _mapped_at(self._locks)
+            memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+            for at in _WORD_AT if base else ():
+                word = int.from_bytes(os.pread(memory, 4, base + at), "little")
+                if word & _OWNER == threading.get_native_id():
+                    self._address = base + at
+                    break
+            if self._address and not self._ours:
+                self._memory = memory  # read so, the memory may be gone
+                return
+            os.close(memory)
+            if self._address:
+                self._word = ctypes.c_uint32.from_address(self._address)
+
+    def _guessed(self) -> int:
+        """The process that has LMDB's mutex, while it is not known for certain where that lies."""
+        try:
+            base = _mapped_at(self._locks)
+            with open("/proc/self/mem", "rb", buffering=0) as memory:
+                words = [os.pread(memory.fileno(), 4, base + at) for at in _WORD_AT if base]
+        except (OSError, ValueError):
+            return 0
+        owners = {int.from_bytes(word, "little") & _OWNER for word in words} - {0}
+        owners.discard(threading.get_native_id())
+        return max((process_of(owner, self._locks) for owner in owners), default=0)
+
+    def _owner(self) -> int:
+        """The thread that has LMDB's own lock; 0 for none, or when that cannot be told."""
+        if self._word is not None:
+            return self._word.value & _OWNER
+        if self._memory >= 0:
+            with contextlib.suppress(OSError):
+                return int.from_bytes(os.pread(self._memory, 4, self._address), "little") & _OWNER
+        return 0
+
+    def holder(self) -> str:
+        """Name the process that keeps others from writing, and the remedy, as the end of a
+        sentence."""
+        return described(self._holding())
+
+    def state(self) -> str:
+        """Say whether a process that can be seen from here has the lock, and which."""
+        pid = self._holding()
+        return f"held {described(pid)}" if pid else "free"
+
+    def _holding(self) -> int:
+        owner = self._owner()
+        pid = process_of(owner, self._locks) if owner else 0
+        if not self.looked:
+            pid = self._guessed()
+        return pid or _locked_by(self._fd)
+
+
+def _open(path: str) -> int:
+    """A descriptor of the data file; -1 where it cannot be had. Never one of 0 to 2."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    if fd > 2:
+        return fd
+    try:
+        return int(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+    finally:
+        os.close(fd)
+
+
+def _locked_by(fd: int) -> int:
+    """The process that has the record lock; 0 for none, or one of another container."""
+    if fd < 0 or sys.platform != "linux":
+        return 0
+    flock = _FLOCK(fcntl.F_WRLCK, os.SEEK_SET, _AT, 1, 0)
+    with contextlib.suppress(OSError):
+        answer = _FLOCK.from_buffer_copy(fcntl.fcntl(fd, fcntl.F_GETLK, bytes(flock)))
+        if answer.type != fcntl.F_UNLCK:
+            return max(0, int(answer.pid))
+    return 0
+
+
+class _FLOCK(ctypes.Structure):
+    """``struct flock`` of Linux."""
+
+    _fields_ = (
+        ("type", ctypes.c_short),
+        ("whence", ctypes.c_short),
+        ("start", ctypes.c_int64),
+        ("len", ctypes.c_int64),
+        ("pid", ctypes.c_int),
+    )
+
+
+def _mapped_at(path: str) -> int:
+    """Where this process has mapped the beginning of a file; 0 when nowhere."""
+    inode = str(os.stat(path).st_ino)
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            fields = line.split(maxsplit=5)
+            if fields[4] == inode and int(fields[2], 16) == 0 and fields[1].startswith("rw"):
+                return int(fields[0].partition("-")[0], 16)
+    return 0

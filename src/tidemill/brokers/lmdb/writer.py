@@ -1,0 +1,58 @@
+"""A thread that waits for the write lock in place of the callers of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+__all__ = ["Writer"]
+
+log = logging.getLogger("tidemill")
+
+
+class Writer:
+    """Runs ``work`` once or more after each :meth:`call`; the thread starts with the first.
+
+    A daemon: the thread may be waiting for a process that never lets go, and holds nothing then.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._called = threading.Lock()
+        self._called.acquire()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def call(self) -> bool:
+        """Have the work done soon; False when no thread can be started."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="tidemill-writer", daemon=True)
+                    try:
+                        thread.start()
+                    except RuntimeError:  # the process may have no more threads
+                        return False
+                    self._thread = thread
+        with contextlib.suppress(RuntimeError):  # it is called already
+            self._called.release()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            self._called.acquire()
+            if self._closed:
+                return
+            try:
+                self._work()
+            except Exception:
+                log.exception("the writer of a store failed; the next call tries again")
+
+    def close(self) -> None:
+        """End the thread, once it is no longer at work."""
+        self._closed = True
+        with contextlib.suppress(RuntimeError):
+            self._called.release()

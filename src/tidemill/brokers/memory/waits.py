@@ -1,0 +1,51 @@
+"""Sleeping until something holds: for those who wait without being owners."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from tidemill.brokers.memory.jobs import Jobs
+from tidemill.brokers.memory.timers import come_due
+from tidemill.brokers.watching import Alarm
+from tidemill.locks import Condition
+
+__all__ = ["Waits"]
+
+
+class Waits:
+    """Those who wait for jobs of a broker; ``lock`` is told of every change."""
+
+    def __init__(self, lock: Condition, jobs: Jobs) -> None:
+        self._lock = lock
+        self._jobs = jobs
+
+    def until(self, over: Callable[[], bool], timeout: float, alarm: Alarm | None = None) -> bool:
+        """Sleep until ``over`` holds; False when the time is over, or the alarm rings."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while True:
+                come_due(self._jobs)
+                if over():
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0 or (alarm is not None and alarm.rings):
+                    return False
+                self._lock.wait(min(left, self._jobs.next_due()))
+
+    def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
+        """See :class:`~tidemill.brokers.watching.Ends`."""
+        items = self._jobs.items
+        found: list[bool] = []
+
+        def over() -> bool:
+            found[:] = [i not in items or items[i].record.state.finished for i in ids]
+            return any(found)
+
+        alarm.tell = self._news
+        self.until(over, timeout, alarm)
+        return found
+
+    def _news(self) -> None:
+        with self._lock:
+            self._lock.notify_all()

@@ -1,0 +1,195 @@
+"""Which policies of the server can destroy accepted jobs: for ``tidemill doctor``.
+
+AMQP tells nobody about policies, so they are read from the management plugin. AMQP does tell
+whether a queue was declared by an earlier release, without what keeps its jobs from policies.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tidemill.brokers.policing import Danger, Policed
+from tidemill.brokers.rabbitmq.names import Names, Place
+from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.brokers.rabbitmq.visit import visit
+
+__all__ = ["examine", "of_policies", "of_version"]
+
+_PORT, _TLS_PORT = 15672, 15671
+
+_FORWARDS = (3, 12, 5)
+"""The first version that forwards to a queue whose leader was on a node that is lost."""
+
+_WITHIN = 3.0
+"""Seconds that the management plugin has to answer."""
+
+_COLUMNS = "name,arguments,policy,operator_policy,effective_policy_definition"
+
+_LENGTHS = ("max-length", "max-length-bytes")
+_TAKES_OUT = ("delivery-limit", "message-ttl")
+
+Rows = list[dict[str, Any]]
+
+
+def examine(
+    settings: Settings, names: Names, queues: Iterable[str], version: str
+) -> Policed:
+    """What can destroy jobs of these queues, and all others under the prefix, or hold them up."""
+    rows: Rows | None = None
+    seen = ""
+    for base in _addresses(settings):
+        try:
+            rows, seen = _read(settings, base, names), f"read from {base}"
+            break
+        except (OSError, ValueError) as error:
+            seen = seen or f"cannot be read: the management plugin at {base} says: {error}"
+    dangers = list(of_version(version)) if len(settings.hosts) > 1 else []
+    if rows is not None:
+        return Policed(seen, [*dangers, *of_policies(rows, names)])
+    older = _older(settings, [p for q in queues for p in _places(names, q)])
+    return Policed(seen, [*dangers, *([_of_older(settings, names, older)] if older else [])])
+
+
+def of_version(version: str) -> Iterator[Danger]:
+    """What a cluster of this version does wrong when it loses a node."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if numbers < _FORWARDS:
+        text = f"a cluster of RabbitMQ {version} that loses a node can hold up delayed jobs"
+        yield Danger(f"{text} until the node is back", "update to RabbitMQ 3.12.5 or later")
+
+
+def _addresses(settings: Settings) -> list[str]:
+    if settings.management:
+        return [settings.management.rstrip("/")]
+    scheme, port = ("https", _TLS_PORT) if settings.tls is not None else ("http", _PORT)
+    hosts = [f"[{host}]" if ":" in host else host for host, _ in settings.hosts]
+    return [f"{scheme}://{host}:{port}" for host in hosts]
+
+
+def _read(settings: Settings, base: str, names: Names) -> Rows:
+    """The queues under the prefix with the policy that is in force for each.
+
+    Raises:
+        OSError, ValueError: the plugin does not tell.
+    """
+    import urllib.parse
+    import urllib.request
+
+    vhost = urllib.parse.quote(settings.vhost, safe="")
+    login = base64.b64encode(f"{settings.user}:{settings.password}".encode()).decode()
+    request = urllib.request.Request(
+        f"{base}/api/queues/{vhost}?columns={_COLUMNS}", headers={"Authorization": f"Basic {login}"}
+    )
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if settings.tls is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=settings.context()))
+    with urllib.request.build_opener(*handlers).open(request, timeout=_WITHIN) as answer:
+        rows = json.load(answer)
+    if not isinstance(rows, list):
+        raise ValueError("the answer is no list of queues")
+    ours = [row for row in rows if str(row.get("name")).startswith(f"{names.prefix}.")]
+    if ours and not any("effective_policy_definition" in row for row in ours):
+        raise ValueError("no policies are told; its statistics may be off")
+    return ours
+
+
+# -- what policies do -----------------------------------------------------------------------------
+
+
+def of_policies(rows: Rows, names: Names) -> Iterator[Danger]:
+    """What the policies in force for these queues can destroy; rows as the plugin tells them."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        name, policy = str(row["name"]), str(row.get("policy") or row.get("operator_policy"))
+        for key, does in _harm(row, name.removeprefix(f"{names.prefix}."), names):
+            found.setdefault((policy, key, does), []).append(name)
+    for (policy, key, does), places in sorted(found.items()):
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        text = f"policy {policy!r} with {key} {does}: {places[0]}{more}"
+        advice = f"take {key} out of the policy, or let its pattern leave out {names.prefix}."
+        if does in (_DROPS, _DROPS_OLDEST):
+            advice = f"{advice}, or add to it: {json.dumps(_keeping(names))}"
+        yield Danger(text, advice)
+
+
+_DELETES = "deletes an unused queue with all that is in it"
+_DROPS = "drops jobs without a trace"
+_DROPS_OLDEST = "drops the oldest jobs without a trace"
+_FORGETS = "forgets failed jobs early"
+_HURRIES = "lets delayed jobs run early"
+_FORGETS_MOVE = "forgets how far a move came"
+
+
+def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str, str]]:
+    """The settings of a queue's policy that do harm, and what each does."""
+    policy: Mapping[str, Any] = row.get("effective_policy_definition") or {}
+    arguments: Mapping[str, Any] = row.get("arguments") or {}
+    kind = name.partition(".")[0]
+    if "expires" in policy:
+        yield "expires", _DELETES
+    if kind in ("tasks", "messages"):
+        yield from _harm_to_jobs(policy, arguments)
+    elif kind == "failed":
+        ours = names.failed.arguments
+        if "delivery-limit" in policy:  # each look is a delivery
+            yield "delivery-limit", _FORGETS
+        for key in ("message-ttl", "max-length"):
+            if policy.get(key, ours[f"x-{key}"]) < ours[f"x-{key}"]:
+                yield key, _FORGETS
+        if "max-length-bytes" in policy:
+            yield "max-length-bytes", _FORGETS
+    elif kind == "delay":
+        own = arguments.get("x-message-ttl", 0)
+        if policy.get("message-ttl", own) < own:
+            yield "message-ttl", _HURRIES
+    elif kind == "moved":
+        yield from ((key, _FORGETS_MOVE) for key in _TAKES_OUT if key in policy)
+
+
+def _harm_to_jobs(
+    policy: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    if "x-dead-letter-exchange" in arguments or "dead-letter-exchange" in policy:
+        return  # what is taken out is kept among the failed
+    yield from ((key, _DROPS) for key in _TAKES_OUT if key in policy)
+    overflow = arguments.get("x-overflow") or policy.get("overflow")
+    if overflow != "reject-publish":
+        yield from ((key, _DROPS_OLDEST) for key in _LENGTHS if key in policy)
+
+
+# -- queues of earlier releases -------------------------------------------------------------------
+
+
+def _places(names: Names, queue: str) -> list[Place]:
+    return [place for kind in ("tasks", "messages") for place in names.of(queue, kind)]
+
+
+def _older(settings: Settings, places: Iterable[Place]) -> list[str]:
+    """The places that an earlier release declared."""
+    with visit(settings) as server:
+        there = [place for place in places if server.look(place) is not None]
+        return [place.name for place in there if not server.is_declared_so(place)]
+
+
+def _of_older(settings: Settings, names: Names, older: list[str]) -> Danger:
+    more = f" and {len(older) - 1} more" if len(older) > 1 else ""
+    text = (
+        f"a policy with {', '.join((*_TAKES_OUT, *_LENGTHS))} would drop jobs without a trace in "
+        f"queues that an earlier release made: {older[0]}{more}"
+    )
+    pattern = f"'^{re.escape(names.prefix)}\\.(tasks|messages)\\.'"
+    command = f"rabbitmqctl set_policy -p {settings.vhost} tidemill {pattern}"
+    return Danger(text, f"{command} '{json.dumps(_keeping(names))}' --apply-to queues")
+
+
+def _keeping(names: Names) -> dict[str, str]:
+    """What a policy says to keep the jobs of such queues."""
+    return {
+        "overflow": "reject-publish",
+        "dead-letter-exchange": "",
+        "dead-letter-routing-key": names.failed.name,
+    }

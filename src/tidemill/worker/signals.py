@@ -1,0 +1,88 @@
+"""The signals of a worker, as bytes in a socket that two threads may read."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+
+__all__ = ["Signals"]
+
+_SIGNALS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1),
+    signal.SIGCHLD,
+)
+
+
+class Signals:
+    """Signals that have arrived and that nobody has taken yet; and a bell for the main thread."""
+
+    def __init__(self) -> None:
+        self._read, self._write = _pair()
+        self._bell_read, self._bell_write = _pair()
+
+    def install(self) -> Callable[[], None]:
+        """Have this process's signals arrive here; returns what undoes it.
+
+        A handler in Python would not run while the main thread is inside a call of the store. So
+        the handlers do nothing, and the interpreter writes the number of each signal here.
+        """
+        before = {signum: signal.signal(signum, _do_nothing) for signum in _SIGNALS}
+        fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+
+        def undo() -> None:
+            signal.set_wakeup_fd(fd)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+        return undo
+
+    def send(self, signum: int) -> None:
+        """Act as if a signal had arrived."""
+        with contextlib.suppress(OSError):
+            self._write.send(bytes([signum]))
+
+    def ring(self) -> None:
+        """Wake the supervisor's own thread, if it sleeps."""
+        with contextlib.suppress(OSError):
+            self._bell_write.send(b"x")
+
+    def fileno(self) -> int:
+        """Readable while a signal waits to be taken."""
+        return self._read.fileno()
+
+    def fds(self) -> list[int]:
+        """The descriptors that the supervisor's own thread sleeps on."""
+        return [self._read.fileno(), self._bell_read.fileno()]
+
+    def heard(self) -> None:
+        """The supervisor's own thread is awake. Another thread would take its waking away."""
+        _drain(self._bell_read)
+
+    def take(self) -> list[int]:
+        """The signals that wait, each once."""
+        return list(dict.fromkeys(_drain(self._read)))
+
+    def close(self) -> None:
+        """Close all ends."""
+        for end in (self._read, self._write, self._bell_read, self._bell_write):
+            end.close()
+
+
+def _drain(end: socket.socket) -> bytes:
+    try:
+        return end.recv(4096)
+    except BlockingIOError:
+        return b""
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    write.setblocking(False)
+    return read, write
+
+
+def _do_nothing(signum: int, frame: object) -> None:
+    pass

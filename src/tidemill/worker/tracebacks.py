@@ -1,0 +1,65 @@
+"""Tracebacks as text, however large an exception is.
+
+Python formats an exception whole. A message of 80 MB with many line ends holds the interpreter lock
+for minutes. So messages and notes are cut before they are formatted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from traceback import TracebackException, format_tb
+from types import TracebackType
+from typing import Any
+
+__all__ = ["TRACEBACK_MOST", "format_traceback"]
+
+TRACEBACK_MOST = 16_000
+"""Characters that are kept of a traceback: the last."""
+
+PART_MOST = 2_000
+"""Characters that are kept of each message and each note."""
+
+NOTES_MOST = 20
+LINKS_MOST = 100
+"""Notes of an exception, and exceptions of one chain or group, that are formatted."""
+
+
+def format_traceback(error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback of an exception with all that caused it, cut to what is kept.
+
+    The exception's own code may raise anything here.
+    """
+    try:
+        whole = TracebackException(type(error), error, trace)
+        for number, part in enumerate(_parts(whole)):
+            _shorten(part, last=number >= LINKS_MOST)
+        return "".join(whole.format())[-TRACEBACK_MOST:]
+    except BaseException:
+        return "".join(format_tb(trace))[-TRACEBACK_MOST:]
+
+
+def _parts(whole: TracebackException) -> Iterator[TracebackException]:
+    """The exception and all it is linked with, each before those that it links to."""
+    waiting = [whole]
+    while waiting:
+        part = waiting.pop(0)
+        yield part
+        links = [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
+        waiting += [link for link in links if link is not None]
+
+
+def _shorten(part: Any, *, last: bool) -> None:
+    """Cut what an exception says; with ``last`` cut its links, too."""
+    said = getattr(part, "_str", None)
+    if isinstance(said, str):
+        part._str = said[:PART_MOST]
+    notes = getattr(part, "__notes__", None)
+    if isinstance(notes, str):
+        part.__notes__ = notes[:PART_MOST]
+    elif isinstance(notes, (list, tuple)):
+        kept = list(notes[:NOTES_MOST])
+        part.__notes__ = [note[:PART_MOST] if isinstance(note, str) else note for note in kept]
+    if last:
+        part.__cause__ = part.__context__ = None
+        if getattr(part, "exceptions", None):
+            part.exceptions = []

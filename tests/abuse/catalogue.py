@@ -1,0 +1,123 @@
+"""The catalogue: every misdeed with the end that its job must have in each pool.
+
+A misdeed is one small function. :func:`misdeed` adds it to the catalogue. A sync function runs in
+all pools; in the asyncio pool it blocks the event loop. An async function runs there alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = [
+    "ASYNCIO",
+    "MAIN",
+    "POOLS",
+    "SUCCEEDS",
+    "THREADS",
+    "End",
+    "Misdeed",
+    "blocks",
+    "catalogue",
+    "dies",
+    "fails",
+    "misdeed",
+    "times_out",
+]
+
+THREADS, MAIN, ASYNCIO = POOLS = "threads", "main thread", "asyncio"
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How the misdeed's job ends: its state, its error, and what it costs its process.
+
+    ``process`` is "kept", "replaced", or empty where both are right. ``dies`` says that the process
+    dies by itself, so that the jobs which ran beside the misdeed use an attempt and run again.
+    """
+
+    state: str
+    error: str = ""
+    process: str = ""
+    dies: bool = False
+    interrupts: bool = False  # jobs beside the misdeed cannot finish: they go back uncounted
+
+
+SUCCEEDS = End("succeeded")
+
+
+def fails(error: str) -> End:
+    """The job fails with this text in its error; the process lives on."""
+    return End("failed", error, "kept")
+
+
+def dies(error: str) -> End:
+    """The process dies, and the job fails with this text in its error."""
+    return End("failed", error, "replaced", dies=True)
+
+
+def times_out() -> End:
+    """The worker interrupts the job after its timeout; the process lives on."""
+    return End("failed", "JobTimeout", "kept")
+
+
+def blocks(*, gil: bool = False) -> End:
+    """Nothing can interrupt the job after its timeout; its process is replaced.
+
+    Nobody in the process can finish while the job holds the interpreter lock.
+    """
+    return End("failed", "JobTimeout", "replaced", interrupts=gil)
+
+
+@dataclasses.dataclass(frozen=True)
+class Misdeed:
+    """A misdeed of the catalogue."""
+
+    name: str
+    title: str
+    chapter: str
+    function: Callable[[], Any]
+    ends: Mapping[str, End]  # by pool
+    timeout: float | None = None
+    spoils: bool = False  # async jobs beside the misdeed cannot end well
+    leaves: bool = False  # a process that the task put in a session of its own outlives the worker
+    killed: bool = False  # the rig ends the supervisor by SIGKILL instead of SIGTERM
+    probe: str = ""  # "timeout" or "dump": what must still work afterwards
+
+    @property
+    def is_async(self) -> bool:
+        """True when the misdeed is a coroutine function."""
+        return inspect.iscoroutinefunction(self.function)
+
+
+_catalogue: dict[str, Misdeed] = {}
+
+
+def misdeed(
+    title: str, end: End | Mapping[str, End] = SUCCEEDS, **options: Any
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Add a function to the catalogue. ``end`` holds for all pools, or names one for each."""
+
+    def add(function: Callable[[], Any]) -> Callable[[], Any]:
+        name = function.__name__
+        pools = (ASYNCIO,) if inspect.iscoroutinefunction(function) else POOLS
+        ends = dict.fromkeys(pools, end) if isinstance(end, End) else dict(end)
+        chapter = (inspect.getmodule(function).__doc__ or "").split(":")[0].strip(".\n")
+        assert name not in _catalogue, f"two misdeeds are called {name}"
+        _catalogue[name] = Misdeed(name, title, chapter, function, ends, **options)
+        return function
+
+    return add
+
+
+def catalogue() -> dict[str, Misdeed]:
+    """All misdeeds by name, in the order of their modules and lines."""
+    from abuse import misdeeds
+
+    for module in pkgutil.iter_modules(misdeeds.__path__, "abuse.misdeeds."):
+        importlib.import_module(module.name)
+    return _catalogue

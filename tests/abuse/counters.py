@@ -1,0 +1,88 @@
+"""Counts of runs in a mapped file: they work whatever a task does to its process.
+
+A note in a mapped file needs no descriptor, no memory, no disk and no function that a task could
+have replaced. Each job of a rig has a row: begins, ends, process, attempt, start, end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["ROWS", "Counters", "Row"]
+
+_ROW = struct.Struct("=IIIIdd")
+ROWS = 64
+
+
+class Row(NamedTuple):
+    """Counters of a job."""
+
+    begins: int = 0
+    ends: int = 0
+    pid: int = 0
+    attempt: int = 0
+    begun: float = 0.0
+    ended: float = 0.0
+
+
+class Counters:
+    """The mapped file: a flag that releases the long jobs, then the rows."""
+
+    def __init__(self, path: Path) -> None:
+        size = 8 + ROWS * _ROW.size
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.truncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        # Tasks replace these functions in their modules.
+        self._pack, self._unpack = _ROW.pack_into, _ROW.unpack_from
+        self._now, self._pid = time.time, os.getpid
+
+    def row(self, index: int) -> Row:
+        """Return the counters of the job of that number."""
+        return Row(*self._unpack(self._map, 8 + index * _ROW.size))
+
+    def _write(self, index: int, row: tuple[float, ...]) -> None:
+        self._pack(self._map, 8 + index * _ROW.size, *row)
+
+    def begin(self, index: int, attempt: int) -> None:
+        """A run begins."""
+        begins, ends, *_, ended = self.row(index)
+        self._write(index, (begins + 1, ends, self._pid(), attempt, self._now(), ended))
+
+    def end(self, index: int) -> None:
+        """A run ends."""
+        begins, ends, pid, attempt, begun, _ = self.row(index)
+        self._write(index, (begins, ends + 1, pid, attempt, begun, self._now()))
+
+    @property
+    def released(self) -> bool:
+        """True once long jobs may end."""
+        return bool(self._map[0])
+
+    def release(self) -> None:
+        """Let long jobs end."""
+        self._map[0] = 1
+
+    def together(self, indexes: range) -> bool:
+        """True when all jobs of these numbers have begun."""
+        return all(self.row(index).begins for index in indexes)
+
+    def until(
+        self, check: Callable[[], bool], seconds: float, pause: Callable[[float], None]
+    ) -> bool:
+        """Wait until the check is true; False when the time is over."""
+        over = self._now() + seconds
+        while not check():
+            if self._now() > over:
+                return False
+            pause(0.01)
+        return True

@@ -1,0 +1,1 @@
+"""The misdeeds, a module for each kind."""

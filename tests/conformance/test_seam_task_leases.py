@@ -1,0 +1,75 @@
+"""Tasks with a consumer: leased for a time, renewed by a touch, and back when the time is over."""
+
+from __future__ import annotations
+
+import pytest
+from kinds import Clock
+from seam import Hand, job
+
+from tidemill.brokers.base import Broker, Feature, Step, Want
+from tidemill.job import DEFAULT_TTR, Note, Outcome, Owner, Verdict
+
+pytestmark = pytest.mark.needs(Feature.UNKNOWN)
+
+WANT = Want(10, queues=("default",), knows=("js.work",), told=0)
+
+
+def test_a_consumer_has_a_task_for_a_time(broker: Broker, consumer: Hand, clock: Clock) -> None:
+    # law 5: whoever holds a job and is silent loses it, as an attempt
+    broker.put([job(task="js.work", id="a")])
+    [lease] = consumer.take_all(WANT)
+    assert lease.deadline == DEFAULT_TTR
+    clock.advance(DEFAULT_TTR - 1)
+    assert consumer.touch(lease, 100)
+    clock.advance(99)
+    assert consumer.touch(lease)
+    clock.advance(DEFAULT_TTR + 1)
+    assert not consumer.touch(lease)
+    [again] = consumer.take_all(WANT)
+    assert (again.open().id, again.attempt, again.losses) == ("a", 2, 0)
+    assert consumer.settle(again)
+
+
+def test_a_consumer_that_sleeps_has_a_task_for_a_time(broker: Broker, consumer: Hand) -> None:
+    # given one that has waited, and may be handed a job by its put
+    for _ in range(2):
+        assert consumer.take_all(WANT) == []
+        broker.wait(consumer.id, 0.05)
+    # when
+    broker.put([job(task="js.work")])
+    broker.wait(consumer.id, 10)
+    # then
+    [lease] = consumer.take_all(WANT)
+    assert lease.deadline == DEFAULT_TTR
+
+
+def test_a_consumer_gets_what_was_set_aside_and_it_knows(
+    broker: Broker, worker: Hand, consumer: Hand, clock: Clock
+) -> None:
+    # law 7
+    broker.put([job(task="js.work", id="a")])
+    [lease] = worker.take()
+    assert worker.settle(lease, Outcome.UNKNOWN, error="no worker knows it")
+    [again] = consumer.take_all(WANT)
+    assert (again.open().id, again.attempt, again.deadline) == ("a", 1, DEFAULT_TTR)
+    clock.advance(DEFAULT_TTR + 1)
+    assert [it.attempt for it in consumer.take_all(WANT)] == [2]
+
+
+@pytest.mark.needs(Feature.ELSEWHERE)
+def test_notes_may_be_said_on_behalf_of_an_owner_elsewhere(broker: Broker) -> None:
+    # given
+    broker.put([job(task="js.work", id="a")])
+    owner = Owner(id="elsewhere", kind="consumer", name="server", lease=30.0)
+    broker.attach(owner)
+    [lease] = broker.exchange(Step(owner.id, want=WANT)).leases
+    notes = [Note(lease.token, 1.0, 2.0), Note(lease.token, line="half way", time=5.0)]
+    # when
+    step = Step(owner.id, notes=notes, touch=[(lease.token, 90.0)], behalf=True)
+    assert broker.exchange(step).touched == [True]
+    # then
+    record = broker.get("a")
+    assert record is not None
+    assert (record.progress, record.log) == ((1.0, 2.0), [(5.0, "half way")])
+    done = Step(owner.id, [Verdict(lease.token, Outcome.SUCCESS)], behalf=True)
+    assert broker.exchange(done).settled == [True]

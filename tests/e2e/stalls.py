@@ -1,0 +1,117 @@
+"""Stores that a test can keep from answering: a server is stopped or paused, a table locked."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from harness import Place, open_place
+from servers import NETWORK, RabbitMQ, Redis, carried_url, postgres_url
+from servers.http import JobServer
+
+from tidemill.clock import new_id
+
+__all__ = ["KINDS", "Lock", "lmdb_locked", "open_stalling"]
+
+Lock = Callable[[Place], contextlib.AbstractContextManager[None]]
+"""Keeps the store of a place from answering for the time of a block."""
+
+
+@contextlib.contextmanager
+def lmdb_locked(place: Place) -> Iterator[None]:
+    """Another process would be the same: the store has one write lock."""
+    broker: Any = place.mill.broker
+    with broker._store.env.begin(write=True) as txn:
+        yield
+        txn.abort()
+
+
+@contextlib.contextmanager
+def _table_locked(place: Place) -> Iterator[None]:
+    schema = place.url.partition("schema=")[2].partition("&")[0]
+    with psycopg.connect(postgres_url()) as other:
+        other.execute(f"lock table {schema}.lease in access exclusive mode")
+        yield
+        other.rollback()
+
+
+@contextlib.contextmanager
+def _lmdb(path: Path) -> Iterator[tuple[str, Lock]]:
+    yield f"lmdb://{path}/store", lmdb_locked
+
+
+@contextlib.contextmanager
+def _postgresql(path: Path) -> Iterator[tuple[str, Lock]]:
+    yield NETWORK["postgresql"]("t" + new_id()), _table_locked
+
+
+@contextlib.contextmanager
+def _redis(path: Path) -> Iterator[tuple[str, Lock]]:
+    with contextlib.closing(Redis()) as server:
+        yield server.url, lambda place: server.stalled()
+
+
+@contextlib.contextmanager
+def _redis_paused(path: Path) -> Iterator[tuple[str, Lock]]:
+    """It answers pings, and keeps scripts waiting."""
+
+    @contextlib.contextmanager
+    def paused(place: Place) -> Iterator[None]:
+        server.run("CLIENT", "PAUSE", "600000", "WRITE")
+        try:
+            yield
+        finally:
+            server.run("CLIENT", "UNPAUSE")
+
+    with contextlib.closing(Redis()) as server:
+        yield server.url, paused
+
+
+@contextlib.contextmanager
+def _http(path: Path) -> Iterator[tuple[str, Lock]]:
+    with contextlib.closing(JobServer("--quiet")) as server:
+        yield server.url, lambda place: server.stalled()
+
+
+@functools.cache
+def _own_rabbitmq() -> RabbitMQ:
+    """Of this process alone, for all its tests: to start one takes seconds."""
+    return RabbitMQ()
+
+
+@contextlib.contextmanager
+def _rabbitmq(path: Path) -> Iterator[tuple[str, Lock]]:
+    server = _own_rabbitmq()
+    yield f"{server.url}?prefix=t{new_id()[-12:]}", lambda place: server.stalled()
+
+
+@contextlib.contextmanager
+def _carrier(path: Path) -> Iterator[tuple[str, Lock]]:
+    """The store answers; the server that brings its jobs does not."""
+    server = _own_rabbitmq()
+    url = carried_url(f"lmdb://{path}/store", "t" + new_id(), server.url)
+    yield url, lambda place: server.stalled()
+
+
+KINDS = {
+    "lmdb": _lmdb,
+    "postgresql": _postgresql,
+    "redis": _redis,
+    "redis-paused": _redis_paused,
+    "http": _http,
+    "rabbitmq": _rabbitmq,
+    "rabbitmq+lmdb": _carrier,
+}
+
+
+@contextlib.contextmanager
+def open_stalling(kind: str, path: Path, query: str = "") -> Iterator[tuple[Place, Lock]]:
+    """A place on a store of its own, and how to keep that from answering."""
+    folder = path / "p"
+    folder.mkdir()
+    with KINDS[kind](folder) as (url, lock), open_place(folder, url + query) as place:
+        yield place, lock

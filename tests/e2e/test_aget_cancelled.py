@@ -1,0 +1,111 @@
+"""An ``aget`` that is cancelled while its message is on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from harness import eventually
+
+from tidemill import Message, Tidemill
+from tidemill.brokers.base import Reply, Step
+
+
+class Gate:
+    """Holds up acknowledgements until it is opened."""
+
+    def __init__(self, exchange: Callable[[Step], Reply]) -> None:
+        self._exchange = exchange
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, step: Step) -> Reply:
+        if step.verdicts:
+            self.reached.set()
+            assert self.opened.wait(60)
+        return self._exchange(step)
+
+
+@pytest.fixture
+def gate(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(mill.broker.exchange)
+    monkeypatch.setattr(mill.broker, "exchange", gate)
+    yield gate
+    gate.opened.set()
+
+
+async def reached(gate: Gate) -> None:
+    """Until a message is being acknowledged; some moments later that is stored."""
+    await asyncio.to_thread(gate.reached.wait, 60)
+    asyncio.get_running_loop().call_later(0.2, gate.opened.set)
+
+
+def test_the_message_is_returned_and_the_cancellation_follows(mill: Tidemill, gate: Gate) -> None:
+    got: list[Message | None] = []
+
+    async def consume() -> None:
+        got.append(await mill.queue("q").aget())
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(consume())
+        await reached(gate)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()  # who is impatient cancels twice
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    mill.queue("q").put(1, ttr=0)
+    asyncio.run(main())
+    assert [message and message.body for message in got] == [1]
+    assert mill.queue("q").get_nowait() is None
+
+
+def test_a_timeout_that_came_too_late_leaves_no_cancellation_behind(
+    mill: Tidemill, gate: Gate
+) -> None:
+    async def by_context() -> Message | None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            late = asyncio.ensure_future(reached(gate))
+            late.add_done_callback(lambda _: limit.reschedule(loop.time()))
+            message = await mill.queue("q").aget()
+        await asyncio.sleep(0.05)
+        return message
+
+    async def by_call() -> Message | None:
+        call = asyncio.ensure_future(mill.queue("q").aget())
+        await reached(gate)
+        message = await asyncio.wait_for(call, 0.05)
+        await asyncio.sleep(0.05)
+        return message
+
+    for body, work in enumerate((by_context, by_call)):
+        gate.reached.clear()
+        gate.opened.clear()
+        mill.queue("q").put(body, ttr=0)
+        message = asyncio.run(work())
+        assert message is not None
+        assert message.body == body
+
+
+def test_a_message_with_a_ttr_goes_back_at_once(mill: Tidemill) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(mill.queue("q").aget())
+        waiting = mill.consumers.session.waiting
+        await asyncio.to_thread(eventually, lambda: waiting, "a waiting call")
+        mill.queue("q").put(1)
+        until = time.monotonic() + 30
+        while waiting:  # the loop is held up since the put, and does not hear of the message
+            assert time.monotonic() < until
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    message = mill.queue("q").get(5)
+    assert message is not None
+    assert message.attempt == 1

@@ -1,0 +1,146 @@
+"""Messages with ttr=0: what was delivered and what is left add up to what was put."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from once_storm import STORES, Poller, all_of, in_threads, producer
+from servers import NETWORK, forget_served
+from servers.beanstalk import Tongue
+from servers.http import JobServer
+
+from tidemill import Tidemill
+from tidemill.clock import new_id
+
+MANY = 300
+
+
+@pytest.mark.parametrize("store", ["memory", "http", *STORES])
+def test_a_cancelled_aget_takes_nothing(store: str, tmp_path: Path) -> None:
+    if store in STORES:
+        url = STORES[store](tmp_path)
+    else:
+        url = "memory://" if store == "memory" else NETWORK["http"](f"once{new_id()}")
+    # law 2
+    got: list[int] = []
+
+    async def consume(mill: Tidemill, put: threading.Thread) -> None:
+        random_ = random.Random(2)
+        while put.is_alive():
+            task = asyncio.ensure_future(mill.queue("q").aget())
+            await asyncio.sleep(random_.random() * 0.004)
+            task.cancel()
+            try:
+                message = await task
+            except asyncio.CancelledError:
+                continue
+            assert message is not None
+            got.append(message.body)
+
+    with Tidemill(url) as mill:
+        # when calls are cancelled at random moments while messages come
+        with producer(mill, range(MANY)) as put:
+            asyncio.run(consume(mill, put))
+        # then each message was delivered, or is there
+        assert all_of(mill, got, MANY) == list(range(MANY))
+    forget_served(tmp_path)
+
+
+def storm(server: JobServer, work: Callable[[Poller, random.Random], object]) -> list[int]:
+    """Count messages of three pollers and of the queue in the end, while others are put."""
+    pollers = [Poller(server.port) for _ in range(3)]
+    with Tidemill(server.where) as mill, producer(mill, range(MANY)) as put:
+
+        def go(poller: Poller, random_: random.Random) -> None:
+            while put.is_alive() and work(poller, random_):
+                pass
+
+        works = [lambda p=p, n=n: go(p, random.Random(n)) for n, p in enumerate(pollers)]
+        threads = in_threads(works)  # type: ignore[arg-type]  # the defaults are their own
+        for thread in threads:
+            thread.join(120)
+    with Tidemill(server.where) as mill:
+        return all_of(mill, [body for poller in pollers for body in poller.got], MANY)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("leaves", [False, True], ids=["ends", "leaves"])
+def test_a_poll_that_ends_or_whose_client_leaves_loses_nothing(
+    store: str, leaves: bool, tmp_path: Path
+) -> None:
+    server = JobServer(where=STORES[store](tmp_path))
+    try:
+        if leaves:
+            found = storm(server, lambda p, r: p.poll(r.choice([0, 30]), r.random() * 0.01))
+        else:
+            found = storm(server, lambda p, r: p.poll(r.choice([0, r.random() * 0.03])))
+        assert found == list(range(MANY))
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_server_that_is_told_to_end_loses_nothing(store: str, tmp_path: Path) -> None:
+    server = JobServer(where=STORES[store](tmp_path))
+    ended = threading.Timer(0.4, lambda: server.end())
+    try:
+        ended.start()
+        assert storm(server, lambda p, _: p.poll(30)) == list(range(MANY))
+    finally:
+        ended.join()
+        server.close()
+
+
+def reserve(line: Tongue, got: list[int], leave: float | None = None) -> None:
+    """Get messages as one client of the beanstalk port, which leaves after some seconds."""
+    line.send(b"watch q\r\nreserve\r\n")
+    if leave is not None:
+        time.sleep(leave)
+        line.socket.shutdown(socket.SHUT_WR)
+    while said := line.read():
+        if said.startswith(b"RESERVED"):
+            got.append(int(said.partition(b"\r\n")[2]))
+            if leave is None:
+                line.send(b"reserve\r\n")
+
+
+@pytest.mark.parametrize("store", ["lmdb", "redis", "postgresql"])
+@pytest.mark.parametrize("ends", [False, True], ids=["leaves", "ends"])
+def test_a_client_of_the_beanstalk_port_that_leaves_loses_nothing(
+    store: str, ends: bool, tmp_path: Path
+) -> None:
+    got: list[int] = []
+    url = STORES[store](tmp_path)
+    server = JobServer("--beanstalk", "0", where=url)
+    said = server.output.partition("beanstalkd's protocol at")[2]
+    number = int(said.partition("port ")[2].split()[0])
+
+    def consume(put: threading.Thread, random_: random.Random) -> None:
+        while put.is_alive():
+            try:
+                with contextlib.closing(Tongue(number)) as line:
+                    reserve(line, got, None if ends else random_.random() * 0.01)
+            except ConnectionError:  # the port is closed
+                assert ends
+                return
+
+    ended = threading.Timer(0.4, lambda: server.end() if ends else None)
+    try:
+        with Tidemill(url) as mill:
+            with producer(mill, range(MANY)) as put:
+                ended.start()
+                works = [lambda n=n: consume(put, random.Random(n)) for n in range(3)]
+                for thread in in_threads(works):  # type: ignore[arg-type]
+                    thread.join(120)
+            ended.join()
+            assert all_of(mill, got, MANY) == list(range(MANY))
+    finally:
+        server.close()

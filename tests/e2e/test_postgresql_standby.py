@@ -1,0 +1,90 @@
+"""PostgreSQL with a synchronous standby: what was accepted survives the primary."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from harness import LIMIT, eventually
+from servers import Postgres
+
+from tidemill.brokers.base import Step, Want, open_broker
+from tidemill.job import Envelope, Owner
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def pair(stack: contextlib.ExitStack) -> tuple[Postgres, Postgres]:
+    """A primary with a store, and a standby that each commit waits for."""
+    primary = Postgres()
+    stack.callback(primary.close)
+    opened(stack, f"{primary.url()}?migrate=1").close()
+    standby = Postgres(primary=primary)
+    stack.callback(standby.close)
+    primary.run("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    primary.run("SELECT pg_reload_conf()")
+    state = "SELECT sync_state FROM pg_stat_replication"
+    eventually(lambda: primary.run(state) == "sync", "the standby is synchronous")
+    return primary, standby
+
+
+def opened(stack: contextlib.ExitStack, url: str) -> Any:
+    broker = open_broker(url)
+    stack.callback(broker.close)
+    return broker
+
+
+def test_a_put_waits_for_the_standby_and_survives_the_primary(stack: contextlib.ExitStack) -> None:
+    # law 1
+    primary, standby = pair(stack)
+    both = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    url = f"postgresql://tidemill@{both}/postgres?target_session_attrs=read-write&patience=30"
+    broker = opened(stack, url)
+    assert "synchronous_standby_names=*" in broker.info()["durability"]
+    broker.attach(Owner(id="w", name="w"))  # it sleeps: its job is handed over by the put
+    assert broker.exchange(Step("w", want=Want(1, ("handed",), sleep=True))).leases == []
+    accepted: list[str] = []
+
+    def put() -> None:
+        for name, queue in (("a", "handed"), ("b", "plain"), ("c", "plain")):
+            broker.put([Envelope(id=name, task="t", queue=queue)])
+            accepted.append(name)
+
+    # when the standby does not hear, nothing is accepted
+    putting = threading.Thread(target=put)
+    with frozen(standby):
+        putting.start()
+        putting.join(1.0)
+        assert accepted == []
+    putting.join(LIMIT)
+    assert accepted == ["a", "b", "c"]
+    # and when the primary is gone for good
+    primary.kill()
+    standby.run("SELECT pg_promote()")
+    standby.run("ALTER SYSTEM RESET synchronous_standby_names")
+    standby.run("SELECT pg_reload_conf()")
+    # then all that was accepted is there, by the same url
+    assert [record.envelope.id for record in map(broker.get, accepted)] == accepted
+    broker.put([Envelope(id="d", task="t")])
+
+
+@contextlib.contextmanager
+def frozen(server: Postgres) -> Iterator[None]:
+    """For the time of a block all its processes stand still."""
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)

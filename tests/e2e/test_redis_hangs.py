@@ -1,0 +1,134 @@
+"""A Redis master that hangs: calls leave it when Sentinel names another, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import LIMIT, eventually
+from servers import Redis, Sentinel
+
+from tidemill.brokers.base import Broker, Step, Want, open_broker
+from tidemill.errors import BrokerUnavailable
+from tidemill.job import Envelope, Owner
+
+PATIENCE = 60
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def watched(stack: contextlib.ExitStack) -> tuple[Redis, Redis, Sentinel, str]:
+    """A master, its replica, their sentinel, and the url of a store there.
+
+    The test tells the sentinel when to change the master; no clock does.
+    """
+    master = Redis()
+    stack.callback(master.close)
+    replica = Redis("--replicaof", "127.0.0.1", str(master.port))
+    stack.callback(replica.close)
+    follows = "master_link_status:up"
+    eventually(lambda: follows in replica.run("INFO", "replication"), "the replica follows")
+    sentinel = Sentinel(master.port, down_after=600)
+    stack.callback(sentinel.close)
+    known = "num-slaves\n1"
+    eventually(lambda: known in sentinel.run("SENTINEL", "MASTER", "mymaster"), "it is known")
+    vanished = "127.0.0.1:9"  # a sentinel on a machine that is gone
+    hosts = f"{vanished},127.0.0.1:{sentinel.port}"
+    options = f"patience={PATIENCE}&owner_lease=3600"
+    return master, replica, sentinel, f"redis+sentinel://{hosts}/mymaster/0?{options}"
+
+
+def opened(stack: contextlib.ExitStack, url: str) -> Any:
+    broker = open_broker(url)
+    stack.callback(broker.close)
+    return broker
+
+
+def test_calls_and_sleepers_go_to_the_promoted_replica_when_the_master_hangs(
+    stack: contextlib.ExitStack,
+) -> None:
+    master, replica, sentinel, url = watched(stack)
+    worker, producer = opened(stack, url), opened(stack, url)
+    worker.attach(Owner(id="w", name="w"))
+    assert worker.exchange(Step("w", want=Want(1, ("default",), sleep=True))).leases == []
+    taken: list[str] = []
+    sleeper = threading.Thread(target=lambda: taken.extend(sleep_and_take(worker)))
+    sleeper.start()
+    producer.put([Envelope(id="other", task="t", queue="other")])
+    offset = r"master_repl_offset:(\d+)"
+    written = int(re.findall(offset, master.run("INFO", "replication"))[0])
+    eventually(
+        lambda: int(re.findall(offset, replica.run("INFO", "replication"))[0]) >= written,
+        "the replica has all",
+    )
+    # when
+    stack.enter_context(master.stalled())
+    assert sentinel.run("SENTINEL", "FAILOVER", "mymaster") == "OK"
+    began = time.monotonic()
+    producer.put([Envelope(id="a", task="t")])
+    took = time.monotonic() - began
+    sleeper.join(LIMIT)
+    # then
+    assert took < PATIENCE / 2
+    assert taken == ["a"]
+    assert "role:master" in replica.run("INFO", "replication")
+    assert replica.run("HGET", "{tidemill}:q:default", "accepted") == "1"
+
+
+def sleep_and_take(worker: Broker) -> list[str]:
+    """Sleep without a tick of the lease, and take what there is on waking."""
+    while True:
+        try:
+            reply = worker.exchange(Step("w", want=Want(1, ("default",), sleep=True)))
+            if reply.leases:
+                return [lease.open().id for lease in reply.leases]
+            worker.wait("w", 1000.0)
+        except BrokerUnavailable:
+            time.sleep(0.1)
+
+
+def test_a_slow_master_keeps_its_calls(stack: contextlib.ExitStack) -> None:
+    # law 5: Sentinel is asked, and names the same server
+    master, _, _, url = watched(stack)
+    broker = opened(stack, url)
+    broker.put([Envelope(id="a", task="t")])
+    before = clients(master)
+    # when
+    stalled = master.stalled()
+    stalled.__enter__()
+    threading.Timer(2.5, lambda: stalled.__exit__(None, None, None)).start()
+    began = time.monotonic()
+    broker.put([Envelope(id="b", task="t")])
+    # then
+    assert time.monotonic() - began > 1.5
+    assert broker._lines.server.changes == 0
+    assert before <= clients(master)
+    assert broker.stats()[0].accepted == 2
+
+
+def clients(server: Redis) -> set[str]:
+    """The connections on which functions were called."""
+    lines = server.run("CLIENT", "LIST", "TYPE", "normal").splitlines()
+    return {line.split()[0] for line in lines if "cmd=fcall" in line}
+
+
+def test_patience_is_a_hanging_servers_time(stack: contextlib.ExitStack) -> None:
+    # on a server without Sentinel, too: not once for each attempt
+    server = Redis()
+    stack.callback(server.close)
+    broker = opened(stack, f"{server.url}?patience=3.5")
+    broker.put([Envelope(id="a", task="t")])
+    stack.enter_context(server.stalled())
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="does not answer"):
+        broker.put([Envelope(id="b", task="t")])
+    assert 3.4 < time.monotonic() - began < 6.0

@@ -1,0 +1,352 @@
+"""Bounds of the job server's connections: pipelines, heads, TLS handshakes, offers to upgrade."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import eventually
+from servers.http import JobServer
+
+from tidemill.server import tokens
+from tidemill.server.tokens import Role
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., JobServer]]:
+    servers: list[JobServer] = []
+
+    def start(*options: str, **more: Any) -> JobServer:
+        servers.append(JobServer(*options, **more))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def connect(server: JobServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), 30)
+
+
+def memory(server: JobServer) -> int:
+    assert server.pid
+    return int(psutil.Process(server.pid).memory_info().rss)
+
+
+def fill(socks: list[socket.socket], data: bytes, seconds: float) -> None:
+    """Send as much of ``data`` to each as is taken, for this long."""
+    left = dict.fromkeys(socks, memoryview(data))
+    until = time.monotonic() + seconds
+    for sock in socks:
+        sock.setblocking(False)
+    while left and time.monotonic() < until:
+        for sock, rest in list(left.items()):
+            try:
+                left[sock] = rest[sock.send(rest) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                del left[sock]
+        time.sleep(0.01)
+
+
+POLL = b'{"queues": ["none"], "timeout": 60}'
+LONG_POLL = (
+    b"POST /v1/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(POLL), POLL)
+)
+
+
+@pytest.mark.parametrize("before", [b"", LONG_POLL], ids=["alone", "behind long polls"])
+def test_a_flood_of_pipelined_requests_takes_little_memory(
+    start: Callable[..., JobServer], tmp_path: Path, before: bytes
+) -> None:
+    # given a server, with tokens unless its clients may poll
+    auth = tmp_path / "tokens.json"
+    tokens.create(auth, "somebody", Role.VIEWER)
+    options = () if before else ("--auth", str(auth))
+    server = start("--quiet", *options)
+    assert server.get("/health").status == 200
+    least = memory(server)
+    # when 40 clients without a token send requests of 31 bytes and read no answer
+    socks = [connect(server) for _ in range(40)]
+    for sock in socks:
+        sock.sendall(before)
+    fill(socks, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60_000, 3.0)
+    # then the server serves others, and has grown by little
+    assert server.get("/health").status == 200
+    assert memory(server) - least < 60 * MB
+    for sock in socks:
+        sock.close()
+
+
+def test_pipelined_requests_are_answered_in_order(start: Callable[..., JobServer]) -> None:
+    server = start("--quiet")
+    put = b'{"queue": "q", "body": %d}'
+    requests = b""
+    for n in range(200):
+        body = put % n
+        requests += (
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
+        if n % 2:
+            requests += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        else:
+            sized = (len(body), body)
+            requests += b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % sized
+    with connect(server) as sock:
+        # cut at odd places, so that heads and bodies arrive in pieces
+        for at in range(0, len(requests), 997):
+            sock.sendall(requests[at : at + 997])
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answers = sock.makefile("rb").read()
+    assert answers.count(b"HTTP/1.1 201 ") == 200
+    assert answers.count(b"HTTP/1.1 200 ") == 1
+    got = server.post("/v1/reserve", {"queues": ["q"], "count": 200}).json["jobs"]
+    assert [job["body"] for job in got] == list(range(200))
+
+
+@pytest.mark.parametrize("size", [70_000, 100_000, 300_000])
+def test_a_head_that_is_too_long_is_a_431(start: Callable[..., JobServer], size: int) -> None:
+    server = start("--quiet")
+    with connect(server) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * size + b"\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 431")
+
+
+def test_stalled_tls_handshakes_are_counted_and_closed(
+    start: Callable[..., JobServer], tmp_path: Path
+) -> None:
+    # given a server with room for ten connections, that gives a client a second for its head
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    bounds = ("--max-connections", "10", "--header-timeout", "1")
+    server = start("--quiet", "--tls-cert", str(cert), "--tls-key", str(key), *bounds)
+    context = ssl.create_default_context(cafile=str(cert))
+
+    def is_served() -> bool:
+        with (
+            contextlib.suppress(OSError),
+            connect(server) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as sock,
+        ):
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return sock.recv(100).startswith(b"HTTP/1.1 200")
+        return False
+
+    eventually(is_served, "the server")
+    # when thirty clients connect and do not go on with TLS
+    stalled = [connect(server) for _ in range(30)]
+    # then those beyond the bound are closed at once, the others after their second
+    eventually(lambda: len(closed(stalled)) >= 20, "the bound")
+    eventually(lambda: len(closed(stalled)) == 30, "the end of their time")
+    assert is_served()
+    for sock in stalled:
+        sock.close()
+
+
+def closed(socks: list[socket.socket]) -> list[socket.socket]:
+    """Return the connections that the other side has closed."""
+    found = []
+    for sock in socks:
+        sock.setblocking(False)
+        try:
+            if sock.recv(1, socket.MSG_PEEK) == b"":
+                found.append(sock)
+        except BlockingIOError:
+            pass
+        except OSError:
+            found.append(sock)
+    return found
+
+
+@pytest.mark.parametrize("name", ["Upgrade", "upgrade", "UPGRADE", "uPgRaDe"])
+def test_a_request_that_offers_an_upgrade_keeps_its_body(
+    start: Callable[..., JobServer], name: str
+) -> None:
+    # given the head that Java's HttpClient sends in the clear
+    server = start("--quiet")
+    body = b"\x00the whole message\xff" * 10
+    head = (
+        f"POST /v1/queues/q/messages HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        f"Content-Length: {len(body)}\r\nHost: localhost\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+        f"{name}: h2c\r\nContent-Type: application/octet-stream\r\n\r\n"
+    ).encode()
+    # when two such requests come by one connection
+    with connect(server) as sock:
+        for _ in range(2):
+            sock.sendall(head + body)
+            assert sock.recv(4096).startswith(b"HTTP/1.1 201")
+    # then both messages have their bodies
+    assert bodies(server) == [body, body]
+
+
+def bodies(server: JobServer) -> list[bytes]:
+    """The messages of the queue q, as they were put."""
+    jobs = server.post("/v1/reserve", {"queues": ["q"], "count": 10}).json["jobs"]
+    assert all(job["encoding"] == "base64" for job in jobs), jobs
+    return [base64.b64decode(job["body"]) for job in jobs]
+
+
+def test_curl_with_http2_puts_the_whole_message(start: Callable[..., JobServer]) -> None:
+    curl = shutil.which("curl")
+    assert curl, "install curl"
+    server = start("--quiet")
+    done = subprocess.run(
+        [
+            *(curl, "--http2", "-sS", "--data-binary", "a whole message"),
+            *("-H", "Content-Type: application/octet-stream"),
+            f"{server.url}/v1/queues/q/messages",
+        ],
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    assert b'"id"' in done.stdout, done.stdout
+    assert bodies(server) == [b"a whole message"]
+
+
+JAVA = """
+import java.net.URI;
+import java.net.http.*;
+
+public class Put {
+    public static void main(String[] args) throws Exception {
+        var client = HttpClient.newHttpClient();
+        for (int n = 0; n < 2; n++) {
+            var request = HttpRequest.newBuilder(URI.create(args[0]))
+                .header("Content-Type", "application/octet-stream")
+                .POST(HttpRequest.BodyPublishers.ofString("message " + n)).build();
+            var reply = client.send(request, HttpResponse.BodyHandlers.ofString());
+            System.out.println(reply.statusCode() + " " + reply.version());
+        }
+    }
+}
+"""
+
+
+def test_java_puts_the_whole_message(start: Callable[..., JobServer], tmp_path: Path) -> None:
+    # given the client of the JDK as it comes: it offers to speak HTTP/2
+    java = shutil.which("java")
+    if java is None:
+        assert not os.environ.get("CI"), "install default-jdk-headless"
+        pytest.skip("java is not installed")
+    server = start("--quiet")
+    source = tmp_path / "Put.java"
+    source.write_text(JAVA)
+    done = subprocess.run(
+        [java, str(source), f"{server.url}/v1/queues/q/messages"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == [b"201", b"HTTP_1_1"] * 2, done
+    assert bodies(server) == [b"message 0", b"message 1"]
+
+
+def test_a_revoked_token_loses_its_polls_and_streams(
+    start: Callable[..., JobServer], tmp_path: Path
+) -> None:
+    # given a token that polls and follows events, and another that does as well
+    auth = tmp_path / "tokens.json"
+    secrets = {name: tokens.create(auth, name, Role.OPERATOR) for name in ("old", "other")}
+    server = start("--quiet", "--auth", str(auth))
+
+    def ask(name: str, request: bytes) -> socket.socket:
+        sock = connect(server)
+        line, _, rest = request.partition(b"\r\n")
+        sock.sendall(line + f"\r\nAuthorization: Bearer {secrets[name]}\r\n".encode() + rest)
+        return sock
+
+    events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    lost = [ask("old", LONG_POLL), ask("old", events)]
+    kept = [ask("other", LONG_POLL), ask("other", events)]
+    assert lost[1].recv(65536).startswith(b"HTTP/1.1 200")
+    # when it is revoked
+    tokens.revoke(auth, "old")
+    # then its connections end, and the others stay
+    for sock in lost:
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(65536):
+                pass
+    server.token = secrets["other"]
+    server.post("/v1/jobs", {"queue": "none", "body": 1})
+    assert kept[0].recv(65536).startswith(b"HTTP/1.1 200")
+    for sock in (*lost, *kept):
+        sock.close()
+
+
+def test_refused_requests_count_for_the_rate(
+    start: Callable[..., JobServer], tmp_path: Path
+) -> None:
+    auth = tmp_path / "tokens.json"
+    tokens.create(auth, "known", Role.VIEWER)
+    server = start("--quiet", "--auth", str(auth), "--rate", "1")
+    statuses = [server.get("/v1/queues").status for _ in range(6)]
+    assert statuses[0] == 401
+    assert 429 in statuses
+
+
+def test_the_unparsed_bytes_of_one_address_have_a_bound(start: Callable[..., JobServer]) -> None:
+    # given 320 connections that send most of a head, 19 MB together
+    server = start("--quiet")
+    part = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Much: " + b"x" * 60_000
+    socks = [connect(server) for _ in range(320)]
+    for sock in socks:
+        with contextlib.suppress(OSError):
+            sock.sendall(part)
+        sock.setblocking(False)
+
+    def refused() -> int:
+        closed = 0
+        for sock in socks:
+            try:
+                said = sock.recv(12, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except ConnectionError:  # it was closed while bytes were on their way
+                said = b""
+            assert said in (b"HTTP/1.1 503", b"")
+            closed += 1
+        return closed
+
+    # then those beyond 16 MiB are refused, and whole requests are served
+    eventually(lambda: refused() >= 20)
+    assert refused() <= 60
+    assert server.get("/health").status == 200
+    # and once they have gone, there is room again
+    for sock in socks:
+        sock.close()
+
+    def is_served() -> bool:
+        with connect(server) as sock:
+            sock.sendall(part)
+            time.sleep(0.1)
+            with contextlib.suppress(OSError):
+                sock.sendall(b"\r\n\r\n")
+                return sock.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200"
+        return False
+
+    eventually(is_served)

@@ -1,0 +1,256 @@
+"""Bounds of a job server's memory over all its connections: bodies, answers, lists, streams."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+from harness import eventually
+from servers.http import JobServer
+
+from tidemill import Filter, Tidemill, chain, group
+from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, VERSION
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., JobServer]]:
+    servers: list[JobServer] = []
+
+    def start(*options: str) -> JobServer:
+        servers.append(JobServer("--quiet", *options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def connect(server: JobServer, request: bytes, buffer: int = 0) -> socket.socket:
+    sock = socket.socket()
+    sock.settimeout(30)
+    if buffer:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    sock.connect(("127.0.0.1", server.port))
+    sock.sendall(request)
+    return sock
+
+
+def memory(server: JobServer) -> int:
+    assert server.pid
+    return int(psutil.Process(server.pid).memory_info().rss)
+
+
+def fill(server: JobServer, queue: str, count: int, **more: Any) -> None:
+    """Put messages, some megabytes at a time."""
+    for first in range(0, count, 10):
+        jobs = [{"queue": queue, **more} for _ in range(first, min(first + 10, count))]
+        assert server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
+
+
+def test_bodies_that_are_held_share_a_bound(start: Callable[..., JobServer]) -> None:
+    # given a server that may use 32 MiB
+    server = start("--max-memory", str(32 * MB))
+    assert server.get("/health").status == 200
+    least = memory(server)
+    # when 30 clients send 4 MiB each of a larger body, and then wait
+    head = (
+        b"POST /v1/jobs/batch HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (15 * MB)
+    )
+    socks = [connect(server, head) for _ in range(30)]
+    for sock in socks:
+        with contextlib.suppress(ConnectionError):  # it may be refused before it has sent all
+            sock.sendall(b" " * (4 * MB))
+        sock.setblocking(False)
+    # then those beyond the bound are refused, and others are served
+    said: dict[socket.socket, bytes] = {}
+
+    def refused() -> int:
+        for sock in socks:
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    said[sock] = said.get(sock, b"") + sock.recv(4096)
+                except ConnectionError:
+                    said.setdefault(sock, b"")
+        return len(said)
+
+    eventually(lambda: refused() >= 22)
+    answers = [answer for answer in said.values() if answer]
+    assert answers
+    assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
+    assert any(b"retry-after: 1\r\n" in answer for answer in answers)
+    assert any(b"urn:tidemill:problem:busy" in answer for answer in answers)
+    assert memory(server) - least < 80 * MB
+    assert server.post("/v1/jobs", {"queue": "a", "body": 1}).status == 201
+    # and once they have gone, there is room again
+    for sock in socks:
+        sock.close()
+    jobs = [{"queue": "a", "body": "x" * (MB - 100)} for _ in range(10)]
+
+    def has_room() -> bool:
+        with contextlib.suppress(ConnectionError):  # it was refused before it had sent all
+            return server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
+        return False
+
+    eventually(has_room)
+
+
+def test_a_reservation_of_many_large_messages_has_a_bound(start: Callable[..., JobServer]) -> None:
+    # given 40 messages of 900 kB
+    server = start()
+    for n in range(40):
+        assert server.post("/v1/jobs", {"queue": "a", "body": f"{n}" + "x" * 900_000}).status == 201
+    # when 1,000 are asked for, again and again
+    got: list[str] = []
+    while len(got) < 40:
+        answer = server.post("/v1/reserve", {"queues": ["a"], "count": 1000})
+        # then each answer has some, and all come once, in order
+        assert 0 < len(answer.data) < 10 * MB
+        got += [job["body"][:-900_000] for job in answer.json["jobs"]]
+        assert answer.json["jobs"]
+    assert got == [str(n) for n in range(40)]
+
+
+def test_a_reservation_of_many_large_tasks_has_a_bound(start: Callable[..., JobServer]) -> None:
+    # given 15 calls with 900 kB of arguments
+    server = start()
+    fill(server, "a", 15, task="js.work", args=["x" * 900_000])
+    # when 1,000 are asked for, again and again
+    wish = {"tasks": ["js.work"], "queues": ["a"], "count": 1000}
+    counts: list[int] = []
+    while sum(counts) < 15:
+        answer = server.post("/v1/tasks/reserve", wish)
+        # then each answer has some, within the bound
+        assert len(answer.data) < 10 * MB
+        counts.append(len(answer.json["jobs"]))
+        assert counts[-1]
+    assert server.post("/v1/tasks/reserve", wish).json == {"jobs": []}
+
+
+def test_results_that_are_filled_into_tasks_have_a_bound(start: Callable[..., JobServer]) -> None:
+    # given two calls that each take the results of a group, which have 9 MB
+    server = start()
+    with Tidemill(server.where, allow_imports=["js.*"]) as mill:
+        for _ in range(2):
+            part = mill.call("js.part").using(queue="a")
+            mill.enqueue(chain(group([part]), mill.call("js.all").using(queue="a")))
+    wish = {"tasks": ["js.part", "js.all"], "queues": ["a"], "count": 10, "timeout": 10}
+    parts = server.post("/v1/tasks/reserve", wish).json["jobs"]
+    assert [job["task"] for job in parts] == ["js.part"] * 2
+    for job in parts:
+        result = {"result": "x" * 9_000_000}
+        path = f"/v1/reservations/{job['receipt']}/complete"
+        assert server.post(path, result).status == 204
+    # when both are reserved, then each comes in its own answer, with no attempt counted before
+    for _ in range(2):
+        answer = server.post("/v1/tasks/reserve", wish)
+        assert len(answer.data) < 10 * MB
+        (job,) = answer.json["jobs"]
+        assert (job["task"], job["attempt"]) == ("js.all", 1)
+
+
+def test_a_list_with_bodies_has_a_bound(start: Callable[..., JobServer]) -> None:
+    # given 12 jobs of 900 kB
+    server = start()
+    fill(server, "a", 12, body="x" * 900_000)
+    # when they are listed with their bodies, then all come once, in answers within the bound
+    sizes: list[int] = []
+    cursor = ""
+    while cursor is not None:
+        answer = server.get(f"/v1/jobs?bodies=true&cursor={cursor}")
+        assert len(answer.data) < 10 * MB
+        sizes.append(len(answer.json["jobs"]))
+        cursor = answer.json["cursor"]
+    assert sum(sizes) == 12
+    assert len(sizes) < 4
+
+
+def test_a_list_of_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> None:
+    # given 25 jobs with 900 kB of headers
+    server = start()
+    fill(server, "a", 25, body=1, headers={"trace": "x" * 900_000})
+    # when they are listed
+    ids: list[str] = []
+    cursor = ""
+    for _ in range(25):
+        answer = server.get(f"/v1/jobs?limit=1000&cursor={cursor}")
+        assert len(answer.data) < 10 * MB
+        ids += [job["id"] for job in answer.json["jobs"]]
+        cursor = answer.json["cursor"]
+        if cursor is None:
+            break
+    # then all are there, once; and over the broker, too
+    assert len(ids) == len(set(ids)) == 25
+    with Tidemill(server.url) as mill:
+        assert [job.id for job in mill.jobs(queue="a")] == ids
+
+
+def test_answers_that_nobody_reads_share_a_bound(start: Callable[..., JobServer]) -> None:
+    # given lists of some megabytes, and clients that read none of theirs
+    server = start("--max-memory", str(16 * MB))
+    fill(server, "a", 20, body=1, headers={"trace": "x" * 900_000})
+    call = CALLS["find"].write({"what": Filter(), "limit": 1000, "cursor": ""})
+    look = b"GET /v1/jobs?limit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    find = (
+        f"POST {PATH}find HTTP/1.1\r\nHost: localhost\r\nContent-Type: {MEDIA}\r\n"
+        f"{PROTOCOL}: {VERSION}\r\nContent-Length: {len(call)}\r\n\r\n"
+    ).encode() + call
+    for request in (look, find):
+        socks = [connect(server, request, 4096) for _ in range(6)]
+        heads = [sock.recv(12, socket.MSG_WAITALL) for sock in socks]
+        # then some are refused, and are served once the others have gone
+        assert set(heads) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        for sock in socks:
+            sock.close()
+        eventually(lambda: server.get("/v1/jobs?limit=1000").status == 200)
+
+
+def test_streams_that_nobody_reads_share_what_they_hold(start: Callable[..., JobServer]) -> None:
+    # given a store whose queues take a megabyte to show
+    server = start()
+    jobs = [{"queue": f"{n}-{'q' * 100}", "body": 1} for n in range(3000)]
+    assert server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
+    assert len(server.get("/v1/queues").data) > 900_000
+    least = memory(server)
+    # when 150 clients watch them, and read nothing
+    request = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    socks = [connect(server, request) for _ in range(150)]
+    for sock in socks:
+        assert sock.recv(1, socket.MSG_PEEK)
+    time.sleep(1.5)
+    # then the server has grown by little, and a listener that reads hears of changes
+    assert memory(server) - least < 70 * MB
+    with server.stream("/v1/events") as events:
+        assert next(events)[0] == "queues"
+        server.post("/v1/jobs", {"queue": "new", "body": 1})
+        assert any(queue["name"] == "new" for queue in next(events)[1]["queues"])
+    for sock in socks:
+        sock.close()
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_a_job_whose_json_is_far_too_large_is_refused_unread(
+    start: Callable[..., JobServer],
+) -> None:
+    server = start()
+    nested = b'{"queue": "a", "body": [' + b",".join([b"[]"] * 4_000_000) + b"]}"
+    for method, path, body, where in [
+        ("POST", "/v1/jobs", nested, ""),
+        ("PUT", "/v1/jobs/a", nested, ""),
+        ("POST", "/v1/queues/a/messages", nested, ""),
+        ("POST", "/v1/jobs/batch", b'{"jobs": [{"body": 1}, %s]}' % nested, "jobs[1]: "),
+    ]:
+        begun = time.monotonic()
+        answer = server.request(method, path, body, headers=JSON)
+        assert answer.status == 413
+        assert answer.json["detail"].startswith(f"{where}the job has ")
+        assert time.monotonic() - begun < 20

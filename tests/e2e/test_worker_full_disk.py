@@ -1,0 +1,251 @@
+"""Real workers on an LMDB store whose disk is full: of bytes, or of inodes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import fill_disk, kept_full, mounted, take_inodes
+from harness import SLACK, Place, check_counters, eventually, open_place, runs_of
+
+from tidemill import ResultNotKept, StoreFull
+from tidemill.job import State
+from tidemill.worker.leaving import LAST_STEP
+
+APP = """
+def wait_for(name):
+    while not os.path.exists(os.path.join(HERE, name)):
+        time.sleep(0.01)
+
+@mill.task(retries=3)
+def give(size, gate):
+    begin()
+    wait_for(gate)
+    end()
+    return b"x" * size
+
+@mill.task
+def silent(n):
+    begin()
+    end()
+"""
+SMALL, LARGE = 10, 200_000
+
+
+@pytest.fixture
+def place_on(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """Opens a place whose store lies on a disk of its own; the disk is at ``disk`` beside it."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(options: str = "size=8m", query: str = "") -> Place:
+            disk = stack.enter_context(mounted(tmp_path / "disk", options))
+            (tmp_path / "p").mkdir()
+            url = f"lmdb://{disk}/store{query}"
+            place = stack.enter_context(open_place(tmp_path / "p", url))
+            place.write(APP)
+            return place
+
+        yield open_one
+
+
+def disk_of(place: Place) -> Path:
+    return place.path.parent / "disk"
+
+
+def put_until_full(place: Place, queue: str) -> int:
+    count = 0
+    with contextlib.suppress(StoreFull):
+        while True:
+            calls = [(n,) for n in range(20)]
+            place.enqueue_many("silent", calls, queue=queue, headers={"h": "x" * 1000})
+            count += 20
+    return count
+
+
+def states(place: Place) -> set[State]:
+    return {record.state for record in place.records()}
+
+
+def test_a_running_worker_settles_from_the_reserve_while_its_disk_is_full(
+    place_on: Callable[..., Place],
+) -> None:
+    # laws 1, 3, 16, case Q10
+    place = place_on()
+    worker = place.worker(slots=20).wait_ready()
+    small = place.enqueue_many("give", [(SMALL, "go")] * 30)
+    large = place.enqueue_many("give", [(LARGE, "go")] * 30)
+    place.wait_notes("begin", 20)
+    # when another program takes every byte of the disk, also those that the store gives up
+    with kept_full(disk_of(place)):
+        (place.path / "go").touch()
+        # then all outcomes are kept, with the results that are small
+        place.finish([*small, *large])
+        assert states(place) == {State.SUCCEEDED}
+        assert [job.result(0) for job in small] == [b"x" * SMALL] * 30
+        for job in large:
+            with pytest.raises(ResultNotKept):
+                job.result(0)
+        with pytest.raises(StoreFull):
+            place.enqueue("silent", 0)
+    # and the log says so once
+    assert worker.output.count("large results are not kept") == 1
+    # and when there is room again, the same worker keeps large results
+    again = eventually(lambda: try_to_put(place), "a put is accepted")
+    assert len(again.result(30)) == LARGE
+    assert worker.stop() == 0
+    check_counters(place)
+    assert {len(runs) for runs in runs_of(place.ledger()).values()} == {1}
+    assert worker.output.count("\n") < 10
+
+
+def try_to_put(place: Place) -> Any:
+    try:
+        return place.enqueue("give", LARGE, "go")
+    except StoreFull:
+        return None
+
+
+def without_reserve(place: Place) -> Path:
+    """Fill the disk of a store that has lost its reserve; the file that does."""
+    place.mill.close()
+    (disk_of(place) / "store" / "ballast").unlink()
+    return fill_disk(disk_of(place))
+
+
+def test_a_worker_without_a_reserve_waits_for_room_and_then_settles_all(
+    place_on: Callable[..., Place],
+) -> None:
+    # laws 1, 3, 16
+    place = place_on()
+    worker = place.worker(slots=20).wait_ready()
+    jobs = place.enqueue_many("give", [(size, "go") for size in [SMALL, LARGE] * 40])
+    place.wait_notes("begin", 20)
+    other = without_reserve(place)
+    # when jobs end, and the store takes nothing
+    (place.path / "go").touch()
+    worker.wait_line("what has ended is kept here until there is room")
+    time.sleep(3)  # a few more refusals
+    assert State.RUNNING in states(place)
+    # then the log says so once, and nothing ends otherwise
+    assert worker.output.count("is full") <= 2
+    assert states(place) <= {State.RUNNING, State.READY, State.SUCCEEDED}
+    # and all is settled when there is room
+    other.unlink()
+    records = place.finish(jobs)
+    assert {(r.state, r.attempt) for r in records} == {(State.SUCCEEDED, 1)}
+    worker.wait_line("the store has room again")
+    assert worker.stop() == 0
+    check_counters(place)
+    assert {len(runs) for runs in runs_of(place.ledger()).values()} == {1}
+
+
+def test_a_worker_that_ends_with_its_outcomes_says_so_and_the_next_runs_the_jobs(
+    place_on: Callable[..., Place],
+) -> None:
+    # laws 1, 2, 6
+    place = place_on()
+    worker = place.worker("--shutdown-timeout", "2", slots=20).wait_ready()
+    ended = place.enqueue_many("give", [(SMALL, "go")] * 15)
+    interrupted = place.enqueue_many("give", [(SMALL, "never")] * 5)
+    waiting = place.enqueue_many("give", [(SMALL, "go")] * 20)
+    place.wait_notes("begin", 20)
+    other = without_reserve(place)
+    (place.path / "go").touch()
+    worker.wait_line("what has ended is kept here until there is room")
+    # when the worker is told to end
+    began = time.monotonic()
+    worker.send(signal.SIGTERM)
+    # then it ends in time, and does not claim that all went well
+    assert worker.wait() == 1
+    assert time.monotonic() - began < 2 + LAST_STEP + SLACK
+    assert worker.output.count("may run again") == 1
+    # and the next one runs what had no outcome: what ended used an attempt, what was cut off none
+    other.unlink()
+    (place.path / "never").touch()
+    place.worker(slots=20).wait_ready()
+    records = place.finish([*ended, *interrupted, *waiting])
+    assert {record.state for record in records} == {State.SUCCEEDED}
+    assert {record.attempt for record in records[15:20]} == {1}
+    check_counters(place)
+
+
+def test_a_worker_starts_on_a_full_disk_and_its_work_makes_room(
+    place_on: Callable[..., Place],
+) -> None:
+    # laws 1, 16, case Q10
+    place = place_on(query="?keep=0")
+    count = put_until_full(place, "first")
+    assert count > 1000
+    with kept_full(disk_of(place)):
+        # when a worker starts
+        worker = place.worker(slots=20).wait_ready()
+        # then it drains the store
+        eventually(lambda: not place.unfinished(), "it drains")
+        # and the room of the finished jobs takes new ones
+        eventually(lambda: put_until_full(place, "second"), "puts are accepted")
+        eventually(lambda: not place.unfinished(), "it drains again")
+    assert len(runs_of(place.ledger())) > count
+    assert {len(runs) for runs in runs_of(place.ledger()).values()} == {1}
+    assert worker.stop() == 0
+    assert "Traceback" not in worker.output
+
+
+def test_a_worker_that_cannot_start_on_a_full_disk_says_why(
+    place_on: Callable[..., Place],
+) -> None:
+    # law 16
+    place = place_on()
+    jobs = place.enqueue_many("silent", [(n,) for n in range(200)])
+    other = without_reserve(place)
+    # when a worker starts with nothing in reserve
+    worker = place.worker(slots=20)
+    eventually(lambda: "full" in worker.output or worker.process.poll() is not None, "a sentence")
+    # then it serves, or ends with one sentence
+    if worker.process.poll() is not None:
+        assert worker.process.returncode == 3
+        assert worker.output.count("ERROR") == 1
+    assert "Traceback" not in worker.output
+    # and nothing is lost
+    other.unlink()
+    place.worker(slots=20)
+    assert {record.state for record in place.finish(jobs)} == {State.SUCCEEDED}
+
+
+def test_a_disk_without_inodes_is_named_and_one_inode_is_enough(
+    place_on: Callable[..., Place],
+) -> None:
+    # law 16
+    place = place_on("size=64m,nr_inodes=50")
+    place.enqueue_many("silent", [(n,) for n in range(200)])
+    taken = take_inodes(disk_of(place))
+    # when a worker starts that cannot make a single file
+    worker = place.worker()
+    # then it says why
+    assert worker.wait() == 3
+    assert worker.output.count("has no room for another file") == 1
+    assert "Traceback" not in worker.output
+    # and one more inode is enough, beside that of the ballast; who waits for a result needs another
+    taken[0].unlink()
+    worker = place.worker().wait_ready()
+    eventually(lambda: states(place) == {State.SUCCEEDED}, "all jobs succeed")
+    assert worker.stop() == 0
+
+
+def test_a_running_worker_needs_no_more_inodes(place_on: Callable[..., Place]) -> None:
+    # law 16
+    place = place_on("size=64m,nr_inodes=50")
+    worker = place.worker(slots=20).wait_ready()
+    jobs = place.enqueue_many("give", [(size, "go") for size in [SMALL, LARGE] * 40])
+    place.wait_notes("begin", 20)
+    take_inodes(disk_of(place))
+    (place.path / "go").touch()
+    place.enqueue_many("silent", [(n,) for n in range(50)])
+    # then all jobs end; who waits for a result would need an inode
+    eventually(lambda: states(place) == {State.SUCCEEDED}, "all jobs succeed")
+    assert {len(job.result(0)) for job in jobs} == {SMALL, LARGE}
+    assert worker.stop() == 0
