@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from servers import redis_url
+from servers import Redis
 
 from tidemill.brokers.base import Step, Want, open_broker
 from tidemill.brokers.redis import lines, record, servertime
@@ -79,13 +80,20 @@ class Counted:
         return self.most()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Redis]:
+    """A server of these tests alone: other tests would load and count there too."""
+    with contextlib.closing(Redis()) as server:
+        yield server
+
+
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Counted]]:
+def make(server: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Counted]]:
     monkeypatch.setattr(lines, "LIBRARY", Counting())
     opened: list[RedisBroker] = []
 
     def make(options: str = "") -> Counted:
-        broker = open_broker(f"{redis_url()}?prefix=t{new_id()}{options}")
+        broker = open_broker(f"{server.url}?prefix=t{new_id()}{options}")
         assert isinstance(broker, RedisBroker)
         opened.append(broker)
         broker.attach(Owner(id="w", name="w"))
@@ -93,7 +101,6 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Counted]]:
 
     yield make
     for broker in opened:
-        broker._lines.ask(b"FUNCTION", b"DELETE", LIBRARY.name.encode() + b"_counted")
         broker.close()
 
 
