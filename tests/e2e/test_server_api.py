@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from servers.http import JobServer
 
 from tidemill.clock import new_id
 
+ROOT = Path(__file__).parent.parent.parent
 JSON = {"Content-Type": "application/json"}
 
 
@@ -377,3 +380,13 @@ def test_a_stream_tells_of_a_job_until_its_end(server: JobServer, queue: str) ->
         server.post(f"/v1/jobs/{put['id']}/cancel")
         *_, (name, data) = events
         assert (name, data["state"]) == ("end", "cancelled")
+
+
+def test_the_changes_that_the_document_shows_are_accepted(server: JobServer) -> None:
+    server.post("/v1/jobs", {"task": "shop.thumbnail", "limit": "1/s"})
+    text = (ROOT / "docs" / "server.md").read_text()
+    shown = re.findall(r"^curl -X (PATCH|PUT) --json '(.*)' \$B(/\S+)$", text, re.MULTILINE)
+    assert {path.split("/")[2] for _, _, path in shown} == {"queues", "limits", "schedules"}
+    for method, body, path in shown:
+        answer = server.request(method, path, json.loads(body))
+        assert answer.status in (200, 201), (path, answer.json)

@@ -99,6 +99,50 @@ def test_what_is_no_choice_hears_the_choices(
     assert refused(server.request(method, path, body), 400, "invalid-request") == detail
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "detail"),
+    [
+        ("POST", "/v1/queues/a/pause", {"for": 60}, "unknown field for in the body"),
+        ("POST", "/v1/queues/a/purge", {"state": "ready"}, "unknown field state in the body"),
+        ("POST", "/v1/schedules/a/pause", {"until": 1}, "unknown field until in the body"),
+        ("DELETE", "/v1/jobs/a", {"force": True}, "unknown field force in the body"),
+        ("POST", "/v1/queues/a/pause", b"for=60", "the body: this call takes none"),
+        ("POST", "/v1/queues/a/pause?for=60", None, "unknown field for in the query"),
+        ("GET", "/v1/queues?limit=3", None, "unknown field limit in the query"),
+    ],
+)
+def test_a_field_of_a_call_that_takes_none_is_400(
+    server: JobServer, method: str, path: str, body: Any, detail: str
+) -> None:
+    server.post("/v1/jobs", {"queue": "a", "body": 1})
+    said = refused(server.request(method, path, body), 400, "invalid-request")
+    assert said.partition(";")[0] == detail
+    assert server.get("/v1/queues/a").json["paused"] is False
+
+
+def test_an_empty_object_is_no_field(server: JobServer) -> None:
+    server.post("/v1/jobs", {"queue": "a", "body": 1})
+    assert server.post("/v1/queues/a/resume", {}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "half"),
+    [
+        (rb'{"queue": "a", "body": "x\ud800y"}', r"\ud800 at byte 25"),
+        (rb'{"queue": "a", "body": "\udc00"}', r"\udc00 at byte 24"),
+        (rb'{"queue": "a", "body": "\\\ud83d\ude00\ud83d"}', r"\ud83d at byte 38"),
+    ],
+)
+def test_a_lone_surrogate_is_named(server: JobServer, body: bytes, half: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/jobs", "/v1/queues/a/messages"):
+        said = refused(server.post(path, body, headers=headers), 400, "invalid-request")
+        assert f"lone surrogate {half}, which is no character" in said
+    batch = b'{"jobs": [%s]}' % body
+    said = refused(server.post("/v1/jobs/batch", batch, headers=headers), 400, "invalid-request")
+    assert "lone surrogate" in said
+
+
 def test_a_cursor_that_no_list_ended_with_is_400(server: JobServer) -> None:
     server.post("/v1/jobs/batch", {"jobs": [{"queue": "a", "body": n} for n in range(2)]})
     detail = refused(server.get("/v1/jobs?cursor=nix"), 400, "invalid-request")

@@ -25,7 +25,7 @@ from tidemill.server.edge import Exchange, require
 from tidemill.server.problems import Problem, not_allowed
 from tidemill.server.queue_tokens import check_path, limits
 from tidemill.server.receipts import Receipt, parse, sealed
-from tidemill.server.sentences import sentence_of
+from tidemill.server.sentences import lone_surrogate, sentence_of
 from tidemill.server.tokens import Role
 
 __all__ = ["Call", "Document", "Endpoint", "Endpoints", "Raw", "Stream", "json_of"]
@@ -33,6 +33,8 @@ __all__ = ["Call", "Document", "Endpoint", "Endpoints", "Raw", "Stream", "json_o
 T = TypeVar("T")
 
 _PLAIN_TYPES = ("", "application/json", "text/json")
+
+_UNKNOWN = "unknown field {:.80} in the {}; this call takes none there"
 
 LARGE = 256 * 1024
 """Bytes of a body from which on a thread parses it: the event loop serves others meanwhile."""
@@ -180,7 +182,12 @@ class Endpoint:
             given["call"] = call
         if self.query is not None:
             given["query"] = self._query(call.exchange)
-        if self.body is Raw:
+        elif text := call.exchange.scope.get("query_string"):
+            name = text.decode("latin-1").partition("=")[0]
+            raise Problem("invalid-request", _UNKNOWN.format(name, "query"))
+        if self.body is None and self.method != "GET":
+            _refuse_fields(await call.exchange.body())
+        elif self.body is Raw:
             given["body"] = Raw(await call.exchange.body(), call.exchange.content_type)
         elif self.body is not None:
             data = await self._body(call.exchange)
@@ -240,11 +247,23 @@ class Endpoint:
             raise Problem("invalid-request", sentence_of(error, self.query)) from None
 
 
+def _refuse_fields(data: bytes) -> None:
+    """Refuse the body of a call that takes none, unless it is an empty object."""
+    if not data:
+        return
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise Problem("invalid-request", "the body: this call takes none") from None
+    if fields:
+        raise Problem("invalid-request", _UNKNOWN.format(next(iter(fields)), "body"))
+
+
 def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
     """What a body in JSON says.
 
     Raises:
-        Problem: it is no UTF-8.
+        Problem: it is no UTF-8, or has half of a surrogate pair.
         msgspec.MsgspecError: it is no JSON, or says something else than it is to.
     """
     try:
@@ -253,6 +272,12 @@ def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -
         raise Problem(
             "invalid-request", f"the body is no UTF-8, which JSON is: {error.reason}"
         ) from None
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if sentence := lone_surrogate(data):
+            raise Problem("invalid-request", sentence) from None
+        raise
 
 
 class Endpoints:

@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from tidemill.server.shapes.terms import NOT_BLANK
 
-__all__ = ["sentence_of"]
+__all__ = ["lone_surrogate", "sentence_of"]
 
 _WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b|(?<=\d)\.0\b")
@@ -24,6 +24,21 @@ _STEP = re.compile(r"\[|[^.\[\]]+(?![^\[]*\])")  # into a list or a map, or a fi
 _NO_CHOICE = re.compile(r"(?:invalid enum value|expected text.*, got) (.*)$", re.DOTALL)
 _BLANK = f"expected str matching regex {NOT_BLANK!r}"
 _NO_FIELD = re.compile(r"object contains unknown field (.*)$", re.DOTALL)
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL
+)
+"""An escape in JSON: both halves of a surrogate pair, one half, or any other."""
+
+
+def lone_surrogate(data: bytes) -> str:
+    """A sentence about the first half of a surrogate pair that stands alone in JSON, or nothing."""
+    for escape in _ESCAPE.finditer(data):
+        if half := escape["half"]:
+            return (
+                f"the body has the lone surrogate \\{half.decode('latin-1')} at byte "
+                f"{escape.start()}, which is no character; send both halves of the pair"
+            )
+    return ""
 
 
 def sentence_of(error: Exception, shape: Any = None) -> str:
