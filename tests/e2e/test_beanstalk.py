@@ -69,16 +69,22 @@ def come(request: pytest.FixtureRequest) -> Iterator[Callable[[], Tongue]]:
 # -- what clocks decide, of both -----------------------------------------------------------------
 
 
-def test_the_end_of_a_ttr_is_announced_and_comes(come: Callable[[], Tongue]) -> None:
+def test_the_end_of_a_ttr_is_announced_and_comes(
+    come: Callable[[], Tongue], request: pytest.FixtureRequest
+) -> None:
     client, other = come(), come()
     number = client.put(b"x", ttr=2)
     begun = time.monotonic()
-    # Not more in one piece: beanstalkd then may forget when the next ttr of that client ends.
     client.send(b"reserve\r\nreserve-with-timeout 20\r\n")
     assert client.read() == b"RESERVED %d 1\r\nx" % number
     assert client.read() == b"DEADLINE_SOON"
     assert time.monotonic() - begun >= 0.99
-    assert other.ask(b"reserve\r\n") == b"RESERVED %d 1\r\nx" % number
+    other.send(b"reserve\r\n")
+    if request.node.callspec.params["come"] == "beanstalkd":
+        # After DEADLINE_SOON it often forgets the end of the ttr, until the client says something.
+        time.sleep(begun + 2.2 - time.monotonic())
+        client.ask(b"list-tube-used\r\n")
+    assert other.read() == b"RESERVED %d 1\r\nx" % number
     assert client.ask(b"delete %d\r\n" % number) == b"NOT_FOUND"
     assert client.ask(b"reserve-with-timeout 0\r\n") == b"TIMED_OUT"
     assert other.ask(b"delete %d\r\n" % number) == b"DELETED"
