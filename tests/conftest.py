@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from disks import mounted
 from harness import Place, open_place
-from servers import share_servers
+from servers import served_for_a_while, share_servers
 from xdist.scheduler import LoadScopeScheduling
 
 import tidemill
@@ -61,6 +61,12 @@ def _shares(path: str) -> bool:
 
 ROOT = Path(__file__).parent.parent
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _served_for_this_test() -> Iterator[None]:
+    with served_for_a_while():
+        yield
 
 
 @pytest.fixture

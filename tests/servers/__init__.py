@@ -19,7 +19,7 @@ from .network import Machine, Proxy, may_have_machines
 from .postgres import PgBouncer, Postgres, postgres_url
 from .rabbitmq import RabbitMQ, rabbitmq_url
 from .redis import Redis, Sentinel, language, redis_url
-from .served import forget_served, http_url, served
+from .served import forget_served, http_url, served, served_for_a_while
 
 __all__ = [
     "CARRIED",
@@ -43,6 +43,7 @@ __all__ = [
     "rabbitmq_url",
     "redis_url",
     "served",
+    "served_for_a_while",
     "share_servers",
 ]
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from tidemill.brokers.base import Broker, open_broker
 from tidemill.server.calls import Calls
 from tidemill.server.silence import count_silence
 
-__all__ = ["forget_served", "http_url", "served"]
+__all__ = ["forget_served", "http_url", "served", "served_for_a_while"]
 
 T = TypeVar("T")
 MOST = 16 * 1024 * 1024
@@ -84,14 +84,22 @@ class Stores:
         counting = asyncio.ensure_future(count_silence(broker, over))
         return _Store(url, broker, calls, over, counting)
 
+    def paths(self) -> set[str]:
+        """Of all stores that are served."""
+        return set(self._stores)
+
     def forget(self, part: str) -> None:
         """Close the stores with this in their url."""
         for path, store in list(self._stores.items()):
             if part in store.url:
-                del self._stores[path]
-                self._do(self._close(store))
-                with contextlib.suppress(OSError):
-                    store.broker.close()
+                self.end(path)
+
+    def end(self, path: str) -> None:
+        """Close the store of a path."""
+        store = self._stores.pop(path)
+        self._do(self._close(store))
+        with contextlib.suppress(OSError):
+            store.broker.close()
 
     async def _close(self, store: _Store) -> None:
         store.over.set()
@@ -115,6 +123,16 @@ def served(url: str) -> str:
     return _stores[0].open(url)
 
 
+@contextlib.contextmanager
+def served_for_a_while() -> Iterator[None]:
+    """Close the stores afterwards that were served first within the block."""
+    before = _stores[0].paths() if _stores else set()
+    yield
+    for stores in _stores:
+        for path in stores.paths() - before:
+            stores.end(path)
+
+
 def forget_served(part: object) -> None:
     """Give up what was served with this in its url."""
     for stores in _stores:
@@ -122,7 +140,7 @@ def forget_served(part: object) -> None:
 
 
 def http_url(name: str) -> str:
-    """A store of that name on LMDB, which lasts as long as this process, behind its job server."""
+    """A store of that name on LMDB behind its job server, for as long as the test lasts."""
     if not _folders:
         _folders.append(tempfile.mkdtemp(prefix="tidemill-test-served-"))
         atexit.register(shutil.rmtree, _folders[0], ignore_errors=True)
