@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import eventually
@@ -80,7 +81,12 @@ def test_a_pickled_call_that_a_worker_over_http_reserves_comes_again(tmp_path: P
         wish = {"tasks": ["js.work"], "queues": ["q"]}
         assert server.post("/v1/tasks/reserve", wish).json == {"jobs": []}
         eventually(lambda: "give the app its secret_keys" in server.output)
-        shown = server.get(f"/v1/jobs/{pickled.id}").json
+
+        def given_back() -> Any:  # in the exchange after the one that led to the log line
+            shown = server.get(f"/v1/jobs/{pickled.id}").json
+            return shown if shown["state"] != "running" else None
+
+        shown = eventually(given_back)
         assert (shown["state"], shown["attempt"], shown["error"]) == ("scheduled", 0, None)
     finally:
         server.close()
