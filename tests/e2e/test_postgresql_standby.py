@@ -14,6 +14,7 @@ from harness import LIMIT, eventually
 from servers import Postgres
 
 from tidemill.brokers.base import Step, Want, open_broker
+from tidemill.brokers.schemes import grants_of
 from tidemill.job import Envelope, Owner
 
 
@@ -43,11 +44,17 @@ def opened(stack: contextlib.ExitStack, url: str) -> Any:
     return broker
 
 
-def test_a_put_waits_for_the_standby_and_survives_the_primary(stack: contextlib.ExitStack) -> None:
-    # law 1
+@pytest.mark.parametrize("user", ["tidemill", "app"])
+def test_a_put_waits_for_the_standby_and_survives_the_primary(
+    stack: contextlib.ExitStack, user: str
+) -> None:
+    # law 1, also for a user with no more rights than are printed
     primary, standby = pair(stack)
+    if user == "app":
+        primary.run("CREATE ROLE app LOGIN")
+        primary.run("".join(grants_of(primary.url(), "app") or []))
     both = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-    url = f"postgresql://tidemill@{both}/postgres?target_session_attrs=read-write&patience=30"
+    url = f"postgresql://{user}@{both}/postgres?target_session_attrs=read-write&patience=30"
     broker = opened(stack, url)
     assert "synchronous_standby_names=*" in broker.info()["durability"]
     broker.attach(Owner(id="w", name="w"))  # it sleeps: its job is handed over by the put
