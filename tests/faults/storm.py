@@ -21,6 +21,7 @@ import functools
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -303,7 +304,11 @@ def storm(path: Path, seed: int, kills: int, broker: str = "lmdb") -> dict[str, 
         for server in servers:
             stack.callback(server.close)
         place = stack.enter_context(open_place(path, url))
-        return Storm(place, seed, servers=servers).run(kills)
+        storm = Storm(place, seed, servers=servers)
+        try:
+            return storm.run(kills)
+        finally:
+            (path / "kills").write_text("".join(f"{moment:.3f}\n" for moment in storm.kills))
 
 
 def _redis(servers: list[Server]) -> str:
@@ -345,14 +350,15 @@ def main() -> int:
     options = parser.parse_args()
     print(f"storm: {options.broker}, seed {options.seed}, {options.kills} kills", flush=True)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="storm-") as folder:
-        path = Path(folder) / "p"
-        path.mkdir()
-        try:
-            table = storm(path, options.seed, options.kills, options.broker)
-        except AssertionError as error:
-            print(f"FAILED with seed {options.seed}: {error}")
-            return 1
+    folder = Path(tempfile.mkdtemp(prefix="storm-"))
+    path = folder / "p"
+    path.mkdir()
+    try:
+        table = storm(path, options.seed, options.kills, options.broker)
+    except AssertionError as error:
+        print(f"FAILED with seed {options.seed}, its files are in {path}: {error}")
+        return 1
+    shutil.rmtree(folder)
     for what, count in table.items():
         print(f"{count:8d}  {what}")
     print(f"all laws held, in {time.monotonic() - started:.0f} s")
