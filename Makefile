@@ -10,7 +10,7 @@ OTHERS := 3.12 3.13
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel storm abuse fuzz beanstalk clients long bench clean
+.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel storm faults abuse fuzz beanstalk clients long bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -55,6 +55,10 @@ wheel: $(VENV)/dev       ## the wheel, installed into a clean environment, runs 
 
 storm: $(VENV)/dev       ## random kills at full size; SEED, KILLS and BROKER may be given
 	$(BIN)/python -m tests.faults.storm --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER))
+
+faults: $(VENV)/dev      ## the storm with misfortunes of servers and disks, writes the table in docs/brokers.md; SEED, KILLS, BROKER, ONLY, TIMES may be given
+	$(BIN)/python -m tests.faults.faults --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER)) \
+		$(if $(TIMES),--times $(TIMES)) $(if $(ONLY),--only $(ONLY),--write)
 
 abuse: $(VENV)/dev       ## misdeeds of tasks in all pools, writes docs/misdeeds.md; ONLY, WITHIN may be given
 	$(BIN)/python -m tests.abuse --jobs $(JOBS) $(if $(WITHIN),--within $(WITHIN)) $(if $(ONLY),--only $(ONLY),--write)

@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 
-__all__ = ["id_time", "machine_time", "new_id", "wall_time"]
+__all__ = ["id_floor", "id_time", "machine_time", "new_id", "wall_time"]
 
 wall_time = time.time
 
@@ -49,6 +49,11 @@ def new_id() -> str:
     """A new job id: unique without coordination, sorting by the time it was made."""
     moment = int(time.time() * 1000) << 20 | _ids.tick() & 0xFFFFF
     return "%016x%s" % (moment, _ids.process)  # noqa: UP031 - a third quicker than an f-string
+
+
+def id_floor(seconds: float) -> bytes:
+    """The lowest id that may be made at a wall time, encoded."""
+    return b"%011x" % int(seconds * 1000)
 
 
 def id_time(job_id: str) -> float | None:

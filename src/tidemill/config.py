@@ -19,6 +19,7 @@ from tidemill.retry import Retries
 
 __all__ = [
     "BodyTooLarge",
+    "LATEST",
     "MAX_BODY",
     "Url",
     "check_app",
@@ -93,13 +94,15 @@ def check_seconds(field: str, value: object) -> float:
 
 
 def check_moment(field: str, value: object) -> float:
-    """A point in time: an aware datetime or epoch seconds. Returns epoch seconds."""
+    """A time from 1970 to 6325: an aware datetime or epoch seconds. Returns epoch seconds."""
     if isinstance(value, dt.datetime):
         if value.tzinfo is None:
             raise InvalidOption(
                 f"{field} is a datetime without a time zone; give it one, "
                 "for example datetime.now(timezone.utc)"
             )
+        if not 0 < value.timestamp() < LATEST:
+            raise InvalidOption(f"{field} must be after 1970 and before 6325, not {value}")
         return value.timestamp()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidOption(

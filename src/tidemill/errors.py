@@ -2,6 +2,7 @@
 
     TidemillError
     ├── InvalidOption   (also ValueError)   an option, name or value that cannot be used
+    │   └── ScheduleOver                    a schedule whose times are past
     ├── FeatureMissing                      the broker cannot do what was asked for
     ├── BrokerUnavailable                   the store cannot be opened or reached
     │   ├── StoreGone                       the store was deleted or replaced while it was open
@@ -51,6 +52,7 @@ __all__ = [
     "ResultTimeout",
     "ScheduleExists",
     "ScheduleNotFound",
+    "ScheduleOver",
     "StoreFull",
     "StoreGone",
     "StoreMoved",
@@ -64,6 +66,10 @@ class TidemillError(Exception):
 
 class InvalidOption(TidemillError, ValueError):
     """An option, a name or a value cannot be used; the sentence names it and says what to do."""
+
+
+class ScheduleOver(InvalidOption):
+    """A schedule would never fire: its times are past."""
 
 
 class FeatureMissing(TidemillError):

@@ -338,9 +338,9 @@ RESULT_NOT_KEPT = msgspec.msgpack.encode(msgspec.msgpack.Ext(13, b""))
 
 def delay_of(verdict: Verdict, envelope: Envelope, attempt: int) -> float:
     """Seconds until a job runs again whose attempt number ``attempt`` ended with this verdict."""
-    if verdict.outcome == Outcome.RETRY and verdict.delay <= 0 and envelope.is_message:
-        return backoff(envelope.retries, attempt)
-    return verdict.delay
+    by_policy = verdict.delay < 0 or (envelope.is_message and not verdict.delay)
+    delays = verdict.outcome == Outcome.RETRY and by_policy
+    return backoff(envelope.retries, attempt) if delays else verdict.delay
 
 
 class Note(msgspec.Struct, array_like=True, gc=False):

@@ -14,6 +14,7 @@ import msgspec
 from tidemill.errors import InvalidOption
 
 __all__ = [
+    "BY_POLICY",
     "ENDLESS",
     "MESSAGE",
     "Fail",
@@ -62,6 +63,10 @@ MESSAGE = Retries(limit=19, delay=1.0, factor=2.0, cap=300.0, jitter=False, imme
 The first failed hand-out returns the message to its place, later ones delay it by 1 s doubling to
 5 minutes, and the 20th ends it.
 """
+
+
+BY_POLICY = -1.0
+"""The delay of a verdict that a store makes: as the job's policy says, also that of a task."""
 
 
 def backoff(policy: Retries, attempt: int) -> float:

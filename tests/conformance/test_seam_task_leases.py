@@ -7,11 +7,17 @@ from kinds import Clock
 from seam import Hand, job
 
 from tidemill.brokers.base import Broker, Feature, Step, Want
-from tidemill.job import DEFAULT_TTR, Note, Outcome, Owner, Verdict
+from tidemill.job import DEFAULT_TTR, Note, Outcome, Owner, State, Verdict
+from tidemill.retry import Retries, backoff
 
 pytestmark = pytest.mark.needs(Feature.UNKNOWN)
 
 WANT = Want(10, queues=("default",), knows=("js.work",), told=0)
+POLICIES = (
+    Retries(2, delay=1000.0, factor=3.0, cap=2000.0, jitter=False),
+    Retries(1, delay=1000.0, jitter=False, immediate=1),
+    Retries(1, delay=0),
+)
 
 
 def test_a_consumer_has_a_task_for_a_time(broker: Broker, consumer: Hand, clock: Clock) -> None:
@@ -25,9 +31,49 @@ def test_a_consumer_has_a_task_for_a_time(broker: Broker, consumer: Hand, clock:
     assert consumer.touch(lease)
     clock.advance(DEFAULT_TTR + 1)
     assert not consumer.touch(lease)
+    assert broker.kick(["a"]) == [True]  # it backs off
     [again] = consumer.take_all(WANT)
     assert (again.open().id, again.attempt, again.losses) == ("a", 2, 0)
     assert consumer.settle(again)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_task_whose_ttr_runs_out_backs_off_as_its_policy_says(
+    broker: Broker, consumer: Hand, clock: Clock, policy: Retries
+) -> None:
+    # law 7: given a task in the hands of a worker elsewhere
+    given = job(task="js.work", id="a")
+    given.retries = policy
+    broker.put([given])
+    for attempt in range(1, policy.max_attempts + 1):
+        [lease] = consumer.take_all(WANT)
+        assert lease.attempt == attempt
+        # when it is silent for its ttr
+        clock.advance(DEFAULT_TTR + 1)
+        assert consumer.exchange().leases == []
+        # then the attempt has failed, and the next one waits for the backoff
+        record = broker.get("a")
+        assert record is not None
+        assert (record.attempt, record.attempts[-1].error) == (attempt, "ttr passed without an ack")
+        if attempt == policy.max_attempts:
+            break
+        delay = backoff(policy, attempt)
+        assert record.state is (State.SCHEDULED if delay else State.READY)
+        if delay:
+            assert consumer.take_all(WANT) == []
+            clock.advance(delay - 3)
+            assert consumer.take_all(WANT) == []
+            clock.advance(4)
+    assert record.state is State.FAILED
+
+
+def test_a_worker_that_dies_costs_its_task_no_delay(broker: Broker, clock: Clock) -> None:
+    # law 5: what a dead worker ran is runnable at once
+    broker.put([job(task="js.work", id="a")])
+    dying = Hand(broker, "w1", "worker")
+    [lease] = dying.take()
+    broker.release(dying.id, {lease.token: "it died"})
+    assert [it.attempt for it in Hand(broker, "w2", "worker").take()] == [2]
 
 
 def test_a_consumer_that_sleeps_has_a_task_for_a_time(broker: Broker, consumer: Hand) -> None:
@@ -52,7 +98,9 @@ def test_a_consumer_gets_what_was_set_aside_and_it_knows(
     assert worker.settle(lease, Outcome.UNKNOWN, error="no worker knows it")
     [again] = consumer.take_all(WANT)
     assert (again.open().id, again.attempt, again.deadline) == ("a", 1, DEFAULT_TTR)
-    clock.advance(DEFAULT_TTR + 1)
+    clock.advance(DEFAULT_TTR + 6)
+    assert consumer.take_all(WANT) == []
+    clock.advance(6)
     assert [it.attempt for it in consumer.take_all(WANT)] == [2]
 
 

@@ -48,10 +48,11 @@ def producer(mill: Tidemill, bodies: range, pause: float = 0.002) -> Iterator[th
 def all_of(mill: Tidemill, got: list[Any], many: int) -> list[Any]:
     """Messages delivered and messages left in the queue, in order; ``many`` are expected.
 
-    A broker that pushes may have a message on its way back for a while.
+    A message may be on its way back for a while: a broker pushes it, or a call that was cancelled
+    takes it, and gives it back. The busier the machine is, the longer that takes.
     """
     found = list(got)
-    while len(found) < many and (message := mill.queue("q").get(10)) is not None:
+    while len(found) < many and (message := mill.queue("q").get(60)) is not None:
         found.append(message.body)
     while (message := mill.queue("q").get_nowait()) is not None:
         found.append(message.body)

@@ -31,6 +31,10 @@ class PortHere:
     def drain(self) -> None:
         self._loop.call_soon_threadsafe(self._port.drain)
 
+    def end(self) -> None:
+        """What the server does first when it is told to end."""
+        self._loop.call_soon_threadsafe(self._port.end)
+
     def at_once(self, what: Callable[[Backing], object]) -> None:
         """Do something in the port's loop, with nothing in between."""
 

@@ -22,6 +22,7 @@ from tidemill import Tidemill
 from tidemill.brokers.base import Reply, Step
 from tidemill.brokers.early import Heard
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.looking import QueueStats
 from tidemill.clock import new_id
 from tidemill.errors import BrokerUnavailable, InvalidOption
 from tidemill.job import Lease, Verdict
@@ -167,6 +168,25 @@ def test_what_was_sent_before_the_end_is_done(come: Callable[[], Tongue]) -> Non
     replies = [client.read() for _ in range(4)]
     assert [reply.split()[0] for reply in replies] == [b"INSERTED", b"USING", b"INSERTED", b"OK"]
     assert other.ask(b"reserve\r\n").endswith(b"x")
+
+
+def test_a_port_that_ends_answers_the_command_in_hand_and_hangs_up(
+    mill: Tidemill, port: PortHere, client: Tongue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, look = threading.Event(), threading.Event(), mill.broker.stats
+
+    def stats() -> list[QueueStats]:
+        begun.set()
+        assert go_on.wait(30)
+        return look()
+
+    monkeypatch.setattr(mill.broker, "stats", stats)
+    client.send(b"list-tubes\r\nlist-tubes\r\n")
+    assert begun.wait(30)
+    port.end()
+    go_on.set()
+    assert client.read().startswith(b"OK ")
+    assert client.read() == b""
 
 
 def test_a_tube_is_gone_when_nobody_needs_it(come: Callable[[], Tongue]) -> None:

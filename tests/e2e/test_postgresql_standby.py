@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 from harness import LIMIT, eventually
 from servers import Postgres
 
 from tidemill.brokers.base import Step, Want, open_broker
 from tidemill.brokers.schemes import grants_of
+from tidemill.clock import new_id
+from tidemill.errors import BrokerUnavailable
 from tidemill.job import Envelope, Owner
 
 
@@ -95,3 +98,41 @@ def frozen(server: Postgres) -> Iterator[None]:
     finally:
         for process in processes:
             process.send_signal(signal.SIGCONT)
+
+
+def test_queues_that_a_fail_over_lost_are_made_again(stack: contextlib.ExitStack) -> None:
+    # law 1: what the new primary accepts is in the queue that was named, and runs
+    primary = Postgres()
+    stack.callback(primary.close)
+    opened(stack, f"{primary.url()}?migrate=1").close()
+    standby = Postgres(primary=primary)
+    stack.callback(standby.close)
+    both = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    url = f"postgresql://tidemill@{both}/postgres?target_session_attrs=read-write&patience=30"
+    producer, worker, other = opened(stack, url), opened(stack, url), opened(stack, url)
+    # Given a standby that lags: it has not heard of a queue that a producer and a worker use.
+    producer.put([Envelope(id="old", task="t", queue="old")])
+    worker.attach(Owner(id="w", name="w"))
+    standby.cut_off(primary)
+    for broker in (producer, other):
+        broker.put([Envelope(id=new_id(), task="t", queue="lost")])
+    worker.exchange(Step("w", want=Want(2, ("lost",))))
+    # When it takes over, and a stranger uses a queue that is new there.
+    primary.kill()
+    standby.run("SELECT pg_promote()")
+    opened(stack, url).put([Envelope(id="strange", task="t", queue="stranger")])
+    producer.put([Envelope(id="a", task="t", queue="lost")])
+    with psycopg.connect(standby.url()) as mine:
+        other.put([Envelope(id="b", task="t", queue="lost")], txn=mine)
+    # Then the queue is made again, and the worker gets what was put there.
+    taken: set[str] = set()
+
+    def take() -> bool:
+        with contextlib.suppress(BrokerUnavailable):
+            reply = worker.exchange(Step("w", want=Want(2, ("lost",))))
+            taken.update(lease.open().id for lease in reply.leases)
+        return taken == {"a", "b"}
+
+    eventually(take, "the two jobs", 30, pause=0.1)
+    counted = {row.name: row.accepted for row in producer.stats()}
+    assert counted == {"old": 1, "stranger": 1, "lost": 2}

@@ -354,3 +354,18 @@ def test_delayed_jobs_come_in_their_time(place: Place) -> None:  # law 9
     late = {line.id: line.time - due[line.id] for line in place.ledger() if line.what == "begin"}
     assert len(late) == 3
     assert all(0 <= seconds < SLACK for seconds in late.values()), late
+
+
+def test_a_worker_killed_while_it_moves_delayed_jobs_on_loses_none(
+    at: Callable[..., Place],
+) -> None:  # law 1: between the confirm and the acknowledgement
+    place = at(delays="workers")
+    log = place.path / "crashes"
+    env = {"TIDEMILL_CRASH": "timers.moved:1", "TIDEMILL_CRASH_LOG": str(log)}
+    victim = place.worker(env=env).wait_ready()
+    jobs = {place.enqueue("short", n, delay=1.0).id for n in range(20)}
+    eventually(log.exists, "it comes to the point")
+    eventually(lambda: not alive(victim.pid), "it dies there")
+    place.worker().wait_ready()
+    eventually(lambda: {x.id for x in place.ledger() if x.what == "end"} == jobs, "all have run")
+    assert max(map(len, runs_of(place.ledger()).values())) <= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,10 @@ from harness import eventually
 from servers.http import JobServer
 
 from tidemill import Filter, Tidemill, chain, group
+from tidemill.brokers.base import Step, Want
 from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, VERSION
+from tidemill.job import Outcome, Owner, Verdict
+from tidemill.testing import run_all
 
 MB = 1 << 20
 
@@ -190,6 +194,67 @@ def test_a_list_of_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> No
     assert len(ids) == len(set(ids)) == 25
     with Tidemill(server.url) as mill:
         assert [job.id for job in mill.jobs(queue="a")] == ids
+
+
+def ask(server: JobServer, name: str, **arguments: Any) -> tuple[Any, int]:
+    """One call of the broker: its answer, and how many bytes that has."""
+    headers = {"Content-Type": MEDIA, PROTOCOL: VERSION}
+    answer = server.post(PATH + name, CALLS[name].write(arguments), headers=headers)
+    assert answer.status == 200, answer.data
+    return CALLS[name].read_answer(answer.data), len(answer.data)
+
+
+def test_a_wait_for_many_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> None:
+    # given 30 jobs of 900 kB
+    server = start()
+    fill(server, "a", 30, body="x" * 900_000)
+    with Tidemill(server.url) as mill:
+        ids = [job.id for job in mill.jobs(queue="a")]
+        # when all are waited for, then one answer has some of them
+        records, size = ask(server, "wait_for", ids=ids, timeout=0.0)
+        assert size < 10 * MB
+        assert 1 < len(records) < 30
+        # and a broker over HTTP gets all
+        found = mill.broker.wait_for(ids, 0)
+        assert [record and record.envelope.id for record in found] == ids
+        # and is told when they end, also the last
+        cancel = threading.Timer(0.5, mill.broker.cancel, [ids])
+        cancel.start()
+        found = mill.broker.wait_for(ids, 60)
+        assert [record and record.state for record in found] == ["cancelled"] * 30
+
+
+def test_an_exchange_with_many_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> None:
+    # given 40 jobs of 900 kB, and a worker elsewhere that wants 1,000
+    server = start()
+    fill(server, "a", 40, task="js.work", args=["x" * 900_000])
+    ask(server, "attach", owner=Owner(id="w", kind="worker", name="w", lease=30.0))
+    want, tokens = Want(1000), list[int]()
+    while len(tokens) < 40:
+        step = Step("w", want=want, serial=len(tokens) + 1)
+        reply, size = ask(server, "exchange", step=step)
+        # then each answer has some, within the bound, and says that there may be more
+        assert size < 10 * MB
+        assert reply.leases
+        assert [lease.attempt for lease in reply.leases] == [1] * len(reply.leases)
+        tokens += [lease.token for lease in reply.leases]
+        assert len(tokens) == 40 or reply.next_due == 0
+        # and nothing is handed out besides
+        assert server.get("/v1/queues/a").json["running"] == len(tokens)
+    # a step that is sent again is answered again, with what it handed out
+    again, _ = ask(server, "exchange", step=step)
+    assert [lease.token for lease in again.leases] == tokens[-len(again.leases) :]
+    verdicts = [Verdict(token, Outcome.SUCCESS) for token in tokens]
+    reply, _ = ask(server, "exchange", step=Step("w", verdicts, serial=1000))
+    assert reply.settled == [True] * 40
+
+
+def test_a_worker_elsewhere_runs_many_large_jobs(start: Callable[..., JobServer]) -> None:
+    server = start()
+    fill(server, "a", 40, task="math.fsum", args=[[1.0] * 90_000])
+    with Tidemill(server.url, allow_imports=["math.*"]) as mill:
+        run_all(mill)
+        assert server.get("/v1/queues/a").json["succeeded"] == 40
 
 
 def test_answers_that_nobody_reads_share_a_bound(start: Callable[..., JobServer]) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 from servers.http import JobServer
 
 from tidemill import Tidemill
-from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, VERSION
-from tidemill.job import Record
+from tidemill.brokers.base import Step
+from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, SERVER, VERSION
+from tidemill.job import Command, Owner, Record
 
 COUNT = 600
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
@@ -45,11 +49,16 @@ def requests(ids: list[str], way: str) -> list[bytes]:
     return [head % len(body) + body for body in bodies]
 
 
-async def ask(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def ask(port: int, request: bytes) -> Line:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     await writer.drain()
     return reader, writer
+
+
+def close(lines: list[Line]) -> None:
+    for _, writer in lines:
+        writer.close()
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
@@ -91,6 +100,152 @@ def test_many_waits_for_jobs_need_few_threads(server: JobServer, way: str) -> No
             writer.close()
 
     asyncio.run(main())
+
+
+def broker_call(name: str, **arguments: Any) -> bytes:
+    body = CALLS[name].write(arguments)
+    head = (
+        f"POST {PATH}{name} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {MEDIA}\r\n"
+        f"{PROTOCOL}: {VERSION}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def full(server: JobServer, *queues: str) -> None:
+    """Make queues that have a job each, and room for no other."""
+    for queue in queues:
+        assert server.post("/v1/jobs", {"queue": queue, "body": 1}).status == 201
+        assert server.request("PATCH", f"/v1/queues/{queue}", {"max_size": 1}).status == 200
+
+
+def quickest_put(server: JobServer) -> float:
+    """Seconds that a put of another client takes; the machine may be slow for a moment."""
+
+    def put() -> float:
+        begun = time.monotonic()
+        assert server.post("/v1/jobs", {"queue": "b", "body": 1}).status == 201
+        return time.monotonic() - begun
+
+    return min(put() for _ in range(5))
+
+
+async def has_room(reader: asyncio.StreamReader) -> bool:
+    return bool(CALLS["wait_space"].read_answer(await answer(reader)))
+
+
+def test_many_waits_for_room_need_few_threads(server: JobServer) -> None:
+    # given a full queue, and 2,000 clients that wait for room in it
+    full(server, "a")
+    begun = time.monotonic()
+
+    async def main() -> None:
+        request = broker_call("wait_space", queue="a", timeout=25.0)
+        lines = [await ask(server.port, request) for _ in range(2000)]
+        await asyncio.sleep(1.0)
+        assert threads(server) < 150
+        # then another client is served
+        assert quickest_put(server) < 1
+        # when there is room
+        told = [asyncio.ensure_future(has_room(reader)) for reader, _ in lines]
+        if time.monotonic() - begun < 20:
+            assert not any(each.done() for each in told)
+        assert server.post("/v1/queues/a/purge").status == 200
+        # then all waiting calls return
+        assert all(await asyncio.wait_for(asyncio.gather(*told), 60))
+        for _, writer in lines:
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("store", "count"), [("memory://", 1000), ("", 200)])
+def test_many_owners_that_sleep_need_few_threads(store: str, count: int) -> None:
+    server = JobServer("--quiet", where=store)
+    headers = {"Content-Type": MEDIA, PROTOCOL: VERSION}
+
+    async def call(line: Line, name: str, **arguments: Any) -> None:
+        line[1].write(broker_call(name, **arguments))
+        assert await answer(line[0])
+
+    async def main() -> None:
+        # given many workers elsewhere that sleep
+        hello = server.post(f"{PATH}hello", CALLS["hello"].write({}), headers=headers)
+        name = hello.headers[SERVER]
+        line = await asyncio.open_connection("127.0.0.1", server.port)
+        for n in range(count):
+            owner = Owner(id=f"w{n}", kind="worker", name="w", lease=300.0)
+            await call(line, "attach", owner=owner)
+        for n in range(count):  # each has heard of those that came after it
+            await call(line, "wait", owner_id=f"w{n}", timeout=0.0, server=name)
+            await call(line, "exchange", step=Step(f"w{n}", serial=1))
+        lines, told = [line], []
+        for n in range(count):
+            request = broker_call("wait", owner_id=f"w{n}", timeout=25.0, server=name)
+            lines.append(await ask(server.port, request))
+            told.append(asyncio.ensure_future(answer(lines[-1][0])))
+        await asyncio.sleep(2.0)
+        assert threads(server) < 150
+        assert not any(each.done() for each in told)
+        # then another client is served
+        assert quickest_put(server) < 1
+        if store:  # where each change wakes all
+            hints = await asyncio.wait_for(asyncio.gather(*told), 30)
+            assert all(CALLS["wait"].read_answer(hint) for hint in hints)
+            close(lines)
+            return
+        # when one owner gets a job, then that owner wakes, and the others sleep
+        arguments = {"owner_id": "w7", "command": Command("quiet")}
+        server.post(f"{PATH}command", CALLS["command"].write(arguments), headers=headers)
+        assert CALLS["wait"].read_answer(await asyncio.wait_for(told[7], 10))
+        assert sum(each.done() for each in told) == 1
+        # and the server ends in time
+        begun = time.monotonic()
+        assert await asyncio.to_thread(server.end) == 0
+        assert time.monotonic() - begun < 10
+        close(lines)
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.close()
+
+
+def test_waits_for_room_in_many_queues_take_turns(server: JobServer) -> None:
+    # given more full queues than the server watches at a time
+    names = [f"q{n}" for n in range(100)]
+    full(server, *names)
+
+    async def main() -> None:
+        requests = [broker_call("wait_space", queue=name, timeout=25.0) for name in names]
+        lines = [await ask(server.port, request) for request in requests]
+        told = [asyncio.ensure_future(has_room(reader)) for reader, _ in lines]
+        await asyncio.sleep(0.5)
+        assert threads(server) < 150
+        # when one queue has room, then only the calls that wait for that queue return
+        assert server.post("/v1/queues/q77/purge").status == 200
+        assert await asyncio.wait_for(told[77], 10)
+        assert sum(each.done() for each in told) == 1
+        # and the server ends in time
+        begun = time.monotonic()
+        assert await asyncio.to_thread(server.end) == 0
+        assert time.monotonic() - begun < 10
+        for _, writer in lines:
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_room_that_is_there_needs_no_wait(server: JobServer) -> None:
+    with Tidemill(server.url) as mill:
+        full(server, "a")
+        assert mill.broker.wait_space("a", 0) is False
+        assert mill.broker.wait_space("never seen", 0) is True
+        assert mill.broker.wait_space("never seen", 30) is True
+        # a put that waits for room is made once there is some
+        purge = threading.Timer(0.5, server.post, ["/v1/queues/a/purge"])
+        purge.start()
+        mill.queue("a").put(2, timeout=30)
+        assert server.get("/v1/queues/a").json["ready"] == 1
 
 
 def test_a_wait_ends_when_its_client_goes_and_when_the_server_does(server: JobServer) -> None:

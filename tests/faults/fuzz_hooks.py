@@ -8,15 +8,20 @@ is a line of JSON in ``$FUZZ_NOTES``, written before the next call is made.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import zlib
+import zoneinfo
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote, unquote
 
 import schemathesis
+from hypothesis import strategies as st
 
 QUEUES = ["a", "b", "default"]
+EMPTYING = (("POST", "/v1/queues/{queue}/purge"), ("DELETE", "/v1/queues/{queue}"))
 PURGED = "b"
 KNOWN: dict[str, list[str]] = {
     "queue": QUEUES,
@@ -30,6 +35,10 @@ KNOWN: dict[str, list[str]] = {
     "receipts": [],
 }
 """By field or parameter, what is there of it."""
+
+OF_TASKS = ("complete", "fail", "heartbeat", "stopped")
+TASKS: list[str] = []
+"""Receipts of tasks, which alone these acts take."""
 
 LATEST = 50
 """As many ids and receipts are known."""
@@ -46,36 +55,91 @@ def known(field: str, value: Any) -> Any:
     return names[number // 3 % len(names)] if number % 3 else value
 
 
-PUTS = ("/v1/jobs", "/v1/jobs/batch", "/v1/jobs/{job_id}")
-RARE = ("at", "limit", "on_conflict", "unique_for", "max_wait", "encoding", "expires")
-"""What is refused most often, by itself or beside other fields."""
+CURSORS = [""]
+"""Which a list gave to go on; no other text is a cursor."""
+
+# -- texts that no pattern says -------------------------------------------------------------------
+
+_PRINTABLE = st.characters(codec="utf-8").filter(str.isprintable)
+_FIELD = st.sampled_from(["*", "*/7", "3", "1-5", "2,4", "1-5/2"])
 
 
-def possible(job: dict[str, Any]) -> None:
-    """Make of a job one that can be put: of those thought up two in three."""
-    number = zlib.crc32(json.dumps(job, sort_keys=True).encode())
-    if number % 3 == 0:
-        return
-    unwanted = ("body",) if number % 5 == 0 else ("task", "args", "kwargs")
-    for field in list(job):
-        number = zlib.crc32(field.encode(), number)
-        if job[field] is None or field in (*RARE, *unwanted) or number % 3 == 0:
-            del job[field]
-    if "task" not in job:
-        job.setdefault("body", number)
+def _is_name(text: str) -> bool:
+    return not text.isspace() and len(text.encode()) <= 200
 
 
-def regular(schedule: dict[str, Any]) -> None:
-    """Make of a schedule one that has exactly one rule: of those thought up two in three."""
-    if zlib.crc32(json.dumps(schedule, sort_keys=True).encode()) % 3:
-        for field in ("cron", "at", "start", "end", "zone"):
-            schedule.pop(field, None)
-        schedule["every"] = 3600
+def _crons() -> st.SearchStrategy[str]:
+    fields = st.lists(_FIELD, min_size=5, max_size=6).map(" ".join)
+    return fields | st.sampled_from(["@daily", " @hourly", "0 6 L * MON-FRI", "30 2 * JAN,DEC 1#1"])
+
+
+schemathesis.openapi.format("name", st.text(_PRINTABLE, min_size=1, max_size=200).filter(_is_name))
+schemathesis.openapi.format("cron", _crons())
+schemathesis.openapi.format("local-date-time", st.datetimes().map(dt.datetime.isoformat))
+schemathesis.openapi.format("zone", st.sampled_from(sorted(zoneinfo.available_timezones())))
+
+# -- rules that no schema says --------------------------------------------------------------------
+
+
+def agreeing(case: Any) -> None:
+    """Have the parts of a request agree; the meanings of their fields say how they must."""
+    body = case.body if isinstance(case.body, dict) else {}
+    parameters, query = case.path_parameters or {}, case.query or {}
+    if (case.method, case.path) == ("PUT", "/v1/jobs/{job_id}") and body.get("id") is not None:
+        body["id"] = unquote(parameters["job_id"])  # a body says nothing of a path
+    act = case.path.rpartition("/")[2]
+    if act in OF_TASKS and unquote(parameters["receipt"]).count(".") == 1:  # that of a message
+        parameters["receipt"] = TASKS[zlib.crc32(parameters["receipt"].encode()) % len(TASKS)]
+    if "cursor" in query:  # the text is the server's own
+        query["cursor"] = CURSORS[zlib.crc32(query["cursor"].encode()) % len(CURSORS)]
+    if case.path == "/v1/queues/{queue}/messages":  # a parameter says nothing of another
+        options_agree(query)
+    for job in _jobs(body):
+        if job.get("task") is not None and case.path.startswith("/v1/jobs"):
+            options_agree(job)  # the task could bring a key and a policy, and this one does not
+    if case.path == "/v1/schedules/{name}" and body:
+        rule_agrees(body)
+
+
+def options_agree(options: dict[str, Any]) -> None:
+    """Leave out what would need, or bar, another option of a put."""
+    if options.get("delay") is not None:
+        options.pop("at", None)
+    if options.get("key") is None:
+        for name in ("on_conflict", "unique_for", "max_wait"):
+            options.pop(name, None)
+    if options.get("on_conflict") in ("replace", "merge"):
+        options.pop("unique_for", None)
+    if options.get("on_conflict") != "replace":
+        options.pop("max_wait", None)
+
+
+def rule_agrees(schedule: dict[str, Any]) -> None:
+    """Compare what no schema compares: an end with its start, a jitter with its interval.
+
+    One that is past is refused with 409; two in three become those of a time to come.
+    """
+    if schedule.get("start") is not None:
+        schedule.pop("end", None)
+    if schedule.get("every") is not None:
+        schedule.pop("jitter", None)
+    for field in ("at", "end"):
+        moment = schedule.get(field)
+        if zlib.crc32(repr(moment).encode()) % 3 == 0:
+            continue
+        if isinstance(moment, str):
+            schedule[field] = f"2996{moment[4:]}"
+        elif moment is not None:
+            schedule[field] = max(moment, 2.0**35)
 
 
 def learn(answer: Any) -> None:
     """Note the ids and receipts of an answer."""
+    if isinstance(answer, dict) and answer.get("cursor"):
+        CURSORS.append(answer["cursor"])
     for job in _jobs(answer):
+        if "receipt" in job and "task" in job:
+            TASKS[:] = [*TASKS, job["receipt"]][-LATEST:]
         for field, many in (("id", ("job_id", "ids")), ("receipt", ("receipt", "receipts"))):
             if isinstance(job.get(field), str):
                 for name in many:
@@ -100,17 +164,16 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         return
     parameters = case.path_parameters or {}
     for field in list(parameters):
-        parameters[field] = known(field, parameters[field])
-    if case.path.endswith("/purge"):  # what the run takes away it cannot miss
+        parameters[field] = quote(known(field, unquote(parameters[field])), safe="")
+    if (case.method, case.path) in EMPTYING:  # what the run takes away it cannot miss
         parameters["queue"] = PURGED
     bodies = case.body if isinstance(case.body, dict) else {}
+    if case.path.startswith("/v1/matching/"):
+        bodies["queue"] = PURGED
     for body in (bodies, *_jobs(bodies)):
-        if case.path in PUTS and "jobs" not in body:
-            possible(body)
-        if case.method == "PUT" and case.path == "/v1/schedules/{name}":
-            regular(body)
         for field in KNOWN.keys() & body.keys():
             body[field] = known(field, body[field])
+    agreeing(case)
 
 
 @schemathesis.hook
@@ -123,7 +186,7 @@ def after_call(context: Any, case: Any, response: Any) -> None:
     note = {
         "method": case.method,
         "path": case.path,
-        "names": _plain(dict(case.path_parameters or {})),
+        "names": {k: unquote(str(v)) for k, v in (case.path_parameters or {}).items()},
         "body": _plain(case.body),
         "status": response.status_code,
         "answer": answer,

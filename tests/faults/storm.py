@@ -9,7 +9,8 @@ short and long, sync and async; some hold the interpreter lock, some run past th
 cannot be interrupted. Most workers lack one of two tasks: its jobs are set aside and brought back.
 What was accepted and what ran stands in files written by single appends. At the end the store is
 drained and :mod:`.checker` looks at what is left (case Q20). Where the broker forgets what is done,
-as RabbitMQ does, :mod:`.ledger` looks whether all that was accepted ran.
+as RabbitMQ does, :mod:`.ledger` looks whether all that was accepted ran. :mod:`.faults` adds the
+misfortunes of servers: fail-overs, full disks, cut lines.
 """
 
 from __future__ import annotations
@@ -34,108 +35,30 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
-from checker import SETTLING, check  # noqa: E402
+from checker import SETTLING, check, check_nothing_held  # noqa: E402
+from excuses import Excuses, Span, read_puts  # noqa: E402
 from harness import Place, Worker, eventually, open_place  # noqa: E402
 from ledger import FAILED, check_runs  # noqa: E402
+from misfortunes import Series  # noqa: E402
 from servers import Postgres, RabbitMQ, Redis, Server  # noqa: E402
 from servers.http import JobServer  # noqa: E402
+from storm_app import APP  # noqa: E402
 
 from tidemill.brokers.base import Feature  # noqa: E402
 
 DRAIN = 0.4
+
+MINUTE = 60.0
+"""Seconds after the last blow in which nothing may be held any more that nobody works on."""
+
+BLOW = 0.16
+"""Seconds between two kills, on average."""
 
 PATIENCE = 30
 """Seconds that a put waits for a server, or for a queue of it that takes nothing any more."""
 
 SERVER_AWAY = 3.0
 """Seconds that a verdict may wait longer where the server is killed: until it is back and tried."""
-
-APP = """
-from tidemill import Limit
-
-forever = Retries(1000, delay=0)
-keeps = not mill.url.startswith("amqp")  # jobs that are done, schedules, limits
-limited = keeps and not mill.url.startswith("postgresql")  # which has no limits
-each = {"limit": Limit(concurrency=2, key=lambda n: n % 3)} if limited else {}
-
-@mill.task(queue="slow", retries=forever, **each)
-def bounded(n):
-    begin(); time.sleep(0.02); end()
-
-@mill.task(queue="quick", retries=forever)
-def quick(n): begin(); end()
-
-@mill.task(queue="quick", retries=forever)
-def beat(): begin(); end()
-
-if keeps:
-    mill.schedule("beat", beat.call(), every=0.2, catch_up=True)
-
-@mill.task(queue="slow", retries=forever)
-def slow(n):
-    begin(); time.sleep(0.02 * (n % 10)); end()
-
-@mill.task(queue="async", retries=forever)
-async def later(n):
-    begin(); await asyncio.sleep(0.01 * (n % 10)); end()
-
-@mill.task(queue="slow", retries=forever)
-def holds(n):
-    begin(); hold_gil(0.15); end()
-
-@mill.task(queue="slow", retries=Retries(2, delay=0), timeout=0.2)
-def hangs(n):
-    begin()
-    try:
-        time.sleep(20 if n % 2 else 0.1)
-    finally:
-        end()
-
-@mill.task(queue="slow", retries=Retries(2, delay=0), timeout=0.2)
-def spins(n):
-    begin()
-    try:
-        until = time.time() + (20 if n % 2 else 0.1)
-        while time.time() < until: pass
-    finally:
-        end()
-
-def sometimes(function):
-    # A task that some workers do not know, where the store sets its jobs aside.
-    if keeps and os.environ.get("STORM_LACKS") == function.__name__:
-        return function
-    return mill.task(queue="quick", retries=forever)(function)
-
-@sometimes
-def rare(n): begin(); end()
-
-@sometimes
-def scarce(n): begin(); end()
-
-@mill.task(queue="slow", retries=Retries(0))
-def fails(): raise ValueError
-
-def produce():
-    n = 0
-    while not os.path.exists(HERE + "/enough"):
-        calls = [quick.call(n + i) for i in range(12)] + [slow.call(n + i) for i in range(4)]
-        calls += [later.call(n + i) for i in range(4)]
-        calls += [bounded.call(n + i) for i in range(3)]
-        calls += [task.call(n + i) for task in (rare, scarce) for i in range(3)]
-        if n % 5 == 0:
-            calls += [holds.call(n)]
-        stuck = [hangs.call(n // 20), spins.call(n // 20)] if n % 20 == 0 else []
-        ids = [job.id for job in mill.enqueue_many(calls + stuck)]
-        note("accepted", *ids[:len(calls)])
-        note("may-fail", *ids[len(calls):])
-        n += 1
-        time.sleep(0.04)
-        note("accepted", quick.enqueue(n).id)  # alone, it is handed to who sleeps
-        time.sleep(0.04)
-
-if __name__ == "__main__":
-    produce()
-"""
 
 
 class Storm:
@@ -149,16 +72,22 @@ class Storm:
         workers: int = 2,
         producers: int = 2,
         servers: Sequence[Server] = (),
+        series: Series | None = None,
+        pause: float = 0.04,
     ) -> None:
         self.place = place
         self.servers = servers
+        self.series = series or Series()
+        self.excuses = Excuses()
         self.features = place.mill.broker.features
         self.rng = random.Random(seed)
         self.kills: list[float] = []
+        self.away: list[Span] = []  # from the kill of a server until it takes connections
         self.kinds: Counter[str] = Counter()
         self.workers: list[Worker] = []
         self.producers: list[subprocess.Popen[bytes]] = []
         self._counts = workers, producers
+        self._pause = pause  # of each producer, after a put
 
     def run(self, kills: int) -> dict[str, int]:
         """Rage, calm down, drain, check; the table of what was seen."""
@@ -167,10 +96,7 @@ class Storm:
             self.place.module.mill.schedules.store()
         try:
             self._begin()
-            while self.kinds.total() < kills:
-                self._man()
-                time.sleep(self.rng.uniform(0.02, 0.3))
-                self._strike()
+            self._rage(kills)
             (self.place.path / "enough").touch()
             for producer in self.producers:
                 producer.wait(PATIENCE + 30)
@@ -184,13 +110,23 @@ class Storm:
         blows = {"blows": self.kinds.total(), **self.kinds}
         return {**self._settle(), **blows}
 
+    def _rage(self, kills: int) -> None:
+        """Kill, about as long as there are misfortunes, and until the last of them is over."""
+        slowly = max(1.0, self.series.length / kills / BLOW) if kills else 1.0
+        self.series.begin()
+        while not self.series.over() or self.kinds.total() < kills:
+            self._man()
+            time.sleep(slowly * self.rng.uniform(0.02, 0.3))
+            if kills:
+                self._strike()
+
     def _begin(self) -> None:
         """With RabbitMQ: workers are up, and each queue is in use.
 
         One whose server is killed while it is made may be there for ever without a leader, or break
         the line of whoever uses it.
         """
-        for server in self.servers:
+        for server in self.servers[:1]:
             if isinstance(server, RabbitMQ):
                 tasks = self.place.module
                 tasks.fails.enqueue()
@@ -202,19 +138,35 @@ class Storm:
 
     def _settle(self) -> dict[str, int]:
         """Run what is left, and look at everything; what was seen."""
-        accepted, may_fail = self._noted("accepted"), self._noted("may-fail")
-        if Feature.INSPECT not in self.features:
-            [server] = self.servers
-            return check_runs(self.place, server, accepted, may_fail, self._all_kills())
-        self.place.mill.schedules.pause("beat")
-        grace = "--stuck-grace", str(DRAIN)
-        half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
-        self.place.drain(*grace, slots=6, limit=300.0)
-        half.stop()
         settling = SETTLING + SERVER_AWAY * len(self.servers)
-        seen = check(self.place, accepted + may_fail, self._all_kills(), settling)
+        puts = read_puts(self.place.notes())
+        self.excuses = Excuses(self.series.blows, puts, self.away, settling)
+        accepted = [job_id for put in puts if put.said == "accepted" for job_id in put.ids]
+        may_fail = [job_id for put in puts if put.said == "may-fail" for job_id in put.ids]
+        if Feature.INSPECT not in self.features:
+            server, kills = self.servers[0], self._all_kills()
+            return check_runs(self.place, server, accepted, may_fail, kills, self.excuses)
+        self.place.mill.schedules.pause("beat")
+        self._drain(time.monotonic() + MINUTE)
+        kills = self._all_kills()
+        seen = check(self.place, accepted + may_fail, kills, settling, self.excuses)
         said = sum("are set aside" in worker.output for worker in self.place.workers)
         return {**seen, "workers that set jobs aside": said}
+
+    def _drain(self, until: float) -> None:
+        """Run what is left. A minute after the last blow nothing may be held without a holder."""
+        grace = "--stuck-grace", str(DRAIN)
+        half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
+        whole = self.place.worker(*grace, slots=6).wait_ready()
+        while self.place.unfinished() and time.monotonic() < until:
+            time.sleep(0.1)
+        for worker in (half, whole):
+            worker.stop()
+        check_nothing_held(self.place, self.excuses)
+        if self.place.unfinished():  # there was more to do than fits into a minute
+            half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
+            self.place.drain(*grace, slots=6, limit=300.0)
+            half.stop()
 
     def _man(self, producers: int | None = None) -> None:
         """Start whoever is missing."""
@@ -231,7 +183,10 @@ class Storm:
             file = f"{self.place.app}.py"
             self.producers.append(
                 subprocess.Popen(
-                    [sys.executable, file], cwd=self.place.path, stderr=subprocess.DEVNULL
+                    [sys.executable, file],
+                    cwd=self.place.path,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "STORM_PAUSE": str(self._pause)},
                 )
             )
 
@@ -254,18 +209,28 @@ class Storm:
         elif target == "worker":
             self._hit(target, worker.kill_everything)
         elif target == "server":
-            self._hit(target, self._restart_server)
+            self._hit_server()
         else:
             self._hit(target, lambda: [one.kill_everything() for one in self.workers])
+
+    def _hit_server(self) -> None:
+        """Unless it has a misfortune at this moment."""
+        if self.series.servers_at_rest.acquire(blocking=False):
+            try:
+                self._hit("server", self._restart_server)
+            finally:
+                self.series.servers_at_rest.release()
 
     def _restart_server(self) -> None:
         server = self.rng.choice(self.servers)
         if isinstance(server, RabbitMQ):
             server.sync()  # the newest queues would not survive, whatever the broker does
+        killed = time.time()
         server.kill()
         self.kills.append(time.time())  # long after the blow began, and long before it is over
         time.sleep(self.rng.uniform(0.0, 0.5))
         server.start()
+        self.away.append(Span(killed, time.time()))
 
     def _hit(self, kind: str, blow: Callable[[], object]) -> None:
         before = time.time()
@@ -274,17 +239,13 @@ class Storm:
         self.kills += [before, time.time()]
         self.kinds[kind] += 1
 
-    def _noted(self, what: str) -> list[str]:
-        lines = [line.split() for line in self.place.notes() if line.startswith(f"{what} ")]
-        return [job_id for line in lines for job_id in line[1:]]
-
     def _ended(self, jobs: set[str]) -> bool:
         return jobs <= {line.id for line in self.place.ledger() if line.what == "end"}
 
     def _all_kills(self) -> list[float]:
         """Ours, and those by supervisors: of stuck processes, and at the end of their patience."""
         kills = [*self.kills, *self.place.killed]
-        pattern = re.compile(r"^(\S+ \S+) .*worker process \d+ is killed$", re.M)
+        pattern = re.compile(r"^(\S+ \S+) .*worker process \d+ is killed\b", re.M)
         for worker in self.place.workers:
             for stamp in pattern.findall(worker.output):
                 when = dt.datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f")

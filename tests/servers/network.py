@@ -36,6 +36,10 @@ class Proxy:
         """They go on, those held up first."""
         self._open.set()
 
+    def lead_to(self, port: int) -> None:
+        """From now on new connections go to another server."""
+        self._target = port
+
     def close(self) -> None:
         """Hang up everything."""
         self._over = True
@@ -51,9 +55,14 @@ class Proxy:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the server is down: hang up, and go on
+                near.close()
+                continue
+            self._sockets = [sock for sock in self._sockets if sock.fileno() >= 0]
             self._sockets += [near, far]
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
@@ -69,6 +78,8 @@ class Proxy:
             if not self._over:
                 self._open.wait()
             for sock in (source, sink):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # else the other thread keeps it open
                 sock.close()
 
 

@@ -9,6 +9,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,10 +40,10 @@ class Postgres(Server):
         if self.user:
             shutil.chown(self.path, self.user)
         if primary is not None:
-            command = [_postgres_program("pg_basebackup"), "-D", str(self.data), "-U", "tidemill"]
+            command = [postgres_program("pg_basebackup"), "-D", str(self.data), "-U", "tidemill"]
             command += ["-h", "127.0.0.1", "-p", str(primary.port), "-R", "-c", "fast", "--no-sync"]
         else:
-            command = [_postgres_program("initdb"), "-D", str(self.data), "-U", "tidemill"]
+            command = [postgres_program("initdb"), "-D", str(self.data), "-U", "tidemill"]
             command += ["--auth", "trust", "--no-sync", "--no-instructions", "-E", "UTF8"]
         subprocess.run(
             command, check=True, capture_output=True, cwd=self.path, user=self.user, timeout=120
@@ -58,21 +59,35 @@ class Postgres(Server):
     def start(self) -> None:
         """Start it, again after a kill: on the same port and data."""
         (self.data / "postmaster.pid").unlink(missing_ok=True)
-        command = [_postgres_program("postgres"), "-D", str(self.data), "-p", str(self.port)]
+        command = [postgres_program("postgres"), "-D", str(self.data), "-p", str(self.port)]
         command += ["-h", self.hosts, "-k", str(self.path)]
         for option in self.options:
             command += ["-c", option]
         self.launch(command, self._answers, self.user)
 
     def _answers(self) -> bool:
-        ready = [_postgres_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        ready = [postgres_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(ready, check=False).returncode == 0
 
     def run(self, statement: str, database: str = "postgres") -> str:
         """What psql prints for a statement."""
-        command = [_postgres_program("psql"), "-qAtX", self.url(database), "-c", statement]
+        command = [postgres_program("psql"), "-qAtX", self.url(database), "-c", statement]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout.strip()
+
+    def cut_off(self, primary: Postgres) -> None:
+        """As a standby: hear nothing more of its primary. What that has sent is kept."""
+        wal = primary.run("SELECT pg_current_wal_lsn()")
+        self._await(f"SELECT pg_last_wal_replay_lsn() >= '{wal}'", "t")
+        self.run("ALTER SYSTEM SET primary_conninfo = ''")
+        self.run("SELECT pg_reload_conf()")
+        primary._await("SELECT count(*) FROM pg_stat_replication", "0")
+
+    def _await(self, statement: str, answer: str) -> None:
+        until = time.monotonic() + self.patience
+        while self.run(statement) != answer:
+            assert time.monotonic() < until, f"{statement} is not {answer}"
+            time.sleep(0.05)
 
     @contextlib.contextmanager
     def stalled(self) -> Iterator[None]:
@@ -91,7 +106,7 @@ class Postgres(Server):
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
         """End the postmaster and all its backends at once: each leads a session of its own."""
-        if self.process is not None:
+        if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGSTOP)  # so that it starts no other meanwhile
             backends = psutil.Process(self.pid).children()
             self.process.send_signal(signum)
@@ -139,7 +154,7 @@ def _shared_postgres() -> Postgres:
     return Postgres("fsync=off", "max_connections=400")
 
 
-def _postgres_program(name: str) -> str:
+def postgres_program(name: str) -> str:
     """On Debian only some of its programs are on the path."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return str(found[-1]) if found else program(name, "postgresql")

@@ -48,22 +48,29 @@ class RabbitMQ(Server):
     Args:
         lines: further lines of its configuration, such as ``consumer_timeout = 10000``.
         hosts: further addresses of this machine to listen on.
+        beside: a node whose cluster it joins, and whose port mapper it uses: close this one first.
     """
 
     plugins: Sequence[str] = ()
     patience = 60.0  # idle, this machine takes 4 s to start it
 
-    def __init__(self, *lines: str, hosts: Sequence[str] = ()) -> None:
-        self._names = PortMapper()
+    def __init__(
+        self, *lines: str, hosts: Sequence[str] = (), beside: RabbitMQ | None = None
+    ) -> None:
+        self._beside = beside
+        self._names = beside._names if beside else PortMapper()
         super().__init__("rabbitmq")
         self.node = f"tidemill{self.port}@localhost"
         listeners = enumerate(["127.0.0.1", *hosts], 1)
         config = [f"listeners.tcp.{number} = {host}:{self.port}" for number, host in listeners]
         config += ["loopback_users = none", f"vm_memory_high_watermark.relative = {ENOUGH}", *lines]
+        if beside:
+            config += _joining(beside.node)
         (self.path / "rabbitmq.conf").write_text("\n".join(config) + "\n")
         (self.path / "plugins").write_text(f"[{', '.join(self.plugins)}].\n")
+        self.cookie = beside.cookie if beside else self.node
         cookie = self.path / ".erlang.cookie"
-        cookie.write_text(self.node)
+        cookie.write_text(self.cookie)
         cookie.chmod(0o400)
         here = {
             "HOME": "",
@@ -98,9 +105,10 @@ class RabbitMQ(Server):
         self.launch([_rabbitmq_program("rabbitmq-server")], self._answers)
 
     def close(self) -> None:
-        """End it and its port mapper, delete its folder."""
+        """End it and its own port mapper, delete its folder."""
         super().close()
-        self._names.close()
+        if self._beside is None:
+            self._names.close()
 
     def _answers(self) -> bool:
         try:
@@ -125,7 +133,7 @@ class RabbitMQ(Server):
 
     def eval(self, *expressions: str) -> str:
         """Have it evaluate Erlang; what that printed. It takes a hundredth of ``ctl``."""
-        call = [program("erl_call", "erlang-base"), "-sname", self.node, "-c", self.node, "-r"]
+        call = [program("erl_call", "erlang-base"), "-sname", self.node, "-c", self.cookie, "-r"]
         done = subprocess.run(
             [*call, "-fetch_stdout", "-e"],
             input=", ".join((*expressions, "done.\n")),
@@ -218,6 +226,16 @@ class RabbitMQ(Server):
     def delete_queue(self, name: str) -> None:
         """With all that is in it."""
         self.ctl("delete_queue", name)
+
+
+def _joining(node: str) -> list[str]:
+    """The lines by which a node joins the cluster of another when it starts for the first time."""
+    return [
+        "cluster_formation.peer_discovery_backend = classic_config",
+        f"cluster_formation.classic_config.nodes.1 = {node}",
+        "cluster_formation.randomized_startup_delay_range.min = 0",
+        "cluster_formation.randomized_startup_delay_range.max = 0",
+    ]
 
 
 def _rabbitmq_program(name: str) -> str:

@@ -11,16 +11,19 @@ import pytest
 
 from tidemill.server.beanstalk import taking
 from tidemill.server.beanstalk.client import Client
+from tidemill.server.beanstalk.replies import TIMED_OUT
 from tidemill.server.beanstalk.tubes import Tubes
 
 
 class Desk:
     """Has nothing; remembers how long it was waited for, and how long at most it may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, closing: bool = False) -> None:
+        self.closing = closing
         self.given: list[tuple[float, float]] = []
 
     async def reserve(self, *given: Any) -> list[Any]:
+        assert len(self.given) < 10, "a wait that is over goes on"
         self.given.append((round(given[2], 1), round(given[4], 1)))
         return []
 
@@ -48,5 +51,18 @@ def test_neither_a_warning_nor_the_end_of_a_pause_is_late(
         look: Any = taking._look
         assert await look(SimpleNamespace(desk=desk), client, now + until, now + warn) is None
         assert desk.given == [given]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["the desk closes", "the client has left"])
+def test_a_wait_ends_with_its_desk_and_with_its_client(what: str) -> None:
+    async def main() -> None:
+        desk = Desk(closing=what == "the desk closes")
+        client = Client(Tubes(), lambda hold: None, lambda: None)
+        client.has_left = what == "the client has left"
+        backing: Any = SimpleNamespace(desk=desk)
+        assert await taking.reserve(backing, client) == TIMED_OUT
+        assert len(desk.given) == 1
 
     asyncio.run(main())

@@ -62,7 +62,13 @@ def test_good_durations_are_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [NAN, INF, -5, 0, 1e300, 10**400, "now", None, True, dt.date.today()]
+    "value",
+    [
+        *(NAN, INF, -5, 0, 1e300, 10**400, "now", None, True, dt.date.today()),
+        dt.datetime(1970, 1, 1, tzinfo=dt.UTC),
+        dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=10))),
+        dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-10))),
+    ],
 )
 def test_bad_moments_are_refused(value: Any) -> None:
     # case Q17

@@ -349,6 +349,23 @@ def test_a_client_that_left_has_taken_nothing(mill: Tidemill) -> None:
     asyncio.run(main())
 
 
+def test_a_job_that_was_found_in_time_is_handed_over_after_it(mill: Tidemill) -> None:
+    async def main() -> None:
+        async with desk_of(mill) as desk:
+            asks = desk._clerk._asks
+            looked = asks.looked
+
+            def look_and_rest(first: list[Ask]) -> None:
+                looked(first)
+                time.sleep(0.3)  # the time of the client is over here
+
+            asks.looked = look_and_rest  # type: ignore[method-assign,assignment]
+            await put(mill, "1")
+            assert ids(await desk.reserve(["a"], 10, timeout=0.1)) == ["1"]
+
+    asyncio.run(main())
+
+
 def test_an_answer_that_a_cancelled_client_did_not_read_goes_back(mill: Tidemill) -> None:
     async def main() -> None:
         async with desk_of(mill) as desk:

@@ -175,6 +175,19 @@ def test_patience_waits_for_a_server_that_is_away(store: str, line: Proxy) -> No
     again.close()
 
 
+def test_patience_is_a_hanging_servers_time(store: str, line: Proxy) -> None:
+    # not once for each attempt
+    broker = open_broker(through(store, line.port, "?patience=3.5"))
+    broker.put([job()])
+    line.cut()
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="cannot reach the job server"):
+        broker.put([job()])
+    assert 3.4 < time.monotonic() - began < 6.0
+    line.mend()
+    broker.close()
+
+
 def test_who_has_no_patience_is_told_at_once(store: str, line: Proxy) -> None:
     broker = open_broker(through(store, line.port, "?patience=0"))
     line.close()

@@ -12,6 +12,7 @@ from lmdb_desk import job
 from tidemill.brokers.base import Step, Want, open_broker
 from tidemill.brokers.lmdb import wake
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.parking import sleep
 from tidemill.errors import TidemillError
 from tidemill.job import Command, Owner
 
@@ -87,7 +88,7 @@ def test_who_sleeps_when_it_was_given_up_is_woken_first(broker: LmdbBroker) -> N
         assert member.sleeper.wait(60.0) == []  # woken
     broker.count_silence()
     assert broker._members.find("a") is None
-    assert broker._members.wait(member, 60.0, []) == []  # it looked it up before
+    assert sleep(broker._members.parked(member, 60.0, [])) == []  # it looked it up before
 
 
 def test_a_server_hears_that_its_own_desk_was_given_up(broker: LmdbBroker) -> None:

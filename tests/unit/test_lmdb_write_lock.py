@@ -225,6 +225,7 @@ def test_reaping_waits_no_longer_than_a_step_and_is_made_again(broker: LmdbBroke
 
 def test_two_processes_that_write_in_turn_lose_nothing(broker: LmdbBroker) -> None:
     code = """
+        broker._store.commits.patience = 60
         for n in range(300):
             broker.put([Envelope(id=new_id(), task="t")])
         say("done")

@@ -44,7 +44,7 @@ def test_an_unmigrated_store_says_what_to_do(url: str) -> None:
 
 def test_many_may_migrate_at_once_and_again(url: str) -> None:
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: migrate_store(url), range(8)))
+        made = list(pool.map(lambda _: migrate_store(f"{url}&patience=60"), range(8)))
     assert sorted(made) == [(0, schema.VERSION), *[(schema.VERSION, schema.VERSION)] * 7]
     broker = open_broker(url)
     broker.put([job()])
@@ -72,10 +72,26 @@ def test_migrations_run_once_each_and_in_order(name: str, url: str) -> None:
         assert schema.migrate(conn, name, steps) == (len(steps), len(steps))
         [(n,)] = conn.execute(f"SELECT n FROM {name}.extra").fetchall()
     assert n == 2
-    # and a store that is newer than the code says so
-    for what in (open_broker, migrate_store):
-        with pytest.raises(BrokerUnavailable, match="upgrade tidemill"):
-            what(url)
+    # and a newer store is never taken back
+    with pytest.raises(BrokerUnavailable, match=r"never goes back: upgrade tidemill here"):
+        migrate_store(url)
+    open_broker(url).close()  # it still answers the calls of this version
+    with connect(url, autocommit=True) as conn:
+        conn.execute(f"UPDATE {name}.meta SET serves = {schema.VERSION + 1}".encode())
+    both = rf"version {len(steps)}.*version {len(steps) - 2}: upgrade tidemill here"
+    with pytest.raises(BrokerUnavailable, match=both):
+        open_broker(url)
+
+
+RELEASED: dict[int, str] = {}
+"""The digest of the functions of each version that a release had; each release adds a line."""
+
+
+def test_functions_of_a_released_version_stay_as_they_are() -> None:
+    # else two releases of one version have no order: add a migration, an empty one if need be
+    digest = schema._functions()[1]
+    assert RELEASED.get(schema.VERSION, digest) == digest
+    assert max(RELEASED, default=schema.VERSION) >= schema.SERVES
 
 
 def test_each_migration_has_its_own_number() -> None:
@@ -97,7 +113,7 @@ def test_older_functions_are_noticed(name: str, url: str) -> None:
     migrate_store(url)
     with connect(url, autocommit=True) as conn:
         conn.execute(f"UPDATE {name}.meta SET functions = 'old'")
-    with pytest.raises(BrokerUnavailable, match=r"another version of tidemill.*tidemill migrate"):
+    with pytest.raises(BrokerUnavailable, match=r"another build of version.*tidemill migrate"):
         open_broker(url)
     migrate_store(url)
     open_broker(url).close()
@@ -155,3 +171,16 @@ def test_a_worker_that_the_store_has_outgrown_leaves(
     old.attach(Owner(id="c", kind="consumer"))
     with pytest.raises(BrokerUnavailable, match="does not fit"):
         old.exchange(Step("c", want=Want(1)))
+
+
+def test_a_worker_that_came_to_a_newer_store_leaves_when_it_is_not_understood(
+    name: str, url: str, old: Broker
+) -> None:
+    with connect(url, autocommit=True) as conn:
+        conn.execute(f"UPDATE {name}.meta SET version = version + 1".encode())
+        late = open_broker(url)
+        late.attach(Owner(id="late"))
+        conn.execute(f"ALTER TYPE {name}.want ADD ATTRIBUTE more int".encode())
+    reply = late.exchange(Step("late", want=Want(1)))
+    assert [command.verb for command in reply.commands] == ["quiet"]
+    late.close()

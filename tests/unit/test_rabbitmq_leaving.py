@@ -41,7 +41,7 @@ def _prefix() -> str:
 
 @pytest.fixture
 def source() -> Iterator[RabbitBroker]:
-    with contextlib.closing(open_rabbit(rabbitmq_url(), _prefix())) as broker:
+    with contextlib.closing(open_rabbit(rabbitmq_url(), _prefix(), patience=60)) as broker:
         yield broker
 
 

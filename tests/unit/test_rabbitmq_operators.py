@@ -18,7 +18,7 @@ from servers import RabbitMQ, free_port
 from tidemill.brokers.base import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.rabbitmq.names import NEVER, Names
-from tidemill.brokers.rabbitmq.policies import of_policies, of_version
+from tidemill.brokers.rabbitmq.policies import of_policies
 from tidemill.cli import main
 from tidemill.errors import BrokerUnavailable
 from tidemill.job import Envelope, Outcome, Record, State
@@ -310,6 +310,8 @@ NEW = {"x-dead-letter-exchange": "", "x-overflow": "reject-publish"}
         ("failed", {}, {"delivery-limit": 10}, ["delivery-limit forgets failed jobs"]),
         ("delay.0.9", {"x-message-ttl": 90}, {"message-ttl": 100}, []),
         ("delay.0.9", {"x-message-ttl": 90}, {"message-ttl": 9}, ["message-ttl lets delayed"]),
+        ("timer.3", NEW, {"message-ttl": 9}, ["message-ttl makes delayed jobs fail"]),
+        ("timer.3", NEW, {"max-length": 9}, []),
         ("moved.x", {}, {"delivery-limit": 9}, ["delivery-limit forgets how far a move"]),
     ],
 )
@@ -342,13 +344,3 @@ def test_without_the_plugin_the_doctor_names_queues_of_earlier_releases(
     assert old in found["message"]
     assert found["advice"].startswith("rabbitmqctl set_policy -p / tidemill ")
     assert f'"dead-letter-routing-key": "{Names(prefix, False).failed.name}"' in found["advice"]
-
-
-@pytest.mark.parametrize(
-    ("version", "warns"),
-    [("3.10.8", True), ("3.12.4", True), ("3.12.5", False), ("3.13.7", False), ("4.0.1", False)],
-)
-def test_a_cluster_that_holds_up_delayed_jobs_is_named(version: str, warns: bool) -> None:
-    assert [danger.advice for danger in of_version(version)] == (
-        ["update to RabbitMQ 3.12.5 or later"] if warns else []
-    )

@@ -20,6 +20,7 @@ from tidemill import (
     Schedule,
     ScheduleExists,
     ScheduleNotFound,
+    ScheduleOver,
     State,
     Tidemill,
     When,
@@ -176,9 +177,20 @@ def test_a_schedule_that_is_not_there_says_so(mill: Tidemill) -> None:
             getattr(mill.schedules, act)("nobody")
 
 
+def test_the_latest_end_there_is_means_none(mill: Tidemill) -> None:
+    for name, end in [("utc", dt.datetime.max.replace(tzinfo=dt.UTC)), ("zone", dt.datetime.max)]:
+        mill.schedules.add(name, mill.call("report"), cron="0 3 * * *", end=end, zone="Asia/Tokyo")
+        assert len(mill.schedules.next_times(name)) == 5
+
+
 def test_a_time_that_is_past_is_refused(mill: Tidemill) -> None:
-    for when in ({"at": 1000.0}, {"every": 60, "end": 1000.0}):
-        with pytest.raises(InvalidOption, match="would never fire: its time is past"):
+    for when in (
+        {"at": 1000.0},
+        {"every": 60, "end": 1000.0},
+        {"cron": "* * * * *", "end": 1.0},
+        {"cron": "0 0 1 1 *", "start": 1000.0, "end": 1001.0},
+    ):
+        with pytest.raises(ScheduleOver, match="would never fire: its time is past"):
             mill.schedules.add("s", mill.call("report"), **when)
     assert names(mill) == []
 

@@ -107,6 +107,59 @@ def test_a_file_with_a_mistake_lets_no_removed_token_in(
     assert known.find(secrets["b"]) is not None
 
 
+def test_a_change_counts_that_keeps_size_and_time_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a file of one token
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    path = tmp_path / "tokens.json"
+    secret = tokens.create(path, "a", Role.ADMIN)
+    known = Tokens(str(path))
+    # when a deploy writes another token of the same length, with the same time
+    before, [token] = path.stat(), tokens.read(path)
+    path.write_text(path.read_text().replace(token.sha256, "0" * 64))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    # then the first token is refused
+    assert known.find(secret) is None
+
+
+def test_an_empty_list_of_queues_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given a token for one queue
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    path = tmp_path / "tokens.json"
+    secret = tokens.create(path, "shop", Role.OPERATOR, queues=["orders"])
+    known = Tokens(str(path))
+    # when the queue is taken out by hand
+    path.write_text(path.read_text().replace('"orders"', ""))
+    # then the token does not reach all queues
+    found = known.find(secret)
+    assert found is not None
+    assert found.queues == ("orders",)
+    assert "tokens[0].queues: expected array of length >= 1" in caplog.text
+    with pytest.raises(InvalidOption, match="is no file of tokens"):
+        tokens.read(path)
+
+
+def test_a_file_that_is_no_utf_8_lets_no_removed_token_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given two tokens
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    path = tmp_path / "tokens.json"
+    kept, removed = (tokens.create(path, name, Role.ADMIN) for name in ("kept", "removed"))
+    known = Tokens(str(path))
+    # when one is removed, and an editor writes the name of the other in Latin-1
+    tokens.revoke(path, "removed")
+    path.write_bytes(path.read_bytes().replace(b"kept", "k\xe4pt".encode("latin-1")))
+    # then the other alone is let in, and one line says why
+    assert known.find(removed) is None
+    assert known.find(kept) is not None
+    assert [r.getMessage() for r in caplog.records if "no UTF-8" in r.getMessage()]
+    assert len(caplog.records) == 1
+
+
 def test_a_file_that_cannot_be_read_keeps_the_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

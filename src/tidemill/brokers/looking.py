@@ -89,8 +89,7 @@ class Page(msgspec.Struct):
 
     To go on with a cursor that no list ended with is refused, where that can be seen.
 
-    Newest first is by acceptance. A store on LMDB that has more than 50,000 jobs may sort by id:
-    ids made by tidemill go by time, a user's own ids come in descending order.
+    Newest first is by acceptance, whatever the ids.
     """
 
     records: list[Record]

@@ -24,10 +24,12 @@ class Policed(msgspec.Struct, frozen=True):
     Attributes:
         seen: where the policies were read, or why they could not be.
         dangers: empty when nothing is known to be wrong.
+        delays: what delayed jobs need on this server; empty when they need nothing.
     """
 
     seen: str
     dangers: list[Danger]
+    delays: str = ""
 
 
 class Policing(Protocol):

@@ -87,8 +87,8 @@ def examine(mill: Tidemill) -> list[Finding]:
         *(_publishing, _durable, _asked_for, _policies),
     )
     if Feature.INSPECT in mill.broker.features:
-        checks = (_granted, _writable, _here, _durable, _space, _clocks, _workers, _backlog)
-        checks = (*checks, _limits, _leases, _unknown, _carried)
+        checks = (_granted, _writable, _here, _durable, _cleaning, _space, _clocks)
+        checks = (*checks, _workers, _backlog, _limits, _leases, _unknown, _carried)
     for check in checks:
         try:
             findings += check(mill.broker)
@@ -235,6 +235,8 @@ def _policies(broker: Broker) -> Iterator[Finding]:
         yield Finding("policies", "warn", danger.text, danger.advice)
     if not found.dangers:
         yield Finding("policies", "ok", f"none is known to destroy jobs; {found.seen}")
+    if found.delays:
+        yield Finding("delays", "ok", found.delays)
 
 
 def _here(broker: Broker) -> Iterator[Finding]:
@@ -267,6 +269,19 @@ def _granted(broker: Broker) -> Iterator[Finding]:
         yield Finding("grants", "fail", text, advice)
     elif lacking is not None:
         yield Finding("grants", "ok", "the user has all rights on the store")
+
+
+def _cleaning(broker: Broker) -> Iterator[Finding]:
+    """Old transactions that keep a server from clearing away deleted rows."""
+    holders = broker.info().get("held_back_by")
+    for text in holders or ():
+        advice = (
+            "end it: until then the server clears nothing away, and queues get slower "
+            "(pg_terminate_backend, ROLLBACK PREPARED, pg_drop_replication_slot)"
+        )
+        yield Finding("cleaning", "warn", text, advice)
+    if holders == []:
+        yield Finding("cleaning", "ok", "no old transaction keeps deleted rows")
 
 
 def _space(broker: Broker) -> Iterator[Finding]:

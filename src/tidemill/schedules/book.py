@@ -21,7 +21,13 @@ from tidemill.brokers.schedules import Schedule as Record
 from tidemill.clock import wall_time
 from tidemill.codec import sign
 from tidemill.config import check_name
-from tidemill.errors import CodecError, InvalidOption, ScheduleExists, ScheduleNotFound
+from tidemill.errors import (
+    CodecError,
+    InvalidOption,
+    ScheduleExists,
+    ScheduleNotFound,
+    ScheduleOver,
+)
 from tidemill.handle import Job
 from tidemill.job import Envelope, Planned
 from tidemill.schedules import stored as kept
@@ -154,13 +160,14 @@ class Schedules:
 
         Raises:
             ScheduleExists: there is one of this name.
-            InvalidOption: something is wrong, or it would never fire.
+            ScheduleOver: it would never fire.
+            InvalidOption: something else is wrong.
         """
         check_name("schedule name", name)
         stored = self._stored(name, _checked(name, call), when_of(when, options))
         change = kept.added(name, stored, wall_time())
         if stored.ended:
-            raise InvalidOption(f"schedule {name!r} would never fire: its time is past")
+            raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
         declare_limit(self._broker, stored.job.limit)
         (changed,) = self._broker.change_schedules([change])
         if not changed.done:

@@ -8,6 +8,7 @@ import re
 import zoneinfo
 from typing import Any, TypeGuard
 
+import msgspec
 from cronsim import CronSim, CronSimError
 
 from tidemill.clock import wall_time
@@ -18,6 +19,9 @@ from tidemill.schedules.rules import UNITS, Rule, next_time
 __all__ = ["OPTIONS", "When", "when_of"]
 
 OPTIONS = ("cron", "every", "at", "zone", "start", "end", "repeats", "jitter", "catch_up")
+
+_NO_END = 6325
+"""From this year on the end of a schedule says that it has none."""
 
 LEAST = 0.01
 """Seconds an interval has at least."""
@@ -95,12 +99,13 @@ class When:
             zone=tz.key if tz else "",
             at=_moment("at", at, tz),
             start=_moment("start", start, tz),
-            end=_moment("end", end, tz),
+            end=_end(end, tz),
             **(_every(every) if every is not None else {}),
         )
         if rule.end and rule.end < rule.start:
             raise InvalidOption("end is before start: the schedule would never fire")
-        if rule.cron and next_time(rule, rule.start) == math.inf:
+        endless = msgspec.structs.replace(rule, end=0.0)
+        if rule.cron and next_time(endless, rule.start) == math.inf:
             raise InvalidOption(f"cron {cron!r} never comes")
         if rule.at and (repeats is not None or start is not None or end is not None):
             raise InvalidOption("at= comes once: leave out repeats=, start= and end=")
@@ -172,6 +177,12 @@ def _moment(field: str, value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
     return check_moment(field, value)
 
 
+def _end(value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
+    """The end of a schedule. ``datetime.max`` and the like, which mean no end, become 0."""
+    far = isinstance(value, dt.datetime) and value.year >= _NO_END
+    return 0.0 if far else _moment("end", value, tz)
+
+
 def _every(value: Any) -> dict[str, Any]:
     """The part of a rule that ``every`` is."""
     if not isinstance(value, str):
@@ -179,7 +190,7 @@ def _every(value: Any) -> dict[str, Any]:
         if seconds < LEAST:
             raise InvalidOption(f"every must be at least {LEAST} s, not {value!r}")
         return {"every": seconds}
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)?\s*([a-z]+?)s?\s*", value)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)?\s*([a-z]+?)s?\s*", value, re.ASCII)
     count, unit = found.groups() if found else ("", "")
     if unit in _ELAPSED:
         return _every(float(count or 1) * _ELAPSED[unit])

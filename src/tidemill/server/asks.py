@@ -16,7 +16,18 @@ from typing import NamedTuple
 from tidemill.brokers.base import Mode, Want
 from tidemill.job import Envelope, Lease
 
-__all__ = ["ENOUGH", "Ask", "Asks", "Held", "Kinds", "Pledge", "Portion", "size_of"]
+__all__ = [
+    "ENOUGH",
+    "FEWEST",
+    "MOST",
+    "Ask",
+    "Asks",
+    "Held",
+    "Kinds",
+    "Pledge",
+    "Portion",
+    "size_of",
+]
 
 ENOUGH = 8 * 1024 * 1024
 """Bytes of jobs after which a client gets no more in one answer, however many it asked for."""

@@ -1,8 +1,8 @@
 """The broker seam over HTTP, for workers and producers on other machines: :mod:`.brokers.calls`.
 
-Each call is one of the broker's, made in a thread; calls never queue behind those that sleep, which
-have threads of their own. What the calls say, and who may make them, is told in one table there,
-and in :mod:`.rights` where that depends on what is said.
+Each call is one of the broker's, made in a thread. Calls that wait need no thread of their own, but
+for owners that sleep (:mod:`.sleeps`). What the calls say, and who may make them, is told in one
+table there, and in :mod:`.rights` where that depends on what is said.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.routing import Route
@@ -55,8 +55,10 @@ from tidemill.server.backend import Backend
 from tidemill.server.budget import SMALL
 from tidemill.server.edge import Exchange, require
 from tidemill.server.listing import find_some
+from tidemill.server.portions import Portions, look_at
 from tidemill.server.rights import needed
 from tidemill.server.sleeps import Sleeps
+from tidemill.server.spaces import Spaces
 from tidemill.server.tokens import Role
 from tidemill.server.waits import Waits
 
@@ -65,15 +67,10 @@ __all__ = ["Calls", "routes"]
 THREADS = 32
 """Calls at a time; the store has one writer anyway, and what waits for it shares its commits."""
 
-PATIENT = 1000
-"""Calls at a time that wait for room in a queue."""
-
 MAX_QUEUES = 10_000
 """Queues that an owner may say it takes from."""
 
-LINGER = 10.0
-"""Seconds of such a wait: its thread cannot be told that nobody wants to know any more."""
-
+T = TypeVar("T")
 Allow = Callable[[Scope, str], object]
 Answer = tuple[int, bytes]
 _KEY, _PROTOCOL = KEY.encode(), PROTOCOL.encode()
@@ -118,16 +115,20 @@ class Calls:
         self._most = most
         self._answers = Answers()
         self._threads = ThreadPoolExecutor(THREADS, "server-call")
-        self._patient = ThreadPoolExecutor(PATIENT, "server-patient")
         name = new_id()
         self._sleeps = Sleeps(broker, name, stopping)
         self._waits = waits or Waits(broker)
+        self._spaces = Spaces(broker, self._threads)
+        self._portions = Portions(broker)
         headers = {"content-type": MEDIA, PROTOCOL: VERSION, SERVER: name}
         self._headers = [(key.encode(), value.encode()) for key, value in headers.items()]
         self._handlers: dict[str, Callable[..., Any]] = {
             **{name: getattr(broker, name) for name in CALLS if hasattr(broker, name)},
             "attach": self._attach, "exchange": self._exchange, "find": self._find,
-            "hello": self._hello, "put": self._put, "wait_space": self._wait_space,
+            "hello": self._hello, "put": self._put,
+        }
+        self._waits_of: dict[str, Callable[..., Coroutine[Any, Any, bytes]]] = {
+            "wait": self._wait, "wait_for": self._wait_for, "wait_space": self._wait_space,
         }
         self._lacks: TidemillError | None = None
         if Feature.ELSEWHERE not in broker.features:
@@ -137,8 +138,8 @@ class Calls:
         """End what sleeps, and give up the threads."""
         await self._sleeps.close()
         await self._waits.close()
+        await self._spaces.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._patient.shutdown(wait=False, cancel_futures=True)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -179,14 +180,11 @@ class Calls:
             return _refuse(BodyTooLarge(most))
         if self._lacks is not None:
             return _refuse(self._lacks)
-        if name == "wait":
-            return await self._wait(call, body, receive)
-        if name == "wait_for":
-            return await self._wait_for(call, body, receive)
-        threads = self._patient if call.waits else self._threads
+        if call.waits:
+            return await self._waiting(call, body, receive)
         loop = asyncio.get_running_loop()
         key = given.get(_KEY, b"")
-        return await loop.run_in_executor(threads, self._do, scope, call, body, key)
+        return await loop.run_in_executor(self._threads, self._do, scope, call, body, key)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The body, as far as it is not too long; None when its sender went away."""
@@ -203,55 +201,57 @@ class Calls:
             message = await receive()
         return None
 
-    async def _wait_for(self, call: Call, body: bytes, receive: Receive) -> Answer:
-        """Look; and again when jobs have ended, which others watch for all who wait."""
+    # -- calls that wait, in the event loop -----------------------------------------------------
+
+    async def _waiting(self, call: Call, body: bytes, receive: Receive) -> Answer:
         try:
             arguments = call.read(body)
         except msgspec.DecodeError as error:
             return _unreadable(call, error)
-        ids, first = arguments["ids"], arguments["first"]
-        timeout = min(arguments["timeout"], LONGEST)
-        loop = asyncio.get_running_loop()
+        arguments["timeout"] = max(0.0, min(arguments["timeout"], LONGEST))  # 0 for NaN
         try:
-            going_on, answer = await loop.run_in_executor(self._threads, self._look, ids)
-            if going_on and timeout > 0 and not (first and len(going_on) < len(ids)):
-                del answer
-                waiting = self._waits.until_ended(going_on, timeout, first=first)
-                await self._unless_gone(waiting, receive)
-                _, answer = await loop.run_in_executor(self._threads, self._look, ids)
+            return 200, await self._waits_of[call.name](receive, **arguments)
         except TidemillError as error:
             return _refuse(error)
-        return 200, answer
+
+    async def _wait(self, receive: Receive, **arguments: Any) -> bytes:
+        async def gone() -> None:
+            await _gone(receive)
+
+        return encode(await self._sleeps.wait(**arguments, gone=gone))
+
+    async def _wait_space(self, receive: Receive, queue: str, timeout: float) -> bytes:
+        has_room = await self._unless_gone(self._spaces.wait(queue, timeout), receive)
+        return encode(bool(has_room))
+
+    async def _wait_for(
+        self, receive: Receive, ids: Sequence[str], timeout: float, first: bool = False
+    ) -> bytes:
+        """Look; and again when jobs have ended, which others watch for all who wait."""
+        loop = asyncio.get_running_loop()
+        going_on, answer = await loop.run_in_executor(self._threads, self._look, ids)
+        if going_on and timeout > 0 and not (first and len(going_on) < len(ids)):
+            del answer
+            waiting = self._waits.until_ended(going_on, timeout, first=first)
+            await self._unless_gone(waiting, receive)
+            _, answer = await loop.run_in_executor(self._threads, self._look, ids)
+        return answer
 
     def _look(self, ids: Sequence[str]) -> tuple[list[str], bytes]:
-        """Which jobs have not ended; the records of all."""
-        records = self._broker.wait_for(ids, 0.0)
-        pairs = zip(ids, records, strict=True)
-        return [i for i, r in pairs if r and not r.state.finished], encode(records)
+        """Which jobs have not ended; the records of all, or of the first ones."""
+        return look_at(ids, lambda some: self._broker.wait_for(some, 0.0))
 
-    async def _unless_gone(self, waiting: Coroutine[Any, Any, None], receive: Receive) -> None:
+    async def _unless_gone(self, waiting: Coroutine[Any, Any, T], receive: Receive) -> T | None:
         """Wait, until the client goes or the server ends."""
         wait = asyncio.ensure_future(waiting)
         ends = (_gone(receive), self._stopping.wait())
         others: list[asyncio.Future[Any]] = [asyncio.ensure_future(end) for end in ends]
         try:
             await asyncio.wait([wait, *others], return_when=asyncio.FIRST_COMPLETED)
-            if wait.done():
-                wait.result()
+            return wait.result() if wait.done() else None
         finally:
             for task in (wait, *others):
                 task.cancel()
-
-    async def _wait(self, call: Call, body: bytes, receive: Receive) -> Answer:
-        try:
-            arguments = call.read(body)
-        except msgspec.DecodeError as error:
-            return _unreadable(call, error)
-
-        async def gone() -> None:
-            await _gone(receive)
-
-        return 200, encode(await self._sleeps.wait(**arguments, gone=gone))
 
     # -- in threads -----------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Calls:
         for _, seconds in step.touch:
             _check_seconds("the time of a touch", seconds)
         self._sleeps.exchanges(step.owner)
-        reply = self._broker.exchange(step)
+        reply = self._portions.exchange(step)
         if reply.schedules and not reply.wall:
             reply.wall = wall_time()  # they are due by the clock of this machine
         return reply
@@ -304,9 +304,6 @@ class Calls:
     def _put(self, jobs: Sequence[Envelope], **more: Any) -> list[Put]:
         _check(jobs)
         return self._broker.put(jobs, **more)
-
-    def _wait_space(self, queue: str, timeout: float) -> bool:
-        return self._broker.wait_space(queue, min(timeout, LINGER))
 
 
 class Answers:

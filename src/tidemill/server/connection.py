@@ -136,6 +136,7 @@ class Connection(HttpToolsProtocol):
     lost = False
     when_lost: Callable[[], None] | None = None
 
+    # asyncio gives a protocol of streams this kind of transport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.answers = Gathering(transport, self.loop, self._hears_out)
         gathering: Any = self.answers

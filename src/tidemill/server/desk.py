@@ -83,6 +83,11 @@ class Desk:
         if self._background:
             await asyncio.wait(self._background)
 
+    @property
+    def closing(self) -> bool:
+        """Whether :meth:`reserve` finds nothing any more, and returns at once."""
+        return self._clerk.closing
+
     def in_background(self, function: Callable[..., None], *args: object) -> None:
         """Make a blocking call that nobody waits for but :meth:`close`."""
         call = asyncio.ensure_future(asyncio.to_thread(function, *args))
@@ -102,7 +107,7 @@ class Desk:
         It may be a little longer (:mod:`.deadlines`), but no longer than ``latest`` seconds. When
         the call is cancelled, nothing stays taken. ``queues`` are distinct, and at least one.
         """
-        if self._clerk.closing:
+        if self.closing:
             return []
         ask = Ask(tuple(queues), count, mode, self._loop.create_future())
         # In the inbox first, and what is watched is asked then: the thread does it the other way.
@@ -166,6 +171,8 @@ class Desk:
 
     def _too_late(self, ask: Ask) -> None:
         ask.late = True  # the look that it waits for answers it, if that is still to come
+        if ask.held:  # its answer is on the way
+            return
         if ask.looked or ask.answer.done() or (ask.joined and self._clerk.asleep):
             self._leave(ask)
         else:

@@ -12,7 +12,7 @@ from tidemill.brokers.base import Filter, Page
 from tidemill.job import Record
 from tidemill.server.asks import ENOUGH
 
-__all__ = ["AT_ONCE", "find_some"]
+__all__ = ["AT_ONCE", "find_some", "size_of_record"]
 
 AT_ONCE = 100
 """Jobs that a broker is asked for at a time."""
@@ -34,7 +34,7 @@ def find_some(
                 records, cursor = records + page.records, page.cursor
             return Page(records, cursor)
         records += page.records
-        left -= sum(map(_size, page.records))
+        left -= sum(map(size_of_record, page.records))
         cursor = page.cursor
         if not cursor or len(page.records) < asked or len(records) >= limit:
             return Page(records, cursor)
@@ -42,13 +42,13 @@ def find_some(
 
 def _how_many_fit(records: list[Record], left: int) -> int:
     for n, record in enumerate(records):
-        left -= _size(record)
+        left -= size_of_record(record)
         if left < 0:
             return n
     return len(records)
 
 
-def _size(record: Record) -> int:
+def size_of_record(record: Record) -> int:
     """About how many bytes a record has."""
     envelope = record.envelope
     texts = [*envelope.headers, *envelope.headers.values(), *envelope.tags]

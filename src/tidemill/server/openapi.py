@@ -12,6 +12,8 @@ from tidemill import __version__
 from tidemill.server.endpoints import Document, Endpoint, Raw, Stream
 from tidemill.server.problems import KINDS, PREFIX, ProblemBody
 from tidemill.server.shapes.meanings import MEANINGS
+from tidemill.server.shapes.rules import RULES
+from tidemill.server.shapes.terms import NAME
 
 __all__ = ["describe"]
 
@@ -38,6 +40,8 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     for name, meanings in MEANINGS.items():
         for field, text in meanings.items():
             components[name]["properties"][field]["description"] = text
+    for name, rules in RULES.items():
+        components[name]["allOf"] = rules
     components[ProblemBody.__name__]["properties"]["type"]["examples"] = [PREFIX + k for k in KINDS]
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
@@ -66,6 +70,11 @@ def _clear(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     clear = {name: _clear(value) for name, value in part.items()}
+    if clear.get("format") == "name":
+        clear["pattern"] = NAME
+    if clear.get("multipleOf") == 1:
+        del clear["multipleOf"]
+        clear["type"] = "integer"
     if isinstance(clear.get("enum"), list):
         clear = {"type": "string", **clear}
     if isinstance(clear.get("description"), str):
@@ -113,7 +122,9 @@ def _operation(
 
 
 def _in_path(name: str) -> dict[str, Any]:
-    schema = {"type": "string", "minLength": 1, "maxLength": 200}
+    schema: dict[str, Any] = {"type": "string", "minLength": 1}
+    if name != "receipt":
+        schema |= {"maxLength": 200, "format": "name", "pattern": NAME}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

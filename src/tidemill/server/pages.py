@@ -102,7 +102,8 @@ def _kind(kind: Any) -> str:
     """What a field may hold, in words of no language."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _kind(parts[0]) + "".join(map(_bounds, parts[1:]))
+        kind = int if any(meta.multiple_of == 1 for meta in parts[1:]) else parts[0]
+        return _kind(kind) + "".join(map(_bounds, parts[1:]))
     if origin is typing.Literal:
         return ", ".join(map(str, parts))
     if origin in (typing.Union, types.UnionType):

@@ -23,6 +23,7 @@ _PLACE = re.compile(r"(.*) - at `(key in )?\$\.?(.*)`$", re.DOTALL)
 _STEP = re.compile(r"\[|[^.\[\]]+(?![^\[]*\])")  # into a list or a map, or a field
 _NO_CHOICE = re.compile(r"(?:invalid enum value|expected text.*, got) (.*)$", re.DOTALL)
 _BLANK = f"expected str matching regex {NOT_BLANK!r}"
+_NOT_WHOLE = "expected float that's a multiple of 1.0"
 _NO_FIELD = re.compile(r"object contains unknown field (.*)$", re.DOTALL)
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL
@@ -55,6 +56,8 @@ def sentence_of(error: Exception, shape: Any = None) -> str:
         text = text[:1].lower() + text[1:]
     if text == _BLANK:
         text = "it must not be blank"
+    elif text == _NOT_WHOLE:
+        text = "expected whole number, got number"
     elif text.startswith("expected"):
         text = _WORD.sub(lambda m: _WORDS.get(m[0], ""), text).replace("| null", "or null")
     if shape is not None:

@@ -1,4 +1,6 @@
-"""Owners elsewhere that sleep: each has one thread here, in its wait for it.
+"""Owners elsewhere that sleep: the event loop waits for what ends their sleep.
+
+A few threads make the steps of the wait, which may block (:mod:`tidemill.brokers.parking`).
 
 An owner asks, and is answered once something may have happened, or when the time is over. It asks
 on while it is up, so a hint between two of its sleeps answers it at once; and what ended a wait
@@ -15,12 +17,17 @@ from typing import Any
 
 from tidemill.brokers.base import Broker
 from tidemill.brokers.calls import LONGEST
+from tidemill.brokers.parking import Parked, Parking, Until, ready_of
 from tidemill.errors import TidemillError
+from tidemill.server.readers import Readers
 
 __all__ = ["Sleeps"]
 
 MOST = 2000
 """Owners that sleep at a time; more are told to look every second."""
+
+THREADS = 16
+"""Waits that make a step at a time."""
 
 _STRANGE = 0.2
 """Seconds that an owner is held up that begins with another server: it shall not go round."""
@@ -46,7 +53,8 @@ class Sleeps:
         self._stopping = stopping
         self._beds: dict[str, _Bed] = {}
         self._asleep = 0
-        self._threads = ThreadPoolExecutor(MOST, thread_name_prefix="server-wait")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="server-wait")
+        self._readers = Readers()
 
     def exchanges(self, owner_id: str) -> None:
         """An owner looks now: what happened before is no news. From any thread."""
@@ -99,7 +107,7 @@ class Sleeps:
         until = loop.time() + timeout
         self._asleep += 1
         try:
-            await loop.run_in_executor(self._threads, self._broker.wait, owner_id, timeout)
+            await self._park(owner_id, timeout)
         except TidemillError:
             bed.happened = True  # it shall hear of it with its exchange
             await asyncio.sleep(_STRANGE)
@@ -109,6 +117,21 @@ class Sleeps:
             bed.wait = None
             self._asleep -= 1
         return bed.happened
+
+    async def _park(self, owner_id: str, timeout: float) -> None:
+        """The wait of an owner."""
+        assert isinstance(self._broker, Parking), self._broker.url
+        loop = asyncio.get_running_loop()
+        parked = self._broker.parked(owner_id, timeout)
+        try:
+            until = await loop.run_in_executor(self._threads, _begin, parked)
+            while until is not None:
+                await self._readers.wait(until)
+                until = await loop.run_in_executor(self._threads, _go_on, parked, until)
+        except BaseException:
+            with contextlib.suppress(ValueError):  # a thread is in a step of it
+                parked.close()
+            raise
 
     def _make(self, bed: _Bed, owner_id: str) -> None:
         """Clear away what says nothing; and what was left by those who died, if it is much."""
@@ -126,3 +149,16 @@ class Sleeps:
         if waits:
             await asyncio.wait(waits)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin(parked: Parked) -> Until | None:
+    """What a wait sleeps on; None when it need not sleep."""
+    return next(parked, None)
+
+
+def _go_on(parked: Parked, until: Until) -> Until | None:
+    """What a wait sleeps on next, after this; None when it is over."""
+    try:
+        return parked.send(ready_of(until, 0.0))
+    except StopIteration:
+        return None

@@ -25,11 +25,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from tidemill.config import check_name
 from tidemill.errors import InvalidOption
+from tidemill.server.sentences import sentence_of
 
 __all__ = ["Role", "Token", "Tokens", "create", "read", "revoke"]
 
@@ -54,7 +56,8 @@ class Token(
 ):
     """One token as the file has it. Times are epoch seconds; ``expires`` 0 means never.
 
-    A token with ``queues`` reaches only these queues.
+    A token with ``queues`` reaches only these queues. An empty list of them is a mistake: whoever
+    took the last queue out of it by hand did not mean all queues.
     """
 
     name: str
@@ -62,7 +65,7 @@ class Token(
     sha256: str
     created: float = 0.0
     expires: float = 0.0
-    queues: tuple[str, ...] = ()
+    queues: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ()
 
     @property
     def rank(self) -> Role:
@@ -93,8 +96,12 @@ def read(path: str | Path) -> list[Token]:
 def _parse(data: bytes, path: str | Path) -> list[Token]:
     try:
         tokens = msgspec.json.decode(data, type=_File).tokens
+    except UnicodeDecodeError as error:
+        raise InvalidOption(f"{path} is no file of tokens: no UTF-8: {error.reason}") from None
     except msgspec.MsgspecError as error:
-        raise InvalidOption(f"{path} is no file of tokens: {error}") from None
+        raise InvalidOption(
+            f"{path} is no file of tokens: {sentence_of(error, _File)}"
+        ) from None
     for token in tokens:
         if token.role.upper() not in Role.__members__:
             raise InvalidOption(f"{path}: token {token.name!r} has no known role: {token.role!r}")
@@ -223,12 +230,13 @@ class Tokens:
     def __len__(self) -> int:
         return len(self._known)
 
-    def _look(self) -> tuple[int, int, int]:
+    def _look(self) -> tuple[int, ...]:
+        """What changes with the file; no program can set its ctime, as ``rsync -t`` does mtime."""
         try:
             stat = os.stat(self._path)
         except OSError:
-            return 0, 0, 0
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+            return ()
+        return stat.st_ino, stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size
 
     def refresh(self) -> None:
         """Read the file again if it has changed, once a second at most."""

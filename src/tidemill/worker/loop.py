@@ -256,6 +256,7 @@ def _job_of(error: BaseException) -> Any:
     while trace is not None:
         handle = trace.tb_frame.f_locals.get("self")
         if isinstance(handle, asyncio.Handle):
+            # asyncio has no public name for the context of a handle.
             return handle._context.get(running_job)  # type: ignore[attr-defined]
         trace = trace.tb_next
     return None

@@ -36,6 +36,7 @@ from tidemill.worker.fork import end_child, handle_signal, is_child, isolate_chi
 from tidemill.worker.interrupt import Interrupter, Run
 from tidemill.worker.loop import Item, Loop
 from tidemill.worker.memory import resident_memory
+from tidemill.worker.orphans import is_orphan
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.prefetch import TICK, Prefetch
 from tidemill.worker.restore import Interpreter
@@ -142,7 +143,7 @@ class Process:
                 self.loop.launch(self.backlog.deal(desk))
             return
         except Closed as closed:
-            if closed.by_us or getppid() == self._parent:
+            if closed.by_us or not is_orphan(self._parent):
                 self.give_up("a task closed the worker's descriptors")
         except BaseException as error:
             self.give_up("it can read no more jobs", error)

@@ -153,6 +153,9 @@ class HttpBroker:
         enough = any if first else all
         while True:
             records: list[Record | None] = self._wait("wait_for", until, ids=list(ids), first=first)
+            while len(records) < len(ids):  # they did not fit into one answer
+                rest = list(ids[len(records) :])
+                records += self._wait("wait_for", 0.0, ids=rest, first=False)
             over = enough(record is None or record.state.finished for record in records)
             if not ids or over or time.monotonic() >= until:
                 return records

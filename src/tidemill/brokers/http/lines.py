@@ -264,7 +264,7 @@ class Lines:
         """Make a call, waiting for a server that is away as long as patience says.
 
         One that changes something is done once, however often it is sent. Whoever waits gives it
-        ``extra`` seconds.
+        ``extra`` seconds. The patience with a server that hangs begins when its answer is due.
         """
         call = CALLS[name]
         body = call.write(arguments)
@@ -274,14 +274,17 @@ class Lines:
                 f"{self.most:,} at once; give it fewer"
             )
         key = new_id() if call.once else ""
-        until = 0.0
+        due = 0.0
+        late = 0.0
         with self._spares.lend() as line:
             while True:
+                began = time.monotonic()
                 try:
-                    return line.ask(name, body, key, extra)
+                    return line.ask(name, body, key, extra - late)
                 except Away:
                     now = time.monotonic()
-                    until = until or now + self._patience
+                    due = due or min(now, began + len(body) / SLOWEST + extra)
+                    until, late = due + self._patience, now - due
                     if now >= until:
                         raise
                     with Waiting():

@@ -104,10 +104,11 @@ def _kick(moves: Moves, stored: Stored | None, force: bool) -> bool:
 
 def delete(moves: Moves, ids: Sequence[str]) -> list[bool]:
     """Forget jobs in any state."""
-    return _each(moves, ids, lambda stored: _delete(moves, stored))
+    holders = Holders(moves.txn, moves.t)
+    return _each(moves, ids, lambda stored: _delete(moves, stored, holders))
 
 
-def _delete(moves: Moves, stored: Stored | None) -> bool:
+def _delete(moves: Moves, stored: Stored | None, holders: Holders) -> bool:
     if stored is None:
         return False
     if stored.head.state >= SUCCEEDED:
@@ -117,7 +118,7 @@ def _delete(moves: Moves, stored: Stored | None) -> bool:
         moves.forget(stored)
         return True
     if moves.is_running(stored):
-        owner, token = Holders(moves.txn, moves.t).lease_of(stored.id)
+        owner, token = holders.lease_of(stored.id)
         drop_lease(moves, owner, token, stored)
     else:
         moves.unplace(stored)
@@ -161,7 +162,8 @@ def _purge_some(moves: Moves, queue: str, unready: Sequence[bytes] = ()) -> int:
         return 0
     moves.sync()
     ids = still_unready(moves, row, unready) if unready else ready_ids(moves, row, _PURGE_MOST)
-    purged = sum([_delete(moves, moves.load(job_id)) for job_id in ids])
+    holders = Holders(moves.txn, moves.t)
+    purged = sum([_delete(moves, moves.load(job_id), holders) for job_id in ids])
     row.purged += purged
     row.dirty = True
     return purged
@@ -173,5 +175,6 @@ def forget_queue(moves: Moves, queue: str) -> bool:
     if row is not None and row.size:
         return False
     if row is not None:
+        moves.order.mark.counted -= row.accepted
         row.forget()
     return True

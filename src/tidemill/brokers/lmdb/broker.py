@@ -30,13 +30,15 @@ from tidemill.brokers.lmdb.members import Members
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import adopt, adopted, check_here, depart, stay
 from tidemill.brokers.lmdb.nonces import put_once, sweep_nonces
+from tidemill.brokers.lmdb.order import arrange
 from tidemill.brokers.lmdb.puts import may_refuse, put
 from tidemill.brokers.lmdb.roster import owner_rows, send
 from tidemill.brokers.lmdb.store import PREFIX, Store, close_store, store_around
 from tidemill.brokers.lmdb.storetime import StoreTime
 from tidemill.brokers.lmdb.timers import come_due, prune
 from tidemill.brokers.lmdb.waits import Waits
-from tidemill.brokers.lmdb.wake import RESULT, SPACE, bloom
+from tidemill.brokers.lmdb.wake import RESULT, bloom
+from tidemill.brokers.parking import Parked, sleep
 from tidemill.brokers.retention import Retention
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.brokers.steps import is_lost, lost
@@ -210,10 +212,13 @@ class LmdbBroker:
         return self._commit(lambda moves: exchange(moves, member, step, heard), last=True)
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        return sleep(self.parked(owner_id, timeout, fds))
+
+    def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
         member = self._members[owner_id]
         until_tick = max(0.0, self._next_tick - time.monotonic())
-        ready = self._members.wait(member, min(timeout, until_tick), fds)
+        ready = yield from self._members.parked(member, min(timeout, until_tick), fds)
         with contextlib.suppress(BrokerUnavailable):  # housekeeping comes again
             if time.monotonic() >= self._next_tick:
                 self.tick()
@@ -249,8 +254,9 @@ class LmdbBroker:
             self._time.save(moves)
             self._members.sweep(moves)
             more = come_due(moves)
-            more = moves.lanes.sweep(_PRUNE_MOST) or more
+            more = moves.lanes.sweep(_PRUNE_MOST) or moves.gates.catch_up() or more
             more = sweep_nonces(moves) or more
+            more = arrange(moves, _PRUNE_MOST) or more
             return prune(moves, _PRUNE_MOST) >= _PRUNE_MOST or more
 
         while self._commit(keep_time, patience=self._store.commits.brisk):
@@ -279,12 +285,8 @@ class LmdbBroker:
         return records
 
     def wait_space(self, queue: str, timeout: float) -> bool:
-        def over(moves: Moves) -> bool:
-            row = moves.existing_row(queue)
-            return row is None or not row.max_size or row.size < row.max_size
-
         self._check_open()
-        return self.waits.until(over, SPACE, bloom([queue]), timeout)
+        return self.waits.for_space(queue, timeout)
 
     # -- inspecting -----------------------------------------------------------------------------
 
@@ -349,6 +351,8 @@ class LmdbBroker:
         self, name: str, terms: Terms | None, *, queue: bool = False, declared: bool = False
     ) -> None:
         self._act(lambda moves: acts.set_limit(moves, name, terms, queue=queue, declared=declared))
+        while not queue and self._act(lambda moves: moves.gates.go_on(name)):
+            pass  # others may write in between
 
     def limits(self) -> list[LimitStats]:
         self._check_open()

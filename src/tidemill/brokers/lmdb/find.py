@@ -1,17 +1,15 @@
-"""Finding jobs: a walk down the job table, or the tables that have just those of some states.
+"""Finding jobs: a walk from the newest on, or the tables that have just those of some states.
 
 Whoever asks for a state that few jobs have shall not wait until all were looked at. A walk finds at
 once what is frequent where it begins; when it does not, the ids are gathered from the tables that
-moving a job keeps anyway, and sorted.
+moving a job keeps anyway, and sorted by number. So are the ids with a prefix, unless they are many.
 
-The job table is sorted by id: what tidemill makes up goes by time, a user's own ids do not. So in a
-store of up to :data:`ALL` jobs, and where few are gathered, the order is that of the sequence
-numbers. A walk through more jobs goes by id. A cursor says which it is, and goes on in that order.
+The walk is that of :mod:`.order`. A cursor has the number down to which a list came, and the id of
+the last job in order, from which the walk through the job table goes on.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -38,19 +36,17 @@ from tidemill.brokers.lmdb.layout import (
     READY_KEY,
     Row,
 )
+from tidemill.brokers.lmdb.order import FIRST, is_whole, newest, scanned
 from tidemill.brokers.lmdb.record import READY, STATES, number_in, state_and_line
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.unknown import jobs_aside
 from tidemill.job import State
 
-__all__ = ["Finding", "Order", "queue_rows"]
+__all__ = ["Finding", "queue_rows"]
 
 _FEW = 5000  # ids, that are gathered without a walk first
 _LOOK = 20_000  # jobs, that are walked before ids are gathered
-ALL = 50_000
-"""Jobs whose numbers are read when a list begins: it takes 50 ms."""
-
-_BY_ID, _BY_NUMBER = "id:", "n:"  # how a cursor begins
+_CURSOR = "n:"  # how a cursor begins
 _ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
 
 _CLASSES = {
@@ -60,65 +56,41 @@ _CLASSES = {
     State.EXPIRED: (KEPT_RESULT,),
 }
 
-_FIRST = 1 << 64  # above all numbers
-
 Rows = Iterator[tuple[bytes, bytes]]
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
-
-
-class Order:
-    """The ids of all jobs by number, as they were when a list began.
-
-    Numbers only grow, so what is below the highest of then can only have gone since.
-    """
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, bytes]] = []
-
-    def below(self, number: int, store: Store) -> Iterator[bytes]:
-        """The ids of the jobs with lower numbers, the highest first."""
-        rows = self._rows
-        if not rows or number > rows[-1][0]:
-            # Buffers: bodies are not copied.
-            with store.translating(), store.env.begin(buffers=True) as txn:
-                jobs = txn.cursor(store.tables.job)
-                rows = sorted((number_in(data), bytes(job_id)) for job_id, data in jobs)
-            self._rows = rows if len(rows) <= 2 * ALL else []
-        end = bisect.bisect_left(rows, (number,))
-        return (rows[at][1] for at in range(end - 1, -1, -1))
 
 
 class Finding:
     """One search, newest first; it goes on through as many read transactions as it takes."""
 
-    def __init__(
-        self, store: Store, txn: Txn, what: Filter, cursor: str, order: Order
-    ) -> None:
-        self._order = order
+    def __init__(self, store: Store, txn: Txn, what: Filter, cursor: str) -> None:
         self._prefix = what.id_prefix.encode()
-        below, self._number = _where(cursor)
-        # Where to go on; no text has a byte of 255.
-        self._below = below or (self._prefix and self._prefix + b"\xff")
+        self._number, self._at = _where(cursor)
         self._store = store
         self._t = store.tables
         self._states = {READY if s is State.RUNNING else STATES.index(s) for s in what.states}
-        rows = [row for row in queue_rows(store, txn) if what.queue in ("", row.name)]
+        every = list(queue_rows(store, txn))
+        rows = [row for row in every if what.queue in ("", row.name)]
         self._row = rows[0] if what.queue and rows else None
+        self._scheduled = sum(row.scheduled for row in rows)
         # Rows count the unfinished by state, and have counted whatever finished.
         self._tables = [s for s in what.states if any(row.shown(s.value) for row in rows)]
         self._none = not rows or bool(what.states and not self._tables)
         self._gathered: Iterator[bytes] | None = None
         self._looked = 0
-        if not cursor:
-            few = txn.stat(self._t.job)["entries"] <= ALL or self._is_better_gathered(txn)
-            self._number = _FIRST if few else None
+        if not is_whole(store, txn, sum(row.accepted for row in every)):
+            self._gathered = scanned(store, self._number)
+        if self._is_better_gathered(txn):
+            self._gathered = self._sorted(txn, self._gather(txn))
+        elif self._prefix:
+            ids = list(itertools.islice(_ids_below(txn, self._t.job, self._prefix), _LOOK))
+            if len(ids) < _LOOK:
+                self._gathered = self._sorted(txn, ids)
 
     @property
     def cursor(self) -> str:
-        """Where to go on, in this order."""
-        if self._number is not None:
-            return f"{_BY_NUMBER}{self._number}"
-        return _BY_ID + self._below.decode()
+        """Where to go on."""
+        return f"{_CURSOR}{self._number}:{self._at.decode()}"
 
     def _size(self, txn: Txn, state: State) -> int:
         """How many entries there are to go through for a state; at least as many as jobs."""
@@ -137,46 +109,33 @@ class Finding:
         beside = {
             State.WAITING: [self._t.wait],
             State.READY: [self._t.park, self._t.carried],
-            State.SCHEDULED: [self._t.said],
         }
         more = sum(txn.stat(each)["entries"] for each in beside.get(state, ()))
-        return txn.stat(table)["entries"] + more
+        aside = self._scheduled if state is State.SCHEDULED else 0
+        return txn.stat(table)["entries"] + more + aside
 
     def rows(self, txn: Txn, most: int) -> Rows:
         """(id, data) of the next jobs that may match, ``most`` looked at; nothing more: the end."""
         if self._none:
             return
-        if self._gathered is None and self._number is not None:
-            self._gathered = self._by_number(txn, self._number)
-        if self._gathered is None and self._is_better_gathered(txn):
-            self._gathered = iter(sorted(self._gather(txn), reverse=True))
+        if self._looked >= _LOOK and self._is_better_gathered(txn):
+            self._gathered, self._looked = self._sorted(txn, self._gather(txn)), -(1 << 62)
         walk = self._walk(txn) if self._gathered is None else self._fetch(txn, self._gathered)
         for job_id, data in itertools.islice(walk, most):
-            if not job_id.startswith(self._prefix):
-                return
             self._looked += 1
-            if self._number is None:
-                self._below = job_id
-            elif number_in(data) < self._number:
+            if number_in(data) < self._number:
                 self._number = number_in(data)
             else:  # another was put under its id meanwhile
                 data = b""
-            yield job_id, data if data and self._may_match(data) else b""
+            yield job_id, data if data and self._may_match(job_id, data) else b""
 
-    def _by_number(self, txn: Txn, below: int) -> Iterator[bytes]:
-        """The ids of all that may match with lower numbers, the highest number first."""
-        if self._is_better_gathered(txn):
-            rows = self._fetch(txn, iter(self._gather(txn)))
-            found = sorted(((number_in(data), job_id) for job_id, data in rows), reverse=True)
-            return iter([job_id for number, job_id in found if number < below])
-        ids = self._order.below(below, self._store)
-        return (job_id for job_id in ids if job_id.startswith(self._prefix))
-
-    def _may_match(self, data: bytes) -> bool:
-        """False when the header alone tells that it does not."""
+    def _may_match(self, job_id: bytes, data: bytes) -> bool:
+        """False when the id and the header alone tell that it does not."""
         state, line = state_and_line(data)
-        return (not self._states or state in self._states) and (
-            self._row is None or line in self._row.lines
+        return (
+            job_id.startswith(self._prefix)
+            and (not self._states or state in self._states)
+            and (self._row is None or line in self._row.lines)
         )
 
     def _is_better_gathered(self, txn: Txn) -> bool:
@@ -188,25 +147,28 @@ class Finding:
         )
 
     def _walk(self, txn: Txn) -> Rows:
-        """Jobs below where it stands, or from the last."""
-        cursor = txn.cursor(self._t.job)
-        more = cursor.set_range(self._below) if self._below else False
-        more = cursor.prev() if more else cursor.last()
-        while more:
-            yield cursor.item()
-            more = cursor.prev()
+        """All jobs below where it stands, the newest first."""
+        for _, job_id, data, in_order in newest(self._store, txn, self._number, self._at):
+            if in_order:
+                self._at = job_id
+            yield job_id, data
 
-    def _fetch(self, txn: Txn, ids: Iterator[bytes]) -> Rows:
+    def _fetch(self, txn: Txn, ids: Iterable[bytes]) -> Rows:
         for job_id in ids:
             data = txn.get(job_id, db=self._t.job)
             if data is not None:
                 yield job_id, data
 
+    def _sorted(self, txn: Txn, ids: Iterable[bytes]) -> Iterator[bytes]:
+        """Those that stand below where it stands, the newest first."""
+        rows = ((number_in(data), job_id) for job_id, data in self._fetch(txn, ids))
+        below = sorted((row for row in rows if row[0] < self._number), reverse=True)
+        return iter([job_id for _, job_id in below])
+
     def _gather(self, txn: Txn) -> set[bytes]:
-        """The ids of all that may match below where it stands."""
+        """The ids of all that may match."""
         ids = set(itertools.chain.from_iterable(self._ids(txn, state) for state in self._tables))
-        ids = {job_id for job_id in ids if job_id.startswith(self._prefix)}
-        return {job_id for job_id in ids if job_id < self._below} if self._below else ids
+        return {job_id for job_id in ids if job_id.startswith(self._prefix)}
 
     def _ids(self, txn: Txn, state: State) -> Iterable[bytes]:
         if state in _CLASSES:
@@ -233,19 +195,29 @@ class Finding:
         return itertools.chain(ready, *more)
 
 
-def _where(cursor: str) -> tuple[bytes, int | None]:
-    """Where a cursor goes on: below which id, or below which number.
+def _where(cursor: str) -> tuple[int, bytes]:
+    """Where a cursor goes on: below which number, and below which id in the job table.
 
     Raises:
         InvalidOption: it is no cursor.
     """
-    number = cursor.removeprefix(_BY_NUMBER)
-    if number != cursor and number.isascii() and number.isdigit() and len(number) < 20:
-        return b"", int(number)
-    job_id = cursor.removeprefix(_BY_ID).encode("utf-8", "backslashreplace")
-    if cursor and not (cursor.startswith(_BY_ID) and 0 < len(job_id) < _ID_MOST):
+    if not cursor:
+        return FIRST, b""
+    number, _, job_id = cursor.removeprefix(_CURSOR).partition(":")
+    at = job_id.encode("utf-8", "backslashreplace")
+    known = cursor.startswith(_CURSOR) and number.isascii() and number.isdigit()
+    if not known or len(number) > 19 or len(at) >= _ID_MOST:
         raise bad_cursor(cursor)
-    return job_id, None
+    return int(number), at
+
+
+def _ids_below(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
+    """All keys of a table that begin alike."""
+    cursor = txn.cursor(table)
+    more = cursor.set_range(prefix)
+    while more and cursor.key().startswith(prefix):
+        yield cursor.key()
+        more = cursor.next()
 
 
 def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:

@@ -3,6 +3,10 @@
 A queue's gate is one record in the main database, read with the queue's row when that says there is
 one. How many of its jobs run is what the row counts. When it is closed while jobs are ready, and
 time alone opens it, the due table says when.
+
+Other terms of a limit by name reach its lanes in pieces, in the order of their names. A lane goes
+by its old terms until its turn. The place that was reached is in the limit's record, with the terms
+that hold behind it. An entry in the due table makes the next piece everybody's next task.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from typing import TYPE_CHECKING
 import lmdb
 import msgspec
 
-from tidemill.brokers.lmdb.layout import DUE_GATE, DUE_KEY, MICRO, READY_KEY, Row
+from tidemill.brokers.lmdb.layout import DUE_GATE, DUE_KEY, DUE_TERMS, MICRO, READY_KEY, Row
 from tidemill.brokers.lmdb.record import encode
+from tidemill.crash import point
 from tidemill.gate import (
     NEVER,
     Claim,
@@ -37,7 +42,16 @@ if TYPE_CHECKING:
     from tidemill.brokers.lmdb.moves import Moves
     from tidemill.brokers.lmdb.store import Store
 
-__all__ = ["GATES", "LIMITS", "Gates", "Limited", "gate_held", "gate_shown", "read_limited"]
+__all__ = [
+    "GATES",
+    "LIMITS",
+    "Gates",
+    "Limited",
+    "gate_held",
+    "gate_shown",
+    "names_of",
+    "read_limited",
+]
 
 GATES, LIMITS = "g/", "l/"
 """What leads the names of records in the main database: of a queue's gate, and of a limit."""
@@ -50,6 +64,8 @@ class Limited(msgspec.Struct, array_like=True):
         gate: of a queue; a limit by name has one in each of its lanes.
         due: the time of its entry in the due table, 0 for none.
         by_hand: the terms are somebody's, and not the code's.
+        behind: the terms that lanes still go by: of each the name behind which they hold, up to
+            the next name. Empty when all lanes go by ``terms``.
     """
 
     terms: Terms = Terms()
@@ -57,6 +73,22 @@ class Limited(msgspec.Struct, array_like=True):
     gate: Gate = msgspec.field(default_factory=Gate)
     due: int = 0
     by_hand: bool = False
+    behind: list[tuple[bytes, Terms]] = []
+
+    def terms_of(self, lane: bytes) -> Terms:
+        """What holds for a lane."""
+        terms = self.terms
+        for after, older in self.behind:
+            if lane <= after:
+                break
+            terms = older
+        return terms
+
+    def reach(self, lane: bytes) -> None:
+        """All lanes up to this one go by ``terms``."""
+        rows = [(max(after, lane), older) for after, older in self.behind]
+        # Of terms that would hold behind the same lane, the last.
+        self.behind = list(dict(rows).items())
 
 
 _LIMITED = msgspec.msgpack.Decoder(Limited)
@@ -77,6 +109,7 @@ class Gates:
         self._closed: set[str] = set()  # queues that let nothing start before this commit
         self._names: dict[str, Limited] = {}
         self._dirty: set[str] = set()
+        self.pieces = 0  # how often lanes were told of other terms
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -174,11 +207,11 @@ class Gates:
 
     # -- limits by name -------------------------------------------------------------------------
 
-    def terms(self, name: str) -> Terms:
-        """What holds for a limit that some job has brought along."""
-        limited = self._named(name)
+    def terms(self, lane: bytes) -> Terms:
+        """What holds for a lane of a limit that some job has brought along."""
+        limited = self._named(lane[: lane.index(0)].decode())
         assert limited is not None
-        return limited.terms
+        return limited.terms_of(lane)
 
     def _named(self, name: str) -> Limited | None:
         limited = self._names.get(name)
@@ -195,14 +228,58 @@ class Gates:
             self.set_named(claim.name, claim.terms, declared=True)
 
     def set_named(self, name: str, terms: Terms | None, *, declared: bool) -> None:
-        """Have these terms hold for a limit, in all its lanes."""
+        """Have these terms hold for a limit, in some of its lanes at once."""
         limited = self._named(name)
         if limited is None:
             limited = self._names[name] = Limited()
         old = hold_to(limited, terms, declared=declared)
         self._dirty.add(LIMITS + name)
-        if limited.terms != old:
-            self._moves.lanes.change(name, old, limited.terms)
+        if limited.terms == old:
+            return
+        first = not limited.behind
+        if first or limited.behind[0][0]:
+            limited.behind = [(b"", old), *limited.behind]
+        if self.go_on(name) and first:
+            self._call(name)
+
+    def go_on(self, name: str) -> bool:
+        """Have the terms reach more lanes of a limit; True when others go by older ones still."""
+        limited = self._named(name)
+        if limited is None or not limited.behind:
+            return False
+        self.pieces += 1
+        reached = self._moves.lanes.change(name, limited)
+        if reached:
+            limited.reach(reached)
+        else:
+            limited.behind = []
+        self._dirty.add(LIMITS + name)
+        point("store.terms")
+        return bool(limited.behind)
+
+    def _call(self, name: str) -> None:
+        """Have whoever comes next go on. No id of a job ends as the reference does."""
+        moves = self._moves
+        key = DUE_KEY.pack(0, moves.now, DUE_TERMS, moves.next_number())
+        moves.txn.put(key, name.encode() + b"\0", db=moves.t.due)
+        moves.untimed = True
+
+    def called(self, reference: bytes) -> None:
+        """An entry that calls to go on came up, and is gone."""
+        name = reference[:-1].decode()
+        if self.go_on(name):
+            self._call(name)
+
+    def catch_up(self) -> bool:
+        """Go on with a limit whose entry an older release took; True when there is more to do."""
+        if self.pieces:  # enough for one commit
+            return True
+        for name in names_of(self._moves.store, self._moves.txn, LIMITS):
+            limited = self._named(name)
+            if limited is not None and limited.behind:
+                self.go_on(name)
+                return True
+        return False
 
     def write(self) -> None:
         """Store what has changed."""
@@ -211,6 +288,17 @@ class Gates:
             limited = self._queues[name][1] if key.startswith(GATES) else self._names[name]
             self._moves.txn.put(self._moves.store.key(key), encode(limited))
         self._dirty.clear()
+
+
+def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:
+    """The names of records of a kind."""
+    first, names = store.key(kind), []
+    cursor = txn.cursor()
+    more = cursor.set_range(first)
+    while more and cursor.key().startswith(first):
+        names.append(cursor.key()[len(first) :].decode())
+        more = cursor.next()
+    return names
 
 
 # -- looking -------------------------------------------------------------------------------------

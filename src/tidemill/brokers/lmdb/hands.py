@@ -76,7 +76,7 @@ class Hands:
         claim = claim_of(envelope)
         name = name_of(claim.name, claim.key)
         lane = self._moves.lanes.opened(name)
-        terms = self._moves.gates.terms(claim.name)
+        terms = self._moves.gates.terms(name)
         hand = self._hands[name] = Hand(lane, name, terms, claim.cost)
         return hand
 

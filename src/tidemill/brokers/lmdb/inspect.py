@@ -10,9 +10,9 @@ import lmdb
 
 from tidemill.brokers.base import Filter, Page, QueueStats, matches
 from tidemill.brokers.lmdb import unknown
-from tidemill.brokers.lmdb.find import Finding, Order, queue_rows
+from tidemill.brokers.lmdb.find import Finding, queue_rows
 from tidemill.brokers.lmdb.flows import counts_of
-from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, read_limited
+from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, names_of, read_limited
 from tidemill.brokers.lmdb.heads import first_ids
 from tidemill.brokers.lmdb.lanes import is_parked, lane_held, lanes_of
 from tidemill.brokers.lmdb.layout import (
@@ -49,7 +49,6 @@ class Inspection:
     def __init__(self, store: Store, time: StoreTime) -> None:
         self._store = store
         self._time = time
-        self._order = Order()
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
         """Records of one moment."""
@@ -114,10 +113,10 @@ class Inspection:
         return head.due / MICRO if head.flags & Flag.WALL else self._time.on_wall(head.due)
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
-        """Newest first, as far as :mod:`.find` says."""
+        """Newest first: by number."""
         found = list[Record]()
         with self._store.reading_txn() as txn:
-            finding = Finding(self._store, txn, what, cursor, self._order)
+            finding = Finding(self._store, txn, what, cursor)
         while len(found) < limit:
             with self._store.reading_txn() as txn:
                 holders = Holders(txn, self._store.tables)
@@ -168,7 +167,7 @@ class Inspection:
             gated = [row for row in queue_rows(store, txn) if row.gated]
             gates = [(row, read_limited(store, txn, GATES + row.name)) for row in gated]
             shown = [gate_shown(limited, row, now) for row, limited in gates if limited]
-            for name in _names(store, txn, LIMITS):
+            for name in names_of(store, txn, LIMITS):
                 limited = read_limited(store, txn, LIMITS + name)
                 assert limited is not None
                 lanes = [lane for _, lane in lanes_of(txn, store.tables, name)]
@@ -268,17 +267,6 @@ def _firsts(cursor: lmdb.Cursor[bytes], line: int) -> Iterator[tuple[int, bytes]
             return
         yield seq, cursor.value()
         found = cursor.set_range(READY_KEY.pack(line, rank, 2**64 - 1))
-
-
-def _names(store: Store, txn: lmdb.Transaction[bytes], prefix: str) -> list[str]:
-    """What the keys of the main database that begin so go on with."""
-    first, names = store.key(prefix), []
-    cursor = txn.cursor()
-    more = cursor.set_range(first)
-    while more and cursor.key().startswith(first):
-        names.append(cursor.key()[len(first) :].decode())
-        more = cursor.next()
-    return names
 
 
 class Holders:

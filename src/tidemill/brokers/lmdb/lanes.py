@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import lmdb
 import msgspec
 
-from tidemill.brokers.lmdb.gates import LIMITS, read_limited, seconds_until
+from tidemill.brokers.lmdb.gates import LIMITS, Limited, read_limited, seconds_until
 from tidemill.brokers.lmdb.hands import COST, name_of
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LANE, LOST, NUMBER, READY_KEY, UNUSED, Tables
 from tidemill.brokers.lmdb.record import Stored, claim_of, encode
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "Lanes", "is_parked", "lane_held", "lanes_of", "parked_in"]
 
 _LINE = struct.Struct(">I")
+
+CHANGE_MOST = 300
+"""Lanes that other terms reach in one commit: some 10 ms."""
 
 Place = tuple[int, int, int]
 
@@ -139,7 +142,7 @@ class Lanes:
         lane = self._lane(name)
         lane.running -= 1
         if back:
-            terms = self._moves.gates.terms(_limit_of(name))
+            terms = self._moves.gates.terms(name)
             give_back(terms, lane.gate, back, cost)
         self._dirty.add(name)
         if None in lane.lines.values() or not (lane.lines or lane.running):
@@ -148,7 +151,7 @@ class Lanes:
     def hold(self, stored: Stored, token: int, charged: int) -> None:
         """A lease of the lane goes to the carrier, which has been charged at that time."""
         name, cost = self._moves.store.lent.pop(token, None) or _taken_from(stored)
-        hold(self._moves.gates.terms(_limit_of(name)), self._lane(name).gate, charged, cost)
+        hold(self._moves.gates.terms(name), self._lane(name).gate, charged, cost)
         self.stale(name)
 
     def let_go(self, stored: Stored, *, starts: bool) -> None:
@@ -157,7 +160,7 @@ class Lanes:
         lane = self._lane(name)
         let_go(lane.gate, cost)
         if starts:
-            take(self._moves.gates.terms(_limit_of(name)), lane.gate, self._moves.now, cost)
+            take(self._moves.gates.terms(name), lane.gate, self._moves.now, cost)
         else:
             lane.running -= 1
         self.stale(name)
@@ -181,7 +184,8 @@ class Lanes:
         Jobs of its lane wait there that are older, in no queue that the owner takes from.
         """
         claim = claim_of(envelope)
-        lane = self._lane(name_of(claim.name, claim.key))
+        name = name_of(claim.name, claim.key)
+        lane = self._lane(name)
         if len(lane.lines) < 2:
             return []
         moves, (_, rank, _) = self._moves, READY_KEY.unpack(found)
@@ -194,7 +198,7 @@ class Lanes:
                 continue
             if moves.store.bells.sleeps(MESSAGES if line & 1 else TASKS, row.name, owner):
                 heirs.append(line)
-        terms = moves.gates.terms(claim.name)
+        terms = moves.gates.terms(name)
         free = room(terms, lane.gate, lane.running, moves.now, len(heirs) + 1)
         return heirs if free <= len(heirs) else []
 
@@ -220,14 +224,23 @@ class Lanes:
         lane.due = lane.clock = 0
         self.stale(name)
 
-    def change(self, limit: str, old: Terms, new: Terms) -> None:
-        """Other terms hold for a limit: every lane of it looks again."""
+    def change(self, limit: str, limited: Limited) -> bytes:
+        """Have some lanes that go by older terms of a limit look again.
+
+        The name of the last of them, or nothing when there are no more.
+        """
+        after, last = limited.behind[0][0], b""
+        stored = lanes_of(self._moves.txn, self._moves.t, limit, after)
+        found = [name for name, _ in itertools.islice(stored, CHANGE_MOST)]
+        if len(found) == CHANGE_MOST:
+            last = found[-1]
         prefix = f"{limit}\0".encode()
-        names = {name for name in self._lanes if name.startswith(prefix)}
-        names.update(name for name, _ in lanes_of(self._moves.txn, self._moves.t, limit))
-        for name in names:
-            change(old, new, self._lane(name).gate, self._moves.now)
+        new = [n for n in self._lanes if n.startswith(prefix) and after < n <= (last or n)]
+        for name in {*found, *new}:
+            lane = self._lane(name)
+            change(limited.terms_of(name), limited.terms, lane.gate, self._moves.now)
             self.stale(name)
+        return last
 
     def sweep(self, most: int) -> bool:
         """Forget lanes that can be; True when there are more."""
@@ -251,13 +264,13 @@ class Lanes:
             self._sync_one(name, self._came.pop(name, {}))
         while self._came:  # behind those that stand there
             name, came = self._came.popitem()
-            terms, lane = self._moves.gates.terms(_limit_of(name)), self._lanes[name]
+            terms, lane = self._moves.gates.terms(name), self._lanes[name]
             for line, count in came.items():
                 self._ring(terms, lane, line, count)
 
     def _sync_one(self, name: bytes, came: dict[int, int], *, ring: bool = True) -> None:
         moves, lane = self._moves, self._lanes[name]
-        terms = moves.gates.terms(_limit_of(name))
+        terms = moves.gates.terms(name)
         turn = lane.turn if name[-1] else 0
         opening = NEVER
         if self._cursor is None:
@@ -304,7 +317,7 @@ class Lanes:
         """One entry in the due table: when it opens, or when nobody need know of it."""
         clock, due = (0, opening) if opening < NEVER else (0, 0)
         if not lane.lines and not lane.running:
-            clear = clear_at(self._moves.gates.terms(_limit_of(name)), lane.gate)
+            clear = clear_at(self._moves.gates.terms(name), lane.gate)
             clock, due = (UNUSED, clear) if clear > self._moves.now else (0, 0)
         if (clock, due) == (lane.clock, lane.due):
             return
@@ -330,10 +343,6 @@ class Lanes:
         self._dirty.clear()
 
 
-def _limit_of(name: bytes) -> str:
-    return name[: name.index(0)].decode()
-
-
 def _name_of(stored: Stored) -> bytes:
     return _taken_from(stored)[0]
 
@@ -347,12 +356,12 @@ def _taken_from(stored: Stored) -> tuple[bytes, float]:
 
 
 def lanes_of(
-    txn: lmdb.Transaction[bytes], tables: Tables, limit: str
+    txn: lmdb.Transaction[bytes], tables: Tables, limit: str, after: bytes = b""
 ) -> Iterator[tuple[bytes, Lane]]:
-    """The lanes of a limit, by name."""
+    """The lanes of a limit, by name; those behind ``after``."""
     prefix = f"{limit}\0".encode()
     cursor = txn.cursor(tables.lane)
-    found = cursor.set_range(prefix)
+    found = cursor.set_range(after + b"\0" if after else prefix)
     while found and cursor.key().startswith(prefix):
         yield cursor.key(), _LANE.decode(cursor.value())
         found = cursor.next()
@@ -386,13 +395,14 @@ def parked_in(
 def lane_held(store: Store, txn: lmdb.Transaction[bytes], stored: Stored, now: int) -> Held | None:
     """What keeps a job of a lane waiting."""
     claim = claim_of(stored.envelope)
-    limited = read_limited(store, txn, LIMITS + claim.name)
-    lane = _read(txn, store.tables, name_of(claim.name, claim.key))
+    limited, name = read_limited(store, txn, LIMITS + claim.name), name_of(claim.name, claim.key)
+    lane = _read(txn, store.tables, name)
     assert limited is not None
     if lane is None:
         return None
-    when = opens(limited.terms, lane.gate, lane.running, now, claim.cost)
+    terms = limited.terms_of(name)
+    when = opens(terms, lane.gate, lane.running, now, claim.cost)
     if not when:
         return None
     until = seconds_until(when, now)
-    return Held(claim.name, claim.key, False, until, lane.running, limited.terms)
+    return Held(claim.name, claim.key, False, until, lane.running, terms)

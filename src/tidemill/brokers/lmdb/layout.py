@@ -20,7 +20,8 @@
     park   lane·line·rank·seq → cost, id      the ready jobs of a lane
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
     said   o·owner → its last word, of one elsewhere; n·time·nonce → what a put was told;
-                                              j, t, u: jobs of unknown tasks, see unknown.py
+                                              j, t, u: jobs of unknown tasks, see unknown.py;
+                                              i: jobs whose ids are out of order, see order.py
 
 A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
 lease that stands for it, says running. One that is carried is ready, as its header says. Times are
@@ -30,7 +31,7 @@ microseconds as unsigned 64-bit integers.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import lmdb
 
@@ -44,6 +45,7 @@ __all__ = [
     "DUE_KEY",
     "DUE_LANE",
     "DUE_LEASE",
+    "DUE_TERMS",
     "DUE_UNKNOWN",
     "FIN_KEY",
     "FORMAT",
@@ -57,6 +59,7 @@ __all__ = [
     "UNUSED",
     "Row",
     "Tables",
+    "accepted_in",
     "open_tables",
 ]
 
@@ -73,17 +76,35 @@ LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 CARRIED_VALUE = struct.Struct(">QQ")  # token, leased (wall); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
-DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE, DUE_LANE, DUE_FALL, DUE_UNKNOWN = range(8)
+DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE = range(5)
+DUE_LANE, DUE_FALL, DUE_UNKNOWN, DUE_TERMS = range(5, 9)
 HELD, UNUSED = 2, 3
 """The clocks of what nobody needs to be woken for."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6QB")
+_ACCEPTED = struct.Struct(">41xQ")  # a field of the same
 _CARRIED = struct.Struct(">Q")
 _MORE = struct.Struct(">QQB")  # carried, purged, forgotten; behind a row that has any of them
 
 
+class Named(Protocol):
+    """A store, whose keys in the main database begin alike."""
+
+    def key(self, name: str) -> bytes: ...
+
+
 TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
 """Totals of a row since the store was made, or the queue forgotten."""
+
+
+def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
+    """How many jobs all queues have accepted, as stored."""
+    prefix, cursor, total = store.key("q/"), txn.cursor(), 0
+    found = cursor.set_range(prefix)
+    while found and cursor.key().startswith(prefix):
+        total += _ACCEPTED.unpack_from(cursor.value())[0]
+        found = cursor.next()
+    return total
 
 
 class Row:

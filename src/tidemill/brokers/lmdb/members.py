@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 
 from tidemill.board import remove_board, sweep_boards
 from tidemill.brokers.base import Want
@@ -22,6 +22,7 @@ from tidemill.brokers.lmdb.roster import list_owner, owner_rows
 from tidemill.brokers.lmdb.said import heard, note_attached
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.wake import Bells, Sleeper
+from tidemill.brokers.parking import Parked, Until
 from tidemill.brokers.silence import Silence
 from tidemill.crash import point
 from tidemill.errors import BrokerUnavailable, StoreGone, TidemillError
@@ -30,6 +31,8 @@ from tidemill.job import Owner
 __all__ = ["Member", "Members"]
 
 log = logging.getLogger("tidemill")
+
+_Ended = tuple[list[int], bool]
 
 
 class Member:
@@ -53,7 +56,7 @@ class Member:
         self.last_queue = 0  # that a fair want was served from
         self.near = False  # its steps bear no serials: whoever makes them attached it here
 
-    def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
         """Until a hint, a wake, a death, a readable descriptor or the timeout.
 
         The descriptors that are readable, and whether one of those it watches has died.
@@ -62,9 +65,11 @@ class Member:
             timeout = min(timeout, self.owner.lease / 3)
         self.bells.set_waiting(self.sleeper, True)
         try:
-            ready = self.sleeper.wait(timeout, [*self.watched_fds, *fds])
+            ready = yield Until(timeout, [self.sleeper.fd, *self.watched_fds, *fds])
         finally:
             self.bells.set_waiting(self.sleeper, False)
+        if self.sleeper.fd in ready:
+            self.sleeper.drain()
         died = not set(ready).isdisjoint(self.watched_fds)
         return [fd for fd in ready if fd in fds], died
 
@@ -345,13 +350,13 @@ class Members:
             rows = owner_rows(txn, self._store.tables)
         return [owner for number, owner in rows if owner.lease or self._liveness.alive(number)]
 
-    def wait(self, member: Member, timeout: float, fds: Sequence[int]) -> list[int]:
+    def parked(self, member: Member, timeout: float, fds: Sequence[int]) -> Parked:
         """Sleep as a member, and give back what owners held that died meanwhile."""
         with member.sleeper.asleep.inside() as may:
             if not may:
                 return []  # it was given up a moment ago, or attached once more
             watched = self._store.watched()
-            ready, died = member.sleep(timeout, [*fds, *watched])
+            ready, died = yield from member.parked(timeout, [*fds, *watched])
         if watched and watched[0] in ready:
             ready.remove(watched[0])
             self._store.look_around()

@@ -37,6 +37,7 @@ from tidemill.brokers.lmdb.layout import (
     READY_KEY,
     Row,
 )
+from tidemill.brokers.lmdb.order import Order
 from tidemill.brokers.lmdb.record import (
     READY,
     SCHEDULED,
@@ -90,6 +91,7 @@ class Moves:
         self._shrunk: set[str] = set()
         self.gates = Gates(self)
         self.lanes = Lanes(self)
+        self.order = Order(self)
 
     # -- numbers and rows -----------------------------------------------------------------------
 
@@ -168,10 +170,11 @@ class Moves:
     def forget(self, stored: Stored) -> None:
         """Remove the record."""
         self.txn.delete(stored.id, db=self.t.job)
+        self.order.forget(stored.head.seq, stored.id)
         self.forget_more(stored.id, stored.head.flags)
 
     def forget_more(self, job_id: bytes, flags: int) -> None:
-        """Remove what a job may have besides its record."""
+        """Remove what a job may have said, and waited for."""
         if flags & Flag.NOTED:
             self.txn.delete(job_id, db=self.t.note)
         if flags & Flag.LINKED:
@@ -291,10 +294,13 @@ class Moves:
         tail.error = error
         self.keep(stored, tail)
 
-    def keep(self, stored: Stored, tail: Tail) -> None:
-        """Save a finished job, and have it pruned in its time."""
+    def keep(self, stored: Stored, tail: Tail, *, parted: bool = False) -> None:
+        """Save a finished job, and have it pruned in its time.
+
+        A job of a flow has a class of its own, until it is ``parted``: no job behind it needs it.
+        """
         head = stored.head
-        if head.flags & Flag.LINKED:  # a job behind it may need its result
+        if head.flags & Flag.LINKED and not parted:
             head.prune = self.now + int(self.retention.protect * MICRO)
             kept, ended = KEPT_LINKED, self.now
         else:
@@ -311,18 +317,6 @@ class Moves:
         ended = self.now - max(0, self.wall - head.finished)
         head.prune = ended + int(self._keep_for(stored, kept) * MICRO)
         return kept, ended
-
-    def keep_on(self, stored: Stored, needed: bool) -> None:
-        """A finished job of a flow whose entry is gone: to its class, or a while more as it is."""
-        head = stored.head
-        if needed:
-            self.keep(stored, stored.tail)
-            return
-        kept, ended = self._class_for(stored, stored.tail)
-        self.kept[kept] += 1
-        self.save(stored)
-        key = FIN_KEY.pack(kept, head.prune, head.seq)
-        self.txn.put(key, NUMBER.pack(ended) + stored.id, db=self.t.fin)
 
     def vanish(self, stored: Stored) -> None:
         """Delete an unfinished job that is nowhere."""
@@ -382,6 +376,7 @@ class Moves:
             self.sync()
         self.lanes.write()
         self.gates.write()
+        self.order.write()
         put, key = self.txn.put, self.store.key
         for row in self._rows.values():
             if row.dirty:

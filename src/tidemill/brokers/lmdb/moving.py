@@ -143,6 +143,7 @@ def _adopt_one(moves: Moves, record: Record, first: int) -> bool:
     stored = Stored(job_id, head.pack() + data)
     if envelope.links is not None and envelope.links.waits:
         put_counts(moves, job_id, record.pending, record.failures)
+    moves.order.add(head.seq, job_id)
     tail = Tail(record.error, record.result, record.attempts)
     row = moves.row_of(head.line)
     if head.expires and head.state < SUCCEEDED:

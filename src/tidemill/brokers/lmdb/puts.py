@@ -185,7 +185,7 @@ def _insert(moves: Moves, job: Envelope, state: int, *, limited: bool, latest: i
         flags |= Flag.LINKED
     if job.result_ttl >= 0:
         flags |= Flag.RESULT_TTL
-    seq = moves.next_number()
+    seq = moves.order.accept(job_id)
     expires = 0
     if job.expires:
         expires = moves.now + int(job.expires * MICRO)

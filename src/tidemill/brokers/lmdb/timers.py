@@ -6,12 +6,14 @@ from tidemill.brokers.lmdb.flows import FALL_MOST, flow, go_on, is_needed
 from tidemill.brokers.lmdb.kept import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT
 from tidemill.brokers.lmdb.keys import sweep
 from tidemill.brokers.lmdb.layout import (
+    DUE_EXPIRY,
     DUE_FALL,
     DUE_GATE,
     DUE_JOB,
     DUE_KEY,
     DUE_LANE,
     DUE_LEASE,
+    DUE_TERMS,
     DUE_UNKNOWN,
     FIN_KEY,
     LEASE_KEY,
@@ -20,14 +22,19 @@ from tidemill.brokers.lmdb.layout import (
 )
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.moving import is_sealed
+from tidemill.brokers.lmdb.order import OURS
 from tidemill.brokers.lmdb.record import EXPIRED, FAILED, READY, TOO_LATE, Flag, flags_of
 from tidemill.brokers.lmdb.roster import name_of
 from tidemill.brokers.lmdb.verdicts import settle
 from tidemill.job import Outcome, Verdict
+from tidemill.retry import BY_POLICY
 
 __all__ = ["come_due", "prune"]
 
 _PROMOTE_MOST = 5000
+"""Jobs that become ready in one commit, some 40 ms; a job that ends counts for ``_END`` of them."""
+
+_END = 10
 
 
 def come_due(moves: Moves) -> bool:
@@ -43,13 +50,17 @@ def come_due(moves: Moves) -> bool:
                 break
             if done >= _PROMOTE_MOST or (kind == DUE_FALL and moves.fallen >= FALL_MOST):
                 return True
-            done += 1
+            if kind == DUE_TERMS and moves.gates.pieces:
+                return True
+            done += _END if kind in (DUE_LEASE, DUE_EXPIRY, DUE_UNKNOWN) else 1
             reference = cursor.value()
             cursor.delete()
             if kind == DUE_LEASE:
                 _time_out(moves, reference, number)
             elif kind == DUE_FALL:
                 go_on(moves, reference)
+            elif kind == DUE_TERMS:
+                moves.gates.called(reference)
             elif kind == DUE_LANE:
                 moves.lanes.came_due(reference)
             elif kind == DUE_GATE:
@@ -64,7 +75,8 @@ def come_due(moves: Moves) -> bool:
 def _time_out(moves: Moves, lease_key: bytes, token: int) -> None:
     owner = LEASE_KEY.unpack(lease_key)[0]
     ended = moves.wall / MICRO
-    verdict = Verdict(token, Outcome.RETRY, error="ttr passed without an ack", ended=ended)
+    error = "ttr passed without an ack"
+    verdict = Verdict(token, Outcome.RETRY, delay=BY_POLICY, error=error, ended=ended)
     settle(moves, owner, name_of(moves.txn, moves.t, owner), verdict)
 
 
@@ -112,7 +124,8 @@ def _part_from_flows(moves: Moves, most: int) -> None:
         stored = moves.load(cursor.value()[NUMBER.size :])
         cursor.delete()
         if stored is not None:
-            moves.keep_on(stored, is_needed(moves, stored, unfinished))
+            needed = is_needed(moves, stored, unfinished)
+            moves.keep(stored, stored.tail, parted=not needed)
 
 
 def _prune_class(moves: Moves, kept: int, most: int) -> int:
@@ -121,10 +134,10 @@ def _prune_class(moves: Moves, kept: int, most: int) -> int:
     cursor = moves.txn.cursor(moves.t.fin)
     found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
     young = now - int(retention.protect * MICRO)
-    pruned = 0
+    pruned, strays = 0, moves.order.mark.strays
     while found and pruned < most:
         key, value = cursor.item()
-        whose, prune, _ = FIN_KEY.unpack(key)
+        whose, prune, seq = FIN_KEY.unpack(key)
         if whose != kept:
             break
         if prune > now:
@@ -136,6 +149,8 @@ def _prune_class(moves: Moves, kept: int, most: int) -> int:
         found = bool(cursor.key())
         job_id = value[NUMBER.size :]
         data = moves.txn.pop(job_id, db=moves.t.job)
+        if strays or len(job_id) != OURS:
+            moves.order.forget(seq, job_id)
         if data and flags_of(data) & (Flag.NOTED | Flag.LINKED):
             moves.forget_more(job_id, flags_of(data))
         count[kept] -= 1

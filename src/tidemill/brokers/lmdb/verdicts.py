@@ -147,7 +147,7 @@ def _hold(moves: Moves, stored: Stored, tail: Tail) -> None:
 def _due_after(moves: Moves, stored: Stored, verdict: Verdict) -> int:
     """The time at which the job of a closed lease is due again; 0 for at once."""
     delay = verdict.delay
-    if verdict.outcome == _RETRY and stored.head.flags & Flag.MESSAGE:
+    if verdict.outcome == _RETRY and (delay < 0 or stored.head.flags & Flag.MESSAGE):
         delay = delay_of(verdict, envelope_of(stored), stored.head.attempt)
     return moves.now + int(delay * MICRO) if delay > 0 else 0
 

@@ -13,7 +13,7 @@ from tidemill.brokers.lmdb.flows import is_unfinished
 from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.timers import come_due
-from tidemill.brokers.lmdb.wake import RESULT, Sleeper, bloom
+from tidemill.brokers.lmdb.wake import RESULT, SPACE, Sleeper, bloom
 from tidemill.brokers.watching import Alarm
 from tidemill.errors import BrokerUnavailable
 
@@ -41,6 +41,15 @@ class Waits:
 
         self.until(over, RESULT, bloom(ids), timeout, alarm)
         return found
+
+    def for_space(self, queue: str, timeout: float) -> bool:
+        """Until the queue is below its bound; False when the time is over."""
+
+        def over(moves: Moves) -> bool:
+            row = moves.existing_row(queue)
+            return row is None or not row.max_size or row.size < row.max_size
+
+        return self.until(over, SPACE, bloom([queue]), timeout)
 
     def until(
         self,

@@ -20,12 +20,13 @@ from tidemill.brokers.memory.settings import check_url
 from tidemill.brokers.memory.timers import come_due, prune
 from tidemill.brokers.memory.verdicts import hand_over, note, release_owner, settle, touch
 from tidemill.brokers.memory.waits import Waits
+from tidemill.brokers.parking import Parked, Until, sleep
 from tidemill.brokers.retention import Retention
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.brokers.silence import Silence
 from tidemill.brokers.steps import check_nonce, lost
 from tidemill.brokers.unknown import UnknownTask
-from tidemill.brokers.wakepipe import WakePipe, readable
+from tidemill.brokers.wakepipe import WakePipe
 from tidemill.clock import id_time, new_id
 from tidemill.config import Url
 from tidemill.errors import TidemillError
@@ -177,10 +178,13 @@ class MemoryBroker:
         return pipe
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        return sleep(self.parked(owner_id, timeout, fds))
+
+    def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         pipe = self._pipe(owner_id)
         if (owner := self._owners.get(owner_id)) and owner.lease:
             timeout = min(timeout, owner.lease / 3)
-        ready = readable([pipe.fd, *fds], min(timeout, 3600.0))
+        ready = yield Until(min(timeout, 3600.0), [pipe.fd, *fds])
         if pipe.fd in ready:
             pipe.drain()
         return [fd for fd in ready if fd in fds]

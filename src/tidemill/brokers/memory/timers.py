@@ -8,6 +8,7 @@ from tidemill.brokers.memory.flows import is_needed
 from tidemill.brokers.memory.jobs import Item, Jobs
 from tidemill.brokers.memory.verdicts import TOO_LATE, close_attempt
 from tidemill.job import Outcome, State, Verdict
+from tidemill.retry import BY_POLICY
 
 __all__ = ["come_due", "prune"]
 
@@ -30,6 +31,7 @@ def _look_at(jobs: Jobs, item: Item) -> None:
         if item.deadline and item.deadline <= now:
             error = "ttr passed without an ack"
             late = Verdict(item.token, Outcome.RETRY, error=error, ended=jobs.wall)
+            late.delay = BY_POLICY
             close_attempt(jobs, item, late)
     elif record.state.finished:
         return

@@ -23,6 +23,7 @@ from tidemill.brokers.base import (
     Step,
 )
 from tidemill.brokers.forks import tell_of_forks
+from tidemill.brokers.parking import Parked, sleep
 from tidemill.brokers.postgres import inspect, limits, moving
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.address import Address, check_url
@@ -32,7 +33,7 @@ from tidemill.brokers.postgres.migrating import bring_up
 from tidemill.brokers.postgres.puts import put, put_inside
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.waits import Waits
-from tidemill.brokers.postgres.wire import leases_of, texts
+from tidemill.brokers.postgres.wire import json, leases_of, texts
 from tidemill.brokers.schedules import Change, Changed, Schedule
 from tidemill.brokers.steps import is_lost, lost
 from tidemill.brokers.unknown import UnknownTask
@@ -159,9 +160,13 @@ class PostgresBroker:
         return reply
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        return sleep(self.parked(owner_id, timeout, fds))
+
+    def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
         member = self._members[owner_id]
-        ready = self._members.wait(member, min(timeout, self._next_tick - time.monotonic()), fds)
+        until_tick = self._next_tick - time.monotonic()
+        ready = yield from self._members.parked(member, min(timeout, until_tick), fds)
         if time.monotonic() >= self._next_tick:
             self.tick()
         return ready
@@ -182,6 +187,7 @@ class PostgresBroker:
         self._check_open()
         # Whoever waits looks after the dead as often as owners renew their leases.
         self._next_tick = time.monotonic() + min(_TICK, self._address.owner_lease / 3)
+        self._session.look_for_upgrade()
         self.reap()
         text = f'CALL "{self._address.schema}".tick(%s, %s::"{self._address.schema}".prefs, NULL)'
         while self._session.query(text, [_PRUNE_MOST, self._session.prefs()])[0][0]:
@@ -281,14 +287,17 @@ class PostgresBroker:
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         self._check_open()
-        self._session.known([queue])
-        arguments = [self._session.queues[queue], paused, max_size]
-        self._session.call("set_queue", arguments, "int, bool, bigint", plain=True)
+        queues = self._session.known([queue])
+        arguments = [queues[queue], paused, max_size]
+        types = "int, bool, bigint"
+        self._session.call("set_queue", arguments, types, plain=True, queues=queues)
 
     def purge(self, queue: str) -> int:
         self._check_open()
-        removed = 0
-        while batch := self._session.once("purge", [queue, _PURGE_MOST], "text, int"):
+        removed, place = 0, {"in": "later", "after": 0}
+        while place:
+            arguments = [queue, _PURGE_MOST, json(place)]
+            batch, place = self._session.once("purge", arguments, "text, int, jsonb")
             removed += batch
         return removed
 

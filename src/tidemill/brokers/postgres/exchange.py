@@ -57,7 +57,11 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
 
     The serial 0 is that of who speaks on behalf of an owner elsewhere.
     """
-    handed = member.handed
+    handed, unserved = member.handed, session.unserved
+    if unserved is not None and step.want is not None:
+        if member.owner.kind == "consumer":
+            raise unserved
+        step = msgspec.structs.replace(step, want=_NOTHING, fires=0)
     if (reply := handed.take(step)) is not None:
         member.partial = True
         return reply
@@ -65,7 +69,8 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
     over = [verdict for verdict in step.verdicts if _goes_over(verdict)]
     others = [v for v in step.verdicts if not (_is_plain(v) or _goes_over(v))]
     want = step.want or _NOTHING
-    queues = [session.queues[name] for name in session.known(want.queues)]
+    known = session.known(want.queues)
+    queues = [known[name] for name in want.queues]
     told = len(handed.told)
     arguments: list[Any] = [
         member.number,
@@ -98,6 +103,7 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
     ]
 
     def work(_: Line, conn: Connection) -> tuple[Any, ...]:
+        session.check_numbers(known)
         row = conn.execute(session.statements.exchange, arguments, binary=True).fetchone()
         assert row is not None
         return row
@@ -123,6 +129,9 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
         if member.owner.kind == "consumer":
             raise StoreMoved(f"this store moves to {said.leaves}; use that url")
         reply.commands.append(Command("quiet"))
+    if unserved is not None:
+        _leaves(member, unserved)
+        reply.commands.append(Command("quiet"))
     # It was not marked asleep: what it got starts at once, and it looks again before it sleeps.
     member.partial = want.sleep and 0 < len(reply.leases) < want.count
     return reply
@@ -130,11 +139,15 @@ def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
 
 def _leave(member: Member, step: Step, error: Unfit) -> Reply:
     """A worker that the store has outgrown ends what it runs and goes, so that others run that."""
-    if not member.outgrown:
-        member.outgrown = True
-        _LOG.error("%s; this worker leaves, what it holds runs again", error)
+    _leaves(member, error)
     lost = [False] * len(step.verdicts), [False] * len(step.touch)
     return Reply(*lost, commands=[Command("quiet")], next_due=float("inf"))
+
+
+def _leaves(member: Member, error: Exception) -> None:
+    if not member.outgrown:
+        member.outgrown = True
+        _LOG.error("%s; this worker leaves, what it cannot hand in runs again", error)
 
 
 def _may_be_handed(owner: Owner) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from tidemill.brokers.base import KEEP_ATTEMPTS, Filter, Page, QueueStats, matches, number_of
 from tidemill.brokers.postgres import grants
+from tidemill.brokers.postgres.horizon import held_back_by
 from tidemill.brokers.postgres.session import Session
 from tidemill.brokers.postgres.wire import texts
 from tidemill.brokers.unknown import COUNTED_MOST, UnknownTask
@@ -238,5 +239,6 @@ def info(session: Session) -> dict[str, Any]:
         "server_time": now,
         "server": f"PostgreSQL {version}",
         "missing_grants": grants.missing(session),
+        "held_back_by": held_back_by(session),
         **({"moves_to": moves_to} if moves_to else {}),
     }

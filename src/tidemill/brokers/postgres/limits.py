@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.postgres.connection import Connection
 from tidemill.brokers.postgres.session import Session
 from tidemill.gate import Claim, Held, LimitStats, Terms
 
@@ -32,11 +31,13 @@ def set_limit(
     session: Session, name: str, terms: Terms | None, *, queue: bool, declared: bool
 ) -> None:
     """Have these terms hold."""
-    if queue:
-        session.known([name])
-    which = f"q{session.queues[name]}" if queue else f"n{name}"
+    queues = session.known([name]) if queue else session.queues
+    which = f"q{queues[name]}" if queue else f"n{name}"
     given = None if terms is None else numbers(terms)
-    session.once("set_limit", [which, given, declared], "text, float8[], bool")
+    arguments = [which, given, declared]
+    session.once("set_limit", arguments, "text, float8[], bool", queues=queues)
+    while _empty_inbox(session):  # it has yet to reach keys
+        pass
 
 
 def all_limits(session: Session) -> list[LimitStats]:
@@ -69,15 +70,12 @@ def held(session: Session, job_id: str) -> Held | None:
     return None
 
 
-def _empty_inbox(session: Session) -> None:
-    """Have what happened be counted before somebody looks."""
+def _empty_inbox(session: Session) -> bool:
+    """Have what happened be counted before somebody looks; True when there is more of it."""
     schema = session.address.schema
-    text = f'CALL "{schema}".empty_inbox(%s::"{schema}".prefs)'
-
-    def work(_: object, conn: Connection) -> None:
-        conn.execute(text.encode(), [session.prefs()])
-
-    session.lines.run(work, patience=session.address.patience)
+    text = f'CALL "{schema}".empty_inbox(%s::"{schema}".prefs, NULL)'
+    [(more,)] = session.query(text, [session.prefs()])
+    return bool(more)
 
 
 def _terms(found: Sequence[Any]) -> Terms:

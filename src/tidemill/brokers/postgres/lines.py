@@ -61,8 +61,11 @@ class Line:
 class Lines:
     """The lines of one broker in one process."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(
+        self, address: Address, greet: Callable[[Connection], None] = lambda conn: None
+    ) -> None:
         self._address = address
+        self._greet = greet  # called with each new connection
         self._free: list[Line] = []
         self._count = 0
         self._main = 0  # calls that the main thread is in: more than one with a signal handler
@@ -152,6 +155,7 @@ class Lines:
             if not self.pooled:
                 conn.until = until
                 self._look_for_pooler(conn)
+            self._greet(conn)
         except BrokerUnavailable as error:
             with self._changed:
                 self._took = time.monotonic() - begun

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import select
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.brokers.asleep import Asleep
 from tidemill.brokers.base import Reply, Step
 from tidemill.brokers.conversation import Conversation
+from tidemill.brokers.parking import Until
 from tidemill.brokers.postgres.exchange import send
 from tidemill.brokers.postgres.handed import Handed
 from tidemill.brokers.wakepipe import WakePipe
-from tidemill.deferral import Waiting
 from tidemill.job import Owner
 from tidemill.locks import LongLock
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from tidemill.brokers.postgres.session import Session
 
 __all__ = ["Member"]
+
+_Ended = tuple[list[int], bool]
 
 
 class Member:
@@ -65,19 +66,12 @@ class Member:
             self.hears = False
         self._turn = turn
 
-    def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
         """Until a hint, a wake, a death, a readable descriptor or the timeout.
 
         The descriptors that are readable, and whether one of those it watches has died.
         """
-        poll = select.poll()
-        poll.register(self._pipe.fd, select.POLLIN)
-        for fd in fds:
-            poll.register(fd, select.POLLIN)
-        for fd in self.watched_fds:
-            poll.register(fd, 0)  # it hangs up
-        with Waiting():
-            ready = {fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)}
+        ready = set((yield Until(timeout, [self._pipe.fd, *fds], self.watched_fds)))
         if self._pipe.fd in ready:
             self._pipe.drain()
         return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)

@@ -27,6 +27,7 @@ import msgspec
 from tidemill.board import read_board, remove_board
 from tidemill.brokers.base import Step
 from tidemill.brokers.liveness import Liveness, neighbours
+from tidemill.brokers.parking import Parked
 from tidemill.brokers.postgres.member import Member
 from tidemill.brokers.postgres.wire import clean, ints, texts
 from tidemill.brokers.silence import Heard, Silence
@@ -244,7 +245,7 @@ class Members:
 
     # -- sleeping -------------------------------------------------------------------------------
 
-    def wait(self, member: Member, timeout: float, fds: Sequence[int]) -> list[int]:
+    def parked(self, member: Member, timeout: float, fds: Sequence[int]) -> Parked:
         """Sleep as a member, and give back what owners held that died meanwhile."""
         session = self._session
         member.handed.waits()
@@ -255,7 +256,8 @@ class Members:
         with member.asleep.inside() as may:
             if not may:
                 return []  # it was given up a moment ago, or attached once more
-            ready, died = member.sleep(min(timeout, lease, session.longest_sleep()), fds)
+            timeout = min(timeout, lease, session.longest_sleep())
+            ready, died = yield from member.parked(timeout, fds)
         if died:
             self.reap()
         if died or self._roster_changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,12 +42,12 @@ def adopt(
     schedules: Sequence[Schedule] = (),
 ) -> list[bool]:
     """Take in jobs of a departed store, and schedules."""
-    session.known({record.envelope.queue for record in records})
+    queues = session.known({record.envelope.queue for record in records})
     taken: list[bool] = session.once(
         "adopt_all",
         [
             *(departure.mark, departure.last, cursor),
-            json([_row(session, record) for record in records]),
+            json([_row(queues, record) for record in records]),
             blobs([encode_envelope(record.envelope) for record in records]),
             blobs([record.result for record in records]),
             texts([schedule.name for schedule in schedules]),
@@ -55,6 +55,7 @@ def adopt(
             blobs([schedule.body for schedule in schedules]),
         ],
         "text, bigint, text, jsonb, bytea[], bytea[], text[], float8[], bytea[]",
+        queues=queues,
     )
     return taken
 
@@ -65,7 +66,7 @@ def adopted(session: Session, mark: str) -> str:
     return cursor
 
 
-def _row(session: Session, record: Record) -> dict[str, Any]:
+def _row(queues: Mapping[str, int], record: Record) -> dict[str, Any]:
     e = record.envelope
     links = e.links
     kind = 1 if e.is_message else 2 if record.losses else 0
@@ -77,7 +78,7 @@ def _row(session: Session, record: Record) -> dict[str, Any]:
         "id": e.id,
         "seq": record.seq,
         "rank": record.rank,
-        "line": session.queues[e.queue] * 4 + kind,
+        "line": queues[e.queue] * 4 + kind,
         "state": _STATES.index(record.state),
         "policy": e.retries.max_attempts,
         "tries": record.max_attempts,

@@ -38,8 +38,7 @@ def pack_jobs(
     session: Session, jobs: Sequence[Envelope], verdicts: Sequence[int] = ()
 ) -> tuple[Any, Any, Any, str]:
     """Ids, envelopes, numbers of shapes, and the shapes."""
-    session.known({job.queue for job in jobs})
-    queues = session.queues
+    queues = session.known({job.queue for job in jobs})
     known: dict[tuple[Any, ...], int] = {}
     shape = []
     for place, job in enumerate(jobs):
@@ -90,13 +89,17 @@ def put(
     check_nonce(nonce)
     if not jobs and not let_go:
         return []
+    queues = session.queues
     packed = _pack(session, jobs, hold, let_go)
     chores = session.chores(0)
     serials: dict[str, int] = {}
     unsure = False
 
     def work(line: Line, conn: Connection) -> Any:
-        nonlocal unsure
+        nonlocal packed, queues, unsure
+        if queues is not session.queues:  # the server has lost some, and gives other numbers
+            queues = session.queues
+            packed = _pack(session, jobs, hold, let_go)
         if line.id not in serials:  # else it is done again, its reply was lost
             line.serial += 1
             serials[line.id] = line.serial
@@ -159,6 +162,7 @@ def put_inside(
         SerializationConflict: the transaction is of a stricter kind and must be done again.
     """
     check_inside(session, txn)
+    session.meet(txn)
     packed = _pack(session, jobs, hold, let_go)
     try:
         answer = run_inside(txn, session.statements.put_inside, [*packed, session.prefs()])

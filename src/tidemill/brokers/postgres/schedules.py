@@ -57,6 +57,7 @@ def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
     if not changes:
         return []
     jobs = [job for change in changes for job in change.jobs]
+    queues = session.queues
     arguments = [
         texts([change.name for change in changes]),
         ints([change.expect for change in changes]),
@@ -72,6 +73,7 @@ def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
     serials: dict[str, int] = {}
 
     def work(line: Line, conn: Connection) -> Any:
+        session.check_numbers(queues)
         if line.id not in serials:  # else it is done again, its reply was lost
             line.serial += 1
             serials[line.id] = line.serial

@@ -4,6 +4,9 @@
 the functions, put in anew when any of them has changed. All of it is one transaction under a lock,
 so that any number may migrate at once. The files say ``tidemill`` where the name of the schema
 goes.
+
+Versions have an order. A release never migrates a store that a newer release has migrated, and it
+works on such a store as long as that release answers its calls.
 """
 
 from __future__ import annotations
@@ -19,10 +22,20 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from tidemill.brokers.postgres.trouble import NOT_MIGRATED, Refused
+from tidemill.brokers.postgres.trouble import NOT_MIGRATED, Outgrown, Refused
 from tidemill.clock import new_id
 
-__all__ = ["LOCK_TIMEOUT", "VERSION", "Installed", "check", "installed", "migrate", "version_of"]
+__all__ = [
+    "LOCK_TIMEOUT",
+    "SERVES",
+    "VERSION",
+    "Installed",
+    "check",
+    "installed",
+    "migrate",
+    "refuse_outgrown",
+    "version_of",
+]
 
 _LOCK = 0x7469_6465  # "tide"
 LOCK_TIMEOUT = 500
@@ -32,12 +45,16 @@ _NAME = re.compile(r"\btidemill\b")
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """What a schema holds: ``version`` of the tables, ``functions`` a digest of the functions."""
+    """What a schema holds: ``version`` of the tables, ``functions`` a digest of the functions.
+
+    ``serves`` is the oldest version whose code the functions answer.
+    """
 
     version: int
     functions: str
     store: str = ""
     born: float = 0.0
+    serves: int = 0
 
 
 def _folder() -> Traversable:
@@ -61,7 +78,13 @@ def _functions() -> tuple[str, str]:
 
 
 VERSION = len(_migrations())
-"""Of the tables this code works on."""
+"""Of the tables this code works on. A release that changes a function adds a migration, too."""
+
+SERVES = 17
+"""The oldest version whose calls the functions answer: that of the release before, or older.
+
+So workers of two releases work side by side while one replaces the other.
+"""
 
 
 def installed(conn: psycopg.Connection, schema: str) -> Installed | None:
@@ -69,11 +92,10 @@ def installed(conn: psycopg.Connection, schema: str) -> Installed | None:
     found = conn.execute("SELECT to_regclass(%s)", [f"{schema}.meta"]).fetchone()
     if not found or found[0] is None:
         return None
-    query = sql.SQL("SELECT version, functions, store, born FROM {}").format(
-        sql.Identifier(schema, "meta")
-    )
+    # As JSON, since the columns differ from version to version.
+    query = sql.SQL("SELECT to_jsonb(m) FROM {} AS m").format(sql.Identifier(schema, "meta"))
     row = conn.execute(query).fetchone()
-    return Installed(*row) if row else None
+    return msgspec.convert(row[0], Installed) if row else None
 
 
 def version_of(conn: psycopg.Connection, schema: str) -> int:
@@ -91,17 +113,32 @@ def check(conn: psycopg.Connection, schema: str, where: str) -> Installed:
     found = installed(conn, schema)
     if found is None:
         raise Refused(f"there is no store in schema {schema!r} at {where} yet; {NOT_MIGRATED}")
-    if found.version > VERSION:
+    refuse_outgrown(found, schema, where)
+    if found.version < VERSION:
         raise Refused(
             f"the store in schema {schema!r} at {where} has version {found.version}, "
-            f"this tidemill knows {VERSION}; upgrade tidemill here"
+            f"this tidemill needs version {VERSION}; {NOT_MIGRATED}"
         )
-    if found.version < VERSION or found.functions != _functions()[1]:
+    if found.version == VERSION and found.functions != _functions()[1]:
         raise Refused(
-            f"the store in schema {schema!r} at {where} is of another version of tidemill; "
-            + NOT_MIGRATED
+            f"the store in schema {schema!r} at {where} has functions of another build of "
+            f"version {VERSION}; {NOT_MIGRATED}"
         )
     return found
+
+
+def refuse_outgrown(found: Installed, schema: str, where: str) -> None:
+    """Refuse a store that a newer release has migrated and that no longer answers our calls.
+
+    Raises:
+        Outgrown: the sentence names both versions.
+    """
+    if found.version > VERSION and found.serves > VERSION:
+        raise Outgrown(
+            f"the store in schema {schema!r} at {where} has version {found.version}, which serves "
+            f"versions from {found.serves} on; this tidemill has version {VERSION}: "
+            "upgrade tidemill here"
+        )
 
 
 def migrate(
@@ -114,12 +151,14 @@ def migrate(
     Whoever comes after a lock that this waits for must wait, too: so no wait here is long.
 
     Raises:
-        BrokerUnavailable: it is newer than this code.
+        Outgrown: a newer release has migrated it; nothing was changed.
         psycopg.errors.LockNotAvailable: others use the tables; nothing was changed.
     """
     steps = _migrations() if migrations is None else migrations
     functions, digest = _functions()
     with conn.transaction():
+        # A process that waited for the lock sees what its holder has migrated.
+        conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         conn.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT}".encode())
         conn.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_LOCK, schema])
         conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
@@ -129,9 +168,10 @@ def migrate(
         found = installed(conn, schema)
         before = found.version if found else 0
         if before > len(steps):
-            raise Refused(
-                f"schema {schema!r} has version {before}, this tidemill knows {len(steps)}; "
-                "upgrade tidemill here"
+            raise Outgrown(
+                f"schema {schema!r} has version {before}, which a newer release made; this "
+                f"tidemill makes version {len(steps)} and never goes back: upgrade tidemill here, "
+                "or run tidemill migrate with the newer release"
             )
         if found and (found.version, found.functions) == (len(steps), digest):
             return before, before  # others may be at work
@@ -143,6 +183,7 @@ def migrate(
             )
         if len(steps) >= VERSION:  # a test may ask for less, which they do not fit
             _run(conn, functions, schema)
+            conn.execute("UPDATE meta SET serves = %s", [SERVES])
         conn.execute("UPDATE meta SET version = %s, functions = %s", [len(steps), digest])
     return before, len(steps)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,8 @@ from tidemill.brokers.postgres.connection import Connection
 from tidemill.brokers.postgres.hearing import Hearing
 from tidemill.brokers.postgres.lines import Line, Lines
 from tidemill.brokers.postgres.migrating import bring_up
-from tidemill.brokers.postgres.schema import check, installed
+from tidemill.brokers.postgres.schema import VERSION, check, installed, refuse_outgrown
+from tidemill.brokers.postgres.trouble import Outgrown, Renumbered
 from tidemill.brokers.postgres.wire import texts
 from tidemill.locks import LongLock
 
@@ -69,17 +72,20 @@ class Session:
 
     def __init__(self, address: Address, heard: Callable[[str], None], back: Callable[[], None]):
         self.address = address
-        self.lines = Lines(address)
+        self.lines = Lines(address, self._look_for_queues)
         self.statements = Statements(address.schema)
-        self.queues: dict[str, int] = {}
+        self.queues: dict[str, int] = {}  # another dict when the server has lost some of them
+        self._met: weakref.WeakSet[object] = weakref.WeakSet()  # connections of callers
         self.hearing: Hearing | None = None
         self._heard, self._back = heard, back
         self._lock = LongLock()
         self._tone_deaf = False
         self._settled = 0
         self._next_chores = 0.0
+        self.unserved: Outgrown | None = None  # a newer release no longer answers our calls
         if address.migrate:
-            bring_up(address)
+            with contextlib.suppress(Outgrown):  # the check tells whether that serves us
+                bring_up(address)
 
         def look(_: object, conn: Connection) -> tuple[Any, ...]:
             found = check(conn, address.schema, address.where)
@@ -109,8 +115,19 @@ class Session:
         )
         return "(" + ",".join(map(repr, values)) + ")"
 
-    def call(self, name: str, arguments: Sequence[Any], types: str, *, plain: bool = False) -> Any:
-        """What a function answers; ``types`` are those of its arguments, before the prefs."""
+    def call(
+        self,
+        name: str,
+        arguments: Sequence[Any],
+        types: str,
+        *,
+        plain: bool = False,
+        queues: Mapping[str, int] | None = None,
+    ) -> Any:
+        """What a function answers; ``types`` are those of its arguments, before the prefs.
+
+        ``queues`` are the numbers that the arguments were made with.
+        """
         holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
         values = list(arguments)
         if not plain:
@@ -119,13 +136,22 @@ class Session:
         text = f'SELECT "{self.address.schema}".{name}({", ".join(holes)})'
 
         def work(_: object, conn: Connection) -> Any:
+            self.check_numbers(queues)
             row = conn.execute(text.encode(), values).fetchone()
             assert row is not None
             return row[0]
 
         return self.lines.run(work, patience=self.address.patience)
 
-    def once(self, name: str, arguments: Sequence[Any], types: str, *, plain: bool = False) -> Any:
+    def once(
+        self,
+        name: str,
+        arguments: Sequence[Any],
+        types: str,
+        *,
+        plain: bool = False,
+        queues: Mapping[str, int] | None = None,
+    ) -> Any:
         """The same for what changes something: when its reply is lost it is answered again."""
         schema = self.address.schema
         holes = [f"%s::{kind.strip()}" for kind in types.split(",")]
@@ -140,6 +166,7 @@ class Session:
         serials: dict[str, int] = {}
 
         def work(line: Line, conn: Connection) -> Any:
+            self.check_numbers(queues)
             if line.id not in serials:  # else it is done again, its reply was lost
                 line.serial += 1
                 serials[line.id] = line.serial
@@ -167,23 +194,78 @@ class Session:
 
         return self.lines.run(work, patience=self.address.patience)
 
-    def known(self, names: Iterable[str]) -> Iterable[str]:
-        """The names, once their numbers are in ``queues``: made if they are new."""
+    def known(self, names: Iterable[str]) -> dict[str, int]:
+        """The numbers of queues by name, of these at least: made if they are new."""
         new = [name for name in names if name not in self.queues]
         if new:
             text = f'SELECT * FROM "{self.address.schema}".queue_numbers(%s)'
-            self.queues.update(dict(self.query(text, [texts(new)])))
-        return names
+            found = dict(self.query(text, [texts(new)]))  # which may replace ``queues``
+            self.queues.update(found)
+        return self.queues
+
+    def _look_for_queues(self, conn: Connection) -> None:
+        """A server that we meet anew may have lost queues, and gives them other numbers.
+
+        So does a standby that lagged when it took over, or a backup that was restored.
+        """
+        known = dict(self.queues)
+        if not known:
+            return
+        names, schema = texts(list(known)), self.address.schema
+        look = f'SELECT name, number FROM "{schema}".queue WHERE name = ANY (%s)'
+        if dict(conn.execute(look.encode(), [names]).fetchall()) == known:
+            return
+        make = f'SELECT * FROM "{schema}".queue_numbers(%s)'
+        found = dict(conn.execute(make.encode(), [names]).fetchall())
+        if any(self.queues.get(name) != number for name, number in found.items()):
+            self.queues = found
+
+    def check_numbers(self, queues: Mapping[str, int] | None) -> None:
+        """Before a call is made whose arguments were made with these numbers.
+
+        Raises:
+            Renumbered: they are those of a server that has lost its latest steps.
+        """
+        if queues is not None and queues is not self.queues:
+            raise Renumbered(
+                f"PostgreSQL at {self.address.where} has lost its latest steps, some of its queues "
+                "among them; try again"
+            )
+
+    def meet(self, txn: object) -> None:
+        """Before numbers are used on a connection of the caller's: do they hold at its server?
+
+        Our own connections break when the server does. The new ones look for our queues.
+        """
+        if txn not in self._met:
+            self.query("SELECT 1")
+            self._met.add(txn)
 
     def outgrown(self) -> bool:
-        """True when somebody has brought the store to another version since we opened it."""
+        """True when it is of a newer version, or of another than when we opened it."""
 
         def look(_: object, conn: Connection) -> bool:
             found = installed(conn, self.address.schema)
+            if found is None:
+                return False
             ours = self.installed.version, self.installed.functions
-            return found is not None and (found.version, found.functions) != ours
+            return found.version > VERSION or (found.version, found.functions) != ours
 
         return self.lines.run(look)
+
+    def look_for_upgrade(self) -> None:
+        """See whether a newer release has migrated the store and no longer serves this one."""
+
+        def look(_: object, conn: Connection) -> None:
+            found = installed(conn, self.address.schema)
+            if found is not None:
+                refuse_outgrown(found, self.address.schema, self.address.where)
+
+        try:
+            self.lines.run(look)
+            self.unserved = None
+        except Outgrown as error:
+            self.unserved = error
 
     def chores(self, settled: int) -> int:
         """How many finished jobs the next call may prune, besides; 0 mostly: not yet."""

@@ -16,7 +16,9 @@ from tidemill.errors import (
 
 __all__ = [
     "NOT_MIGRATED",
+    "Outgrown",
     "Refused",
+    "Renumbered",
     "SerializationConflict",
     "Stalled",
     "Unfit",
@@ -30,6 +32,14 @@ __all__ = [
 
 class Refused(BrokerUnavailable):
     """The server is there and does not let us in: waiting does not help."""
+
+
+class Outgrown(Refused):
+    """A newer release has migrated the store: this code cannot migrate it, or work on it."""
+
+
+class Renumbered(Refused):
+    """The server has lost queues that this process knew, and gives them other numbers."""
 
 
 class Unfit(BrokerUnavailable):
@@ -117,7 +127,7 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
     if state in _UNMIGRATED:
         return Unfit(
             f"the store at {where} does not fit this version of tidemill ({_said(error)}); "
-            + NOT_MIGRATED
+            f"upgrade tidemill here if the store is newer, else {NOT_MIGRATED}"
         )
     if state in _GIVEN_UP:
         return BrokerUnavailable(f"PostgreSQL at {where} gave up: {_GIVEN_UP[state]}")

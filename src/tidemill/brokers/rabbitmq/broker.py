@@ -30,6 +30,7 @@ from tidemill.brokers.rabbitmq.announcer import Announcer
 from tidemill.brokers.rabbitmq.arriving import arrivals, cursor_message, read_cursor
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.delays import Clockwork
+from tidemill.brokers.rabbitmq.describing import describe
 from tidemill.brokers.rabbitmq.desk import Desk
 from tidemill.brokers.rabbitmq.failed import Failed
 from tidemill.brokers.rabbitmq.farewell import flush_at_exit
@@ -43,6 +44,8 @@ from tidemill.brokers.rabbitmq.policies import examine
 from tidemill.brokers.rabbitmq.publisher import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.registry import Registry
 from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.brokers.rabbitmq.timekeeper import Timekeeper, Timekeeping
+from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
 from tidemill.brokers.rabbitmq.visit import visit
 from tidemill.brokers.schedules import Schedule
 from tidemill.clock import machine_time, wall_time
@@ -79,6 +82,7 @@ class RabbitBroker(Lacking):
         self._settings = settings
         self._closed = False
         self._inherited = False  # lines and owners are those of a parent
+        self._version = ""  # of the server, when we last heard of it
         self._lock = Lock()
         settings.parameters(_PUBLISHERS_BEAT)  # what is wrong with its files is said at once
         self._begin()
@@ -100,22 +104,22 @@ class RabbitBroker(Lacking):
         self._in = Line(settings, "consumer", beat, voice)
         self._names_line = Line(settings, "names", beat)
         self._declarer = Declarer(clockwork, self._names.failed)
-        self._publisher = Publisher(self._out, self._declarer)
+        notice = TimerQueues(self._names).notice
+        self._publisher = Publisher(self._out, self._declarer, notice)
         for user in (self._declarer, self._publisher):
             self._out.add(user)
-        consumers = Declarer(clockwork, self._names.failed)
-        self._in_declarer = consumers
+        consumers = self._in_declarer = Declarer(clockwork, self._names.failed)
         self._joined = False
-        self._clockwork = clockwork
-        self._writer = Writer(self._names, clockwork)
+        self._writer = Writer(self._names, clockwork, self._workers_keep_time)
         self._failed = Failed(settings, self._writer, self._publish, self._make_known)
         self._registry = Registry(self._names_line, clockwork, self._names)
-        tokens = itertools.count(1)
-        shared = self._publisher, self._names, self._writer, tokens.__next__
+        shared = self._publisher, self._names, self._writer, itertools.count(1).__next__
         self._announcer = Announcer(self._out, self._publisher, self._registry, self._served)
         self._out.add(self._announcer)
         self._desk = Desk(self._in, consumers, *shared, self._announcer.entries)
         self._intakes: dict[str, Intake] = {}
+        parts = self._in, consumers, self._publisher, self._names, self._writer
+        self._timekeeping = Timekeeping(lambda: Timekeeper(*parts))
 
     def after_fork_child(self) -> None:
         """In a forked child: lines and owners are the parent's; close our copies.
@@ -147,6 +151,11 @@ class RabbitBroker(Lacking):
                 self._in.add(self._in_declarer)
         self._in.await_up(self._settings.patience)
         return self._in
+
+    def _workers_keep_time(self) -> bool:
+        """Whether workers keep the time of delayed jobs, or the server."""
+        self._version = _text(self._out.server.get("version", "")) or self._version
+        return by_workers(self._settings, self._version)
 
     @property
     def identity(self) -> str:
@@ -220,6 +229,7 @@ class RabbitBroker(Lacking):
             refuse("a lease", Feature.ELSEWHERE)
         self.detach(owner.id)
         self._consuming()
+        self._timekeeping.start()
         queues = self._all_queues() if owner.kind == "worker" and not owner.queues else None
         intake = self._intakes[owner.id] = Intake(owner, self._desk)
         if queues is not None:
@@ -243,6 +253,8 @@ class RabbitBroker(Lacking):
         if intake is not None:
             self._registry.unlisten(intake.serve)
             intake.close(patience)
+            if not self._intakes:
+                self._timekeeping.stop(patience)
 
     def _intake(self, owner_id: str) -> Intake:
         self._check_open()
@@ -350,22 +362,7 @@ class RabbitBroker(Lacking):
         self._check_open()
         self._out.await_up(self._settings.patience)
         server = {k: _text(v) for k, v in self._out.server.items()}
-        with visit(self._settings) as there:
-            delayed = sum(there.count(place)[0] for place in self._clockwork.all_waits())
-            failed, _ = there.count(self._names.failed)
-        return {
-            "broker": "rabbitmq",
-            "url": self.url,
-            "server": f"{server.get('product', 'unknown')} {server.get('version', '')}".strip(),
-            "cluster": server.get("cluster_name", ""),
-            "queues": "classic" if self._settings.classic else "quorum",
-            "prefix": self._settings.prefix,
-            "durable": True,
-            "durability": "accepted jobs survive power loss: only what is synced is confirmed",
-            "delayed": delayed,
-            "failed": failed,
-            "publishing": f"blocked: {self._out.blocked}" if self._out.blocked else "open",
-        }
+        return describe(self._settings, self._names, server, self._out.blocked)
 
     def policies(self) -> Policed:
         """What operators set on the server that can destroy accepted jobs."""
@@ -429,6 +426,7 @@ class RabbitBroker(Lacking):
         """Sleep until the server has all verdicts, for some seconds at most."""
         if not (self._closed or self._inherited):
             until = machine_time() + _FAREWELL
+            self._timekeeping.stop(_FAREWELL)
             self._publisher.flush(_FAREWELL)  # a message is acknowledged after its successor
             for intake in list(self._intakes.values()):
                 intake.flush(max(0.1, until - machine_time()))
@@ -440,6 +438,7 @@ class RabbitBroker(Lacking):
             for owner_id in list(self._intakes):
                 self._let_go(owner_id, max(0.1, until - machine_time()))
             if not self._inherited:
+                self._timekeeping.stop(max(0.1, until - machine_time()))
                 self._publisher.close()
                 for line in (self._names_line, self._in, self._out):
                     line.close()

@@ -28,7 +28,7 @@ from tidemill.brokers.rabbitmq.delays import LEVELS, Clockwork
 from tidemill.brokers.rabbitmq.names import Place
 from tidemill.clock import machine_time
 
-__all__ = ["SILENT", "Declarer"]
+__all__ = ["SILENT", "Answer", "Declarer"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
@@ -138,8 +138,8 @@ class Declarer:
         acts: list[_Act] = []
         if any(place.due for place in todo):
             acts += self._exchange(-1)
-            if self._failed.name not in self._known:  # else what the server takes out is dropped
-                self._run([self._queue(self._failed)], [self._failed.name], lambda why: None)
+        if self._failed.name not in self._known and any(map(self._needs_failed, todo)):
+            self._run([self._queue(self._failed)], [self._failed.name], lambda why: None)
         for place in todo:
             acts.append(self._queue(place))
             if place.due:
@@ -177,6 +177,10 @@ class Declarer:
             then(0 if why else int(frame.method.message_count), why)
 
         self._begin(_Errand([self._queue(place)], answer, slow))
+
+    def _needs_failed(self, place: Place) -> bool:
+        """Whether what the server takes out of a place is dropped if nothing keeps it."""
+        return bool(place.arguments.get("x-dead-letter-routing-key") == self._failed.name)
 
     def _queue(self, place: Place) -> _Act:
         return _Queue(place, self._older)

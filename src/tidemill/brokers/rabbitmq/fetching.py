@@ -58,12 +58,21 @@ class Fetching:
             with self._lock:
                 if len(shelf):
                     return shelf.take()[0]  # it was on its way when the server was asked
+            consumed = len(shelf.consumers) > 1  # by this owner, beside its calls for one message
             question = self._ask(shelf)
             found = question.found
             if isinstance(found, Hold):
                 return found
-            if found is None and not len(shelf):
+            if found is None and not len(shelf) and not (consumed and self._brings(shelf)):
                 return None
+
+    def _brings(self, shelf: Shelf) -> bool:
+        """Whether a consumer of this owner had the message.
+
+        The server may answer that a queue is empty before it brings a message that it has given to
+        a consumer of the same channel. The answer to a later call comes after that message.
+        """
+        return self._tap.sync(ANSWER_WITHIN) and len(shelf) > 0
 
     def _ask(self, shelf: Shelf) -> _Question:
         question = _Question()

@@ -43,7 +43,7 @@ _ASK_AGAIN = 0.05
 """Seconds until the server is asked again whether a place is empty."""
 
 _ARRIVES = 0.1
-"""Seconds in which the server may not count yet what it was sent."""
+"""Seconds after which the server counts the messages that were sent back to a queue."""
 
 
 class Intake:
@@ -231,7 +231,7 @@ class Intake:
         return shelf.empty
 
     def _ask(self, shelf: Shelf) -> None:
-        arrivals = shelf.arrivals
+        arrivals, asked = shelf.arrivals, machine_time()
 
         def answer(count: int, why: str) -> None:
             if count:
@@ -246,7 +246,7 @@ class Intake:
                 if not shelf.asking or shelf.arrivals != arrivals:
                     return  # the line was lost, or something came
                 shelf.late = False
-                if empty and machine_time() - shelf.back > _ARRIVES:
+                if empty and asked - shelf.back > _ARRIVES:
                     shelf.asking, shelf.empty = False, True
                     self.bell.tell()
                 else:  # others may get what is there

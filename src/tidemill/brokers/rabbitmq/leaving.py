@@ -26,6 +26,7 @@ from tidemill.brokers.rabbitmq.message import Carried, Writer, read
 from tidemill.brokers.rabbitmq.names import Names, Place
 from tidemill.brokers.rabbitmq.publisher import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.brokers.rabbitmq.timer_queues import TimerQueues
 from tidemill.brokers.rabbitmq.visit import Seen, Unanswered, Visit, visit
 from tidemill.clock import wall_time
 from tidemill.crash import point
@@ -66,7 +67,9 @@ class Leaving:
         self._publish = publish
         self._names = names
         self._clockwork = Clockwork(settings.prefix)
-        self._waits = {place.name for place in self._clockwork.all_waits()}
+        self._timers = TimerQueues(names)
+        self._delayed = [*self._timers.all(), *self._clockwork.all_waits()]
+        self._waits = {place.name for place in self._delayed}
         self._queues = dict.fromkeys(queues)
         self._missing: set[str] = set()  # places that were not there: to ask for one takes long
         self._stored: set[str] = set()  # runs of suspects that are there once more
@@ -129,7 +132,7 @@ class Leaving:
             counts = [server.count(place) for place in self._homes(queue)]
             jobs += sum(ready for ready, _ in counts)
             consumers += max((served for _, served in counts), default=0)
-        for place in self._answering((*self._clockwork.all_waits(), self._names.failed)):
+        for place in self._answering((*self._delayed, self._names.failed)):
             there = server.look(place)
             jobs += there[0] if there else 0
             (self._missing.discard if there else self._missing.add)(place.name)
@@ -150,7 +153,7 @@ class Leaving:
         return self._answering(dict.fromkeys(homes))
 
     def _places(self) -> Iterator[Place]:
-        waits = self._answering(self._clockwork.all_waits())
+        waits = self._answering(self._delayed)
         yield from (wait for wait in waits if wait.name not in self._missing)
         for queue in list(self._queues):  # those also that were heard of in the clock
             yield from self._homes(queue)
@@ -267,6 +270,8 @@ class Leaving:
             return now + job.rest
         if at and abs(job.due - at) < 0.002:
             return at
+        if self._timers.level(place.name) is not None:
+            return max(now, job.due)
         least, most = self._clockwork.left(place, seen.key)
         due = job.due or float("inf")
         return min(max(due, now + least + job.rest), now + most + job.rest)

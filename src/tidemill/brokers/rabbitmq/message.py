@@ -2,6 +2,7 @@
 
 The body is the envelope, as every broker has it. What changes from run to run stands in headers,
 which a new job does not have: ``attempt`` (runs so far), ``error`` (how the last one ended),
+``home`` (where it goes when it is due, if workers keep its time: :mod:`.timer_queues`),
 ``due`` (milliseconds of wall time until when it waits, for who takes it out of the clock), ``rest``
 (milliseconds it is to wait beyond what the clock holds at once), ``losses`` (one more than how
 often its worker died since it is held to be why, and runs alone), ``handed`` (how often it may have
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -25,6 +26,7 @@ from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.names import Names, Place, server_priority
 from tidemill.brokers.rabbitmq.plain import CONTENT_TYPE, plain_properties, plain_run
 from tidemill.brokers.rabbitmq.publisher import Outgoing
+from tidemill.brokers.rabbitmq.timer_queues import HOME, LONGEST, TimerQueues
 from tidemill.clock import wall_time
 from tidemill.job import Envelope, decode_envelope, encode_envelope
 
@@ -57,11 +59,18 @@ class Carried(msgspec.Struct):
 
 
 class Writer:
-    """Makes messages of jobs, each with a number that no other has."""
+    """Makes messages of jobs, each with a number that no other has.
 
-    def __init__(self, names: Names, clockwork: Clockwork) -> None:
+    ``by_workers`` says whether workers keep the time of delayed jobs, or the server.
+    """
+
+    def __init__(
+        self, names: Names, clockwork: Clockwork, by_workers: Callable[[], bool] = lambda: False
+    ) -> None:
         self._names = names
         self._clockwork = clockwork
+        self._timers = TimerQueues(names)
+        self._by_workers = by_workers
         self._mark = uuid.uuid4().hex[:16]
         self._numbers = itertools.count()
 
@@ -87,9 +96,13 @@ class Writer:
         if delay <= 0:
             return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
         headers["due"] = math.ceil(((now or wall_time()) + delay) * 1000)
-        rest = delay - longest()
+        by_workers = self._by_workers()
+        rest = delay - (LONGEST if by_workers else longest())
         if rest > 0:
             headers["rest"] = round(rest * 1000)
+        if by_workers:
+            headers[HOME], home = home.name, self._timers.for_delay(delay)
+            return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
         digits = split(delay)
         exchange, key = self._clockwork.route(digits, home.name)
         return Outgoing(exchange, key, self._properties(job, headers), job.encoded, home, digits)

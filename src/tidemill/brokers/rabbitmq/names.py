@@ -9,6 +9,8 @@
     PREFIX.moved.MARK              how far a store has come that moves here (:mod:`.arriving`)
     PREFIX.delay.LEVEL.DIGIT       what is not due yet (:mod:`.delays`)
     PREFIX.delay.LEVEL, PREFIX.due exchanges between those
+    PREFIX.timer.LEVEL             what is not due yet, where workers keep time
+                                   (:mod:`.timer_queues`); PREFIX.timers: which are in use
 
 Of what a store has carried the prefix goes on with what stands for that store.
 
@@ -25,7 +27,7 @@ import msgspec
 from tidemill.errors import InvalidOption
 from tidemill.job import Envelope, priority_of
 
-__all__ = ["NEVER", "Names", "Place", "is_pattern", "server_priority"]
+__all__ = ["NEVER", "Names", "Place", "is_pattern", "safe", "server_priority"]
 
 _KINDS, _BANDS = ("tasks", "messages"), ("high", "normal", "low")
 
@@ -52,6 +54,7 @@ class Place(msgspec.Struct, frozen=True):
         queue, kind: whose it is; the kind is tasks or messages.
         due: it is bound to the exchange of what has come due.
         alone: each of its jobs is run alone.
+        listed: workers serve it when they are told of it (:mod:`.timer_queues`).
     """
 
     name: str
@@ -61,6 +64,7 @@ class Place(msgspec.Struct, frozen=True):
     kind: str = ""
     due: bool = False
     alone: bool = False
+    listed: bool = False
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -141,11 +145,11 @@ def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
     if names.classic:
         older = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
     name = f"{names.prefix}.{kind}.{band}.{queue}"
-    arguments = older | _safe(names.failed)
+    arguments = older | safe(names.failed)
     return Place(name, arguments, older, queue, kind, due=True, alone=band == "suspect")
 
 
-def _safe(failed: Place) -> dict[str, Any]:
+def safe(failed: Place) -> dict[str, Any]:
     """What keeps a policy of the server from destroying jobs that were accepted.
 
     A full queue refuses new jobs and drops none. What the server takes out of a queue goes to the

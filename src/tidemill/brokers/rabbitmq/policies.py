@@ -15,14 +15,12 @@ from typing import Any
 from tidemill.brokers.policing import Danger, Policed
 from tidemill.brokers.rabbitmq.names import Names, Place
 from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.brokers.rabbitmq.timer_queues import by_workers, forwards
 from tidemill.brokers.rabbitmq.visit import visit
 
-__all__ = ["examine", "of_policies", "of_version"]
+__all__ = ["examine", "of_delays", "of_policies", "of_version"]
 
 _PORT, _TLS_PORT = 15672, 15671
-
-_FORWARDS = (3, 12, 5)
-"""The first version that forwards to a queue whose leader was on a node that is lost."""
 
 _WITHIN = 3.0
 """Seconds that the management plugin has to answer."""
@@ -47,19 +45,27 @@ def examine(
             break
         except (OSError, ValueError) as error:
             seen = seen or f"cannot be read: the management plugin at {base} says: {error}"
-    dangers = list(of_version(version)) if len(settings.hosts) > 1 else []
+    dangers, delays = list(of_version(settings, version)), of_delays(settings, version)
     if rows is not None:
-        return Policed(seen, [*dangers, *of_policies(rows, names)])
+        return Policed(seen, [*dangers, *of_policies(rows, names)], delays)
     older = _older(settings, [p for q in queues for p in _places(names, q)])
-    return Policed(seen, [*dangers, *([_of_older(settings, names, older)] if older else [])])
+    dangers += [_of_older(settings, names, older)] if older else []
+    return Policed(seen, dangers, delays)
 
 
-def of_version(version: str) -> Iterator[Danger]:
+def of_version(settings: Settings, version: str) -> Iterator[Danger]:
     """What a cluster of this version does wrong when it loses a node."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    if numbers < _FORWARDS:
+    if len(settings.hosts) > 1 and not (forwards(version) or by_workers(settings, version)):
         text = f"a cluster of RabbitMQ {version} that loses a node can hold up delayed jobs"
-        yield Danger(f"{text} until the node is back", "update to RabbitMQ 3.12.5 or later")
+        advice = "take delays=server out of the url, or update to RabbitMQ 3.12.5 or later"
+        yield Danger(f"{text} until the node is back", advice)
+
+
+def of_delays(settings: Settings, version: str) -> str:
+    """Who keeps the time of delayed jobs, if it is not the server."""
+    if not by_workers(settings, version):
+        return ""
+    return f"workers keep the time of delayed jobs (RabbitMQ {version}): without one they wait"
 
 
 def _addresses(settings: Settings) -> list[str]:
@@ -121,6 +127,7 @@ _DROPS = "drops jobs without a trace"
 _DROPS_OLDEST = "drops the oldest jobs without a trace"
 _FORGETS = "forgets failed jobs early"
 _HURRIES = "lets delayed jobs run early"
+_FAILS = "makes delayed jobs fail"
 _FORGETS_MOVE = "forgets how far a move came"
 
 
@@ -146,6 +153,8 @@ def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str
         own = arguments.get("x-message-ttl", 0)
         if policy.get("message-ttl", own) < own:
             yield "message-ttl", _HURRIES
+    elif kind in ("timer", "timers"):
+        yield from ((key, _FAILS) for key in _TAKES_OUT if key in policy)
     elif kind == "moved":
         yield from ((key, _FORGETS_MOVE) for key in _TAKES_OUT if key in policy)
 

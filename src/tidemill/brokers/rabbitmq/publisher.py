@@ -18,7 +18,9 @@ import pika
 from tidemill.brokers.rabbitmq.declaring import Declarer
 from tidemill.brokers.rabbitmq.lanes import MOST, REFUSED, Batch, Lane, Lanes, Outgoing, never_made
 from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.names import Place
 from tidemill.brokers.rabbitmq.pulse import DEAD, Pulse
+from tidemill.brokers.rabbitmq.readiness import Readiness
 from tidemill.brokers.rabbitmq.trials import Trials
 from tidemill.brokers.rabbitmq.trouble import with_grant
 from tidemill.brokers.rabbitmq.wire import Answer, Came, Sent, Wire
@@ -53,9 +55,11 @@ _REOPEN = 0.5
 class Publisher:
     """Publishes over one line."""
 
-    def __init__(self, line: Line, declarer: Declarer) -> None:
+    def __init__(
+        self, line: Line, declarer: Declarer, notice: Callable[[Place], Outgoing]
+    ) -> None:
         self._line = line
-        self._declarer = declarer
+        self._readiness = Readiness(declarer, notice, self.send)
         self._pulse = Pulse(line, self._owes)
         self._connection: pika.SelectConnection | None = None
         self._main: Wire | None = None
@@ -137,6 +141,7 @@ class Publisher:
 
     def opened(self, connection: pika.SelectConnection) -> None:
         self._connection = connection
+        self._readiness.begin_anew()
         self._pulse.begin(connection)
         self._open_main()
         self._pump()  # what is to be made, or tried
@@ -169,7 +174,7 @@ class Publisher:
         """The server refused something we published; the line itself may be well."""
         why = with_grant(why, self._line.settings)
         log.error("rabbitmq closed the channel of what we publish: %s", why)
-        self._declarer.forget_all()  # somebody may have deleted what we publish to
+        self._readiness.forget_all()  # somebody may have deleted what we publish to
         soon = not wire.sent
         for batch in {id(batch): batch for _, batch, _ in wire.sent.values()}.values():
             batch.tries += 1
@@ -228,7 +233,7 @@ class Publisher:
                 quiet.set()
 
     def _send_of(self, lane: Lane) -> None:
-        if not self._is_ready(lane):
+        if not self._readiness.has(lane):
             self._prepare(lane)
         elif lane.target in self._trials.proven:
             self._send_some(lane)
@@ -271,21 +276,10 @@ class Publisher:
 
     # -- making and trying ----------------------------------------------------------------------
 
-    def _is_ready(self, lane: Lane) -> bool:
-        declarer = self._declarer
-        return declarer.knows(lane.home) and (not lane.digits or declarer.knows_waits(lane.digits))
-
     def _prepare(self, lane: Lane) -> None:
         """Make what a lane needs; the others go on."""
         lane.halted = True
-
-        def waits(why: str) -> None:
-            if why or not lane.digits:
-                self._prepared(lane, why)
-            else:
-                self._declarer.declare_waits(lane.digits, functools.partial(self._prepared, lane))
-
-        self._declarer.declare([lane.home], waits)
+        self._readiness.make(lane, functools.partial(self._prepared, lane))
 
     def _prepared(self, lane: Lane, why: str) -> None:
         if not why or not self._line.is_up:  # for want of a line it is not its fault
@@ -361,7 +355,7 @@ class Publisher:
     def _came_back(self, lane: Lane, batch: Batch, item: Outgoing) -> None:
         if not lane.back:
             log.warning("the queue %s was gone; it is made again", item.home.name)
-            self._declarer.forget_all()
+            self._readiness.forget_all()
         if not batch.is_over:
             lane.back.append((batch, item, False))
 

@@ -23,7 +23,7 @@ CONNECT_TIMEOUT = 5.0
 """Seconds one host has to answer."""
 
 _OPTIONS = (
-    *("management", "owner_lease", "patience", "prefix", "queues", "store"),
+    *("delays", "management", "owner_lease", "patience", "prefix", "queues", "store"),
     *("tls_ca", "tls_cert", "tls_key", "tls_verify"),
 )
 _PREFIX = re.compile(r"[\w:-]{1,20}")
@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         shown: the URL without its password.
         store: the URL of the store that what is ready comes from; empty for none.
         management: the address of the management plugin; empty for its port on the same hosts.
+        delays: who keeps the time of delayed jobs, server or workers; empty: by the version.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -54,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shown: str
     store: str = ""
     management: str = ""
+    delays: str = ""
 
     @property
     def where(self) -> str:
@@ -151,6 +153,7 @@ def check_url(url: Url) -> Settings:
         shown=_masked(url.text),
         store=_store(options.get("store", "")),
         management=_management(options.get("management", "")),
+        delays=_delays(options.get("delays", "")),
     )
 
 
@@ -174,6 +177,12 @@ def _management(text: str) -> str:
         raise InvalidOption(
             f"management in the url must be http://host:port or https://host:port, not {text!r}"
         )
+    return text
+
+
+def _delays(text: str) -> str:
+    if text not in ("", "server", "workers"):
+        raise InvalidOption(f"delays in the url must be server or workers, not {text!r}")
     return text
 
 

@@ -136,6 +136,7 @@ class Wire:
         for last, multiple, stored in confirms:
             tags = [last]
             if multiple:
+                # The list is made at once, so the lambda sees this turn's ``last``.
                 tags = list(itertools.takewhile(lambda tag: tag <= last, self.sent))  # noqa: B023
             came = Came.STORED if stored else Came.REFUSED
             for tag in tags:

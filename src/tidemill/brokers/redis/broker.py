@@ -19,6 +19,7 @@ from typing import Any
 
 from tidemill.brokers.base import Departure, Feature, Filter, Page, QueueStats, Reply, Step
 from tidemill.brokers.forks import tell_of_forks
+from tidemill.brokers.parking import Parked, sleep
 from tidemill.brokers.redis.deaths import folder_here
 from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.limits import Ledger, change
@@ -198,11 +199,14 @@ class RedisBroker:
             )
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        return sleep(self.parked(owner_id, timeout, fds))
+
+    def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
         member = self._members[owner_id]
         now = time.monotonic()
         limit = max(0.0, self._next_tick - now)
-        ready = self._members.sleep(member, min(timeout, limit), fds)
+        ready = yield from self._members.parked(member, min(timeout, limit), fds)
         now = time.monotonic()
         if now >= self._next_tick:
             self._tick(self._brisk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from tidemill.brokers.asleep import Asleep
 from tidemill.brokers.base import Mode, Reply, Step, Want
 from tidemill.brokers.conversation import Conversation
+from tidemill.brokers.parking import Parked, Until
 from tidemill.brokers.redis.deaths import Deaths, Watch, release_args
 from tidemill.brokers.redis.lines import STEP_TIMEOUT, Lines
 from tidemill.brokers.redis.record import pack_verdict, read_leases
@@ -31,6 +32,7 @@ from tidemill.locks import LongLock
 __all__ = ["Members", "check_moved"]
 
 _LONGEST = 3600.0
+_Ended = tuple[list[int], bool]
 _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
 _HEAD = struct.Struct(">QQH").pack
 _NAMED = struct.Struct(">QH").pack
@@ -131,14 +133,15 @@ class Member:
         self.told = max(self.told, *[lease.token for lease in leases if lease], 0)
         return leases
 
-    def sleep(self, timeout: float, fds: Sequence[int]) -> tuple[list[int], bool]:
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
         """Until a hint, a wake, a death, a readable descriptor, a time to look, or the timeout.
 
         The descriptors that are readable, and whether one of those it watches has died.
         """
         limit = min(self.renew_at, self.death_at) - time.monotonic()
         watched = self.watch.fds
-        ready = self.sleeper.wait(min(timeout, limit, _LONGEST), [self._pipe.fd, *fds], watched)
+        timeout = min(timeout, limit, _LONGEST)
+        ready = yield from self.sleeper.parked(timeout, [self._pipe.fd, *fds], watched)
         if self._pipe.fd in ready:
             ready.remove(self._pipe.fd)
             self._pipe.drain()
@@ -358,14 +361,14 @@ class Members:
         """Give back what owners held that died; how many owners that were."""
         return self._deaths.reap()
 
-    def sleep(self, member: Member, timeout: float, fds: Sequence[int]) -> list[int]:
+    def parked(self, member: Member, timeout: float, fds: Sequence[int]) -> Parked:
         """Sleep as a member, and give back what neighbours held that died meanwhile."""
         if member.roster != member.watch.seen:
             self._deaths.watch(member.watch, member.roster)
         with member.asleep.inside() as may:
             if not may:
                 return []  # it was given up a moment ago, or attached once more
-            ready, died = member.sleep(timeout, fds)
+            ready, died = yield from member.parked(timeout, fds)
         if died:
             self._deaths.forget(member.watch)
             self._deaths.reap()

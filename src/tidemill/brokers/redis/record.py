@@ -261,6 +261,7 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         worker=worker.decode(),
         cancelling=bool(flags & _CANCELLING),
         progress=_PAIR.unpack(progress) if progress else None,
+        # ``lines`` is a list of bytes, which the one type of all columns cannot say.
         log=[(_DOUBLE.unpack_from(line)[0], bytes(line[8:]).decode()) for line in lines],  # type: ignore[arg-type, index]
     )
     if wait:

@@ -6,7 +6,6 @@ make it again counts as a hint.
 
 from __future__ import annotations
 
-import select
 import ssl
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from redis.connection import Connection
 
+from tidemill.brokers.parking import Parked, Until, sleep
 from tidemill.brokers.redis.server import CONNECT_TIMEOUT, SILENCE, Server
 from tidemill.brokers.redis.trouble import Away, translate
 from tidemill.brokers.sigpipe import Unkilled
@@ -63,9 +63,13 @@ class Sleeper:
         self._pinged = self._heard = time.monotonic()
         return False
 
-    def wait(
+    def wait(self, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        """Sleep in this thread: see :meth:`parked`."""
+        return sleep(self.parked(timeout, fds))
+
+    def parked(
         self, timeout: float, fds: Sequence[int] = (), watched: Sequence[int] = ()
-    ) -> list[int]:
+    ) -> Parked:
         """Until a hint, a readable descriptor, the end of a watched one, or the timeout.
 
         Returns those that are readable, or have ended.
@@ -85,7 +89,7 @@ class Sleeper:
             if self._connection is None:
                 return []
             left = min(until, look_at) - time.monotonic()
-            ready = _poll([sock.fileno(), *fds], watched, max(0.0, left))
+            ready = yield Until(left, [sock.fileno(), *fds], watched)
             if sock.fileno() in ready:
                 ready.remove(sock.fileno())
                 if self._drain(sock):
@@ -144,17 +148,6 @@ class Sleeper:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
-
-
-def _poll(fds: Sequence[int], watched: Sequence[int], seconds: float) -> list[int]:
-    """The readable ones, or broken ones; unlike ``select`` with descriptors of any number."""
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    for fd in watched:
-        poll.register(fd, 0)  # it hangs up
-    with Waiting():
-        return [fd for fd, _ in poll.poll(seconds * 1000)]
 
 
 def _socket(connection: Connection) -> Any:

@@ -137,7 +137,7 @@ def _message(backend: Backend, job: JobIn) -> Envelope:
         raise InvalidOption("args and kwargs go with task; a message has a body")
     if job.timeout is not None or job.result_ttl is not None:
         raise InvalidOption("timeout and result_ttl go with task; a message has a ttr")
-    body = job.body if job.encoding == "json" else bytes_of(job.body)
+    body = job.body if job.encoding == "json" else bytes_of("body", job.body)
     envelope = backend.queue(job.queue or "default").envelope(body, **options_of(job))
     if job.queue is None:
         raise InvalidOption("queue: a message needs the name of its queue")
@@ -162,7 +162,10 @@ def options_of(job: MessageOptions) -> dict[str, Any]:
     values = pick(msgspec.structs.astuple(job))
     if values == nothing:  # as most have it
         return {}
-    return {name: v for name, v in zip(names, values, strict=True) if v is not None}
+    options = {name: v for name, v in zip(names, values, strict=True) if v is not None}
+    if "retries" in options:
+        options["retries"] = int(options["retries"])
+    return options
 
 
 @functools.cache
@@ -188,7 +191,7 @@ async def list_jobs(call: Call, query: JobQuery) -> Jobs:
     """
     what, mill = filter_of(call, query), call.backend.mill
     mill.features.need(Feature.FAILED, "a list of jobs")
-    limit, find = query.limit, mill.broker.find
+    limit, find = int(query.limit), mill.broker.find
     if query.bodies:
         limit = min(limit, _WITH_BODIES)
     page = await call.backend.run(find_some, find, what, limit, query.cursor)
@@ -204,6 +207,7 @@ _WITH_BODIES = 16
 
 def _listed(mill: Tidemill, record: Record) -> JobListed:
     body, encoding = _shown(mill, record)
+    # public() gives plain values by name, whose types mypy cannot tell apart.
     return JobListed(**record.public(), body=body, encoding=encoding)  # type: ignore[arg-type]
 
 

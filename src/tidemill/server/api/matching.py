@@ -38,9 +38,10 @@ async def _act(call: Call, body: Matching, act: Callable[[Sequence[str]], list[b
 
     def run() -> Acted:
         ids: list[str] = []
+        most = int(body.limit)
         cursor = ""
-        while len(ids) < body.limit:
-            page = mill.find(what, limit=min(body.limit - len(ids), AT_ONCE), cursor=cursor)
+        while len(ids) < most:
+            page = mill.find(what, limit=min(most - len(ids), AT_ONCE), cursor=cursor)
             ids += [record.envelope.id for record in page.records]
             cursor = page.cursor
             if not cursor:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.base import Feature, Mode
+from tidemill.config import check_name
 from tidemill.errors import CodecError
 from tidemill.job import Envelope, Verdict, priority_of
 from tidemill.server.api.jobs import options_of, placed
@@ -65,13 +66,14 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
 
     Each is yours until its ttr is over, and is to be settled with its receipt by then.
     """
-    backend, queues = call.backend, list(dict.fromkeys(body.queues))
+    backend = call.backend
+    queues = [check_name("queue", name) for name in dict.fromkeys(body.queues)]
     check_queues(call.exchange, queues)
     mode = Mode(body.order)
     if mode is Mode.MERGED:
         backend.mill.features.need(Feature.MERGED, "order merged")
     timeout = min(body.timeout, backend.settings.longest_poll)
-    work = backend.desk.reserve(queues, body.count, timeout, mode)
+    work = backend.desk.reserve(queues, int(body.count), timeout, mode)
     if timeout:
         found = await backend.polls.wait(call.exchange, work, [])
     else:
@@ -92,6 +94,7 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
     delivered = await deliver(backend.desk, usable, lambda: line.lost)
     if line.lost:
         raise Gone
+    # ``shown`` is typed for tasks too, which this call never reserves.
     return ReservedMany([shown[held.lease.token] for held in delivered])  # type: ignore[misc]
 
 

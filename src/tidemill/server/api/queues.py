@@ -60,7 +60,8 @@ def _row(mill: Tidemill, name: str) -> QueueStats:
 
 async def change_queue(call: Call, queue: str, body: QueueIn) -> QueueOut:
     """Change a queue: whether it is paused, and how many unfinished jobs it may hold."""
-    return await _change(call, queue, body.paused, body.max_size)
+    max_size = None if body.max_size is None else int(body.max_size)
+    return await _change(call, queue, body.paused, max_size)
 
 
 async def pause_queue(call: Call, queue: str) -> QueueOut:
@@ -116,7 +117,7 @@ async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
     what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
 
     def kick() -> int:
-        done, left, cursor = 0, body.count, ""
+        done, left, cursor = 0, int(body.count), ""
         while left:
             page = mill.find(what, limit=min(left, AT_ONCE), cursor=cursor)
             done += sum(mill.broker.kick([record.envelope.id for record in page.records]))
@@ -145,12 +146,13 @@ async def change_limit(call: Call, name: str, body: LimitIn) -> LimitOut:
 
     A task's is its own name, unless its limit has another.
     """
-    return await _set_limit(call, name, False, lambda m: m.limits.set(name, **_said(body)))
+    return await _set_limit(call, name, False, lambda m: m.limits.set(name, **_said(body)), body)
 
 
 async def change_queue_limit(call: Call, queue: str, body: QueueLimitIn) -> LimitOut:
     """Change what is started of a queue, at once, for all workers."""
-    return await _set_limit(call, queue, True, lambda m: m.limits.set_queue(queue, **_said(body)))
+    said = _said(body)
+    return await _set_limit(call, queue, True, lambda m: m.limits.set_queue(queue, **said), body)
 
 
 async def reset_limit(call: Call, name: str) -> LimitOut:
@@ -164,36 +166,55 @@ async def reset_queue_limit(call: Call, queue: str) -> LimitOut:
 
 
 async def _set_limit(
-    call: Call, name: str, of_queue: bool, change: Callable[[Tidemill], None]
+    call: Call,
+    name: str,
+    of_queue: bool,
+    change: Callable[[Tidemill], None],
+    body: LimitIn | None = None,
 ) -> LimitOut:
     mill = call.backend.mill
 
-    def found() -> LimitOut:
-        for row in _limits(mill):
-            if (row.name, row.queue) == (name, of_queue):
-                return row
-        raise Problem(
-            "not-found",
-            f"no limit has the name {name!r} here; one begins to be with the first job that is "
-            "put under it",
-        )
+    def find() -> LimitOut | None:
+        rows = (row for row in _limits(mill) if (row.name, row.queue) == (name, of_queue))
+        return next(rows, None)
 
     def make() -> LimitOut:
-        if not of_queue:
-            found()  # one that no job has brought along would hold for nothing
+        row = find()
+        if row is None and not of_queue:  # it would hold for nothing
+            raise _no_limit(name)
+        if body is not None and _lacks_rate(body, row):
+            raise Problem("conflict", f"burst: the limit {name!r} has no rate; give rate with it")
         change(mill)
-        return found()
+        if (row := find()) is None:
+            raise _no_limit(name)
+        return row
 
     return await call.backend.run(make)
+
+
+def _lacks_rate(body: LimitIn, row: LimitOut | None) -> bool:
+    """Whether a burst is to be set of a limit that has no rate, and gets none."""
+    given = body.burst is not UNSET and body.burst is not None
+    return given and body.rate is UNSET and (row is None or row.rate is None)
+
+
+def _no_limit(name: str) -> Problem:
+    return Problem(
+        "not-found",
+        f"no limit has the name {name!r} here; one begins to be with the first job that is "
+        "put under it",
+    )
 
 
 def _said(body: LimitIn) -> dict[str, Any]:
     """What was given; null is None, and lifts."""
     fields = (field.name for field in msgspec.structs.fields(body))
     given = {name: value for name in fields if (value := getattr(body, name)) is not UNSET}
+    if given.get("concurrency") is not None:
+        given["concurrency"] = int(given["concurrency"])
     breaker = given.get("breaker")
     if isinstance(breaker, BreakerIn):
-        given["breaker"] = Breaker(breaker.failures, breaker.pause)
+        given["breaker"] = Breaker(int(breaker.failures), breaker.pause)
     return given
 
 
@@ -207,9 +228,9 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/queues/{queue}/kick", kick_queue, OPERATOR),
     Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
     Endpoint("DELETE", "/v1/queues/{queue}", delete_queue, ADMIN, also=(409,)),
-    Endpoint("PATCH", "/v1/queues/{queue}/limit", change_queue_limit, ADMIN),
+    Endpoint("PATCH", "/v1/queues/{queue}/limit", change_queue_limit, ADMIN, also=(409,)),
     Endpoint("DELETE", "/v1/queues/{queue}/limit", reset_queue_limit, ADMIN),
     Endpoint("GET", "/v1/limits", list_limits),
-    Endpoint("PATCH", "/v1/limits/{name}", change_limit, ADMIN),
+    Endpoint("PATCH", "/v1/limits/{name}", change_limit, ADMIN, also=(409,)),
     Endpoint("DELETE", "/v1/limits/{name}", reset_limit, ADMIN),
 )

@@ -142,7 +142,8 @@ async def _each(body: Receipts, act: Callable[[str], Awaitable[None]]) -> Done:
 async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut:
     """The worker of a task lives: more time, and what it says of its progress.
 
-    The answer says when it is to stop. A job beyond its timeout gets no more time.
+    The answer says when it is to stop. A job beyond its timeout gets no more time. The receipt of a
+    message is refused.
     """
     it = _task(call, receipt)
     record = await _record(call, it)
@@ -162,11 +163,14 @@ async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut
 
 
 async def complete(call: Call, receipt: str, body: CompleteIn) -> None:
-    """The task is done, with a result. Safe to send again when the answer was lost."""
+    """The task is done, with a result. Safe to send again when the answer was lost.
+
+    The receipt of a message is refused.
+    """
     it = _task(call, receipt)
 
     def make() -> bytes:
-        value = body.result if body.encoding == "json" else bytes_of(body.result)
+        value = body.result if body.encoding == "json" else bytes_of("result", body.result)
         try:
             return pack(value) if value is not None else b""
         except CodecError as error:
@@ -180,7 +184,8 @@ async def complete(call: Call, receipt: str, body: CompleteIn) -> None:
 async def fail(call: Call, receipt: str, body: FailIn) -> None:
     """The attempt failed: it counts, and is made again after the task's backoff.
 
-    Without ``retry``, or when it was the last attempt, the job has failed.
+    Without ``retry``, or when it was the last attempt, the job has failed. The receipt of a message
+    is refused.
     """
     it, delay = _task(call, receipt), body.delay or 0.0
     if body.retry and body.delay is None:
@@ -191,7 +196,7 @@ async def fail(call: Call, receipt: str, body: FailIn) -> None:
 
 
 async def stopped(call: Call, receipt: str, body: StoppedIn) -> None:
-    """The worker has stopped, since the job is cancelled."""
+    """The worker has stopped, since the job is cancelled. The receipt of a message is refused."""
     await _settle(call, _task(call, receipt), Outcome.CANCELLED, error=body.reason)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tidemill.errors import InvalidOption, ScheduleExists
@@ -33,14 +34,9 @@ async def get_schedule(call: Call, name: str) -> ScheduleOut:
 
 async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
     """Add a schedule; the same again does nothing, another is to be deleted first."""
-    mill = call.backend.mill
-    when = {
-        option: value
-        for option in OPTIONS
-        if (value := getattr(body, option)) is not None and value is not False
-    }
+    mill, when = call.backend.mill, _given(body, OPTIONS)
     try:
-        made = mill.call(body.task, *body.args, **body.kwargs).using(**_options(body))
+        made = mill.call(body.task, *body.args, **body.kwargs).using(**_given(body, _OF_JOBS))
     except TypeError as error:
         raise InvalidOption(f"{body.task} cannot be called so: {error}") from None
     try:
@@ -52,8 +48,11 @@ async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
         return _out(await mill.schedules.aget(name))
 
 
-def _options(body: ScheduleIn) -> dict[str, Any]:
-    return {name: value for name in _OF_JOBS if (value := getattr(body, name)) is not None}
+def _given(body: ScheduleIn, names: Sequence[str]) -> dict[str, Any]:
+    """Of these options those that say something."""
+    values = ((name, getattr(body, name)) for name in names)
+    given = {name: value for name, value in values if value is not None and value is not False}
+    return given | {name: int(given[name]) for name in ("repeats", "retries") if name in given}
 
 
 async def pause_schedule(call: Call, name: str) -> ScheduleOut:

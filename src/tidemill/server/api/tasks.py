@@ -50,10 +50,10 @@ async def reserve_tasks(call: Call, body: ReserveTasksIn) -> ReservedTasks:
     timeout = min(body.timeout, backend.settings.longest_poll)
     for name in list(body.tasks):
         check_name("task", name)
-    queues = list(dict.fromkeys(body.queues))
+    queues = [check_name("queue", name) for name in dict.fromkeys(body.queues)]
     check_queues(call.exchange, queues)
     async with backend.tasks.at(body.tasks) as desk:
-        work = desk.reserve(queues, body.count, timeout, Mode(body.order))
+        work = desk.reserve(queues, int(body.count), timeout, Mode(body.order))
         found = await backend.polls.wait(call.exchange, work, []) if timeout else await work
         return ReservedTasks(await _hand_over(call, desk, found))
 

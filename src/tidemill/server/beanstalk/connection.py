@@ -52,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._is_slow = False  # it does not read what it was sent
         self._is_read = True
         self._later: asyncio.Handle | None = None
+        self._ending = False  # the port takes no more commands
         self._closing = False
 
     # -- told by asyncio --------------------------------------------------------------------------
@@ -169,7 +170,10 @@ class Connection(asyncio.Protocol):
         self._task = None
         if not self._closing:
             self._say(said)
-            self._go_on()
+            if self._ending:
+                self.close()
+            else:
+                self._go_on()
 
     def _count(self, verb: str) -> None:
         if verb:
@@ -212,6 +216,7 @@ class Connection(asyncio.Protocol):
             self._client.has_left = True
 
     def end(self) -> None:
-        """Hang up when what is in hand is done; waiting for a job is not."""
+        """Hang up, once the command that is being done has its answer; who waits gets none."""
+        self._ending = True
         if self._task is None or (self._client is not None and self._client.waiting):
             self.close()

@@ -38,7 +38,7 @@ async def reserve(backing: Backing, client: Client, timeout: int | None = None) 
             now = time.monotonic()
             if warn <= now:
                 return DEADLINE_SOON
-            if until <= now or client.has_ended:
+            if until <= now or client.has_ended or client.has_left or backing.desk.closing:
                 return TIMED_OUT
     finally:
         client.wait(False)

@@ -11,12 +11,16 @@ from tidemill.server.shapes.terms import (
     Conflict,
     Count,
     Encoding,
+    Epoch,
     Moment,
     Name,
     OutEncoding,
     Priority,
+    Rate,
+    Retries,
     Seconds,
     StateName,
+    Thousand,
 )
 
 
@@ -25,7 +29,7 @@ class MessageOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
 
     id: Name | None = None
     delay: Seconds | None = None
-    at: float | None = None
+    at: Epoch | None = None
     priority: Priority | None = None
     ttr: Seconds | None = None
     key: Name | None = None
@@ -33,15 +37,15 @@ class MessageOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
     unique_for: Seconds | None = None
     max_wait: Seconds | None = None
     expires: Seconds | None = None
-    retries: Annotated[int, Meta(ge=0, le=65_000)] | None = None
-    limit: str | None = None
+    retries: Retries | None = None
+    limit: Rate | None = None
     tags: list[Name] | None = None
 
 
 class JobOptions(MessageOptions):
     """The same in JSON, with those of tasks; ``at`` may be a time with its zone (RFC 3339)."""
 
-    at: float | Moment | None = None  # type: ignore[assignment]  # wider
+    at: Epoch | Moment | None = None  # type: ignore[assignment]  # wider
     timeout: Seconds | None = None
     result_ttl: Seconds | None = None
     headers: dict[str, str] | None = None
@@ -193,7 +197,7 @@ class JobQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     tag: str = ""
     group: str = ""
     search: str = ""
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    limit: Thousand = 100
     cursor: str = ""
     bodies: bool = False
 

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from tidemill.server.shapes.terms import LONGEST_POLL, Name, OutEncoding, Seconds
+from tidemill.server.shapes.terms import LONGEST_POLL, Name, OutEncoding, Seconds, Thousand
 
 
 class ReserveIn(Struct, forbid_unknown_fields=True):
     """Take messages: all of the first queue before any of the second, or as ``order`` says."""
 
     queues: Annotated[list[Name], Meta(min_length=1, max_length=1000)]
-    count: Annotated[int, Meta(ge=1, le=1000)] = 1
+    count: Thousand = 1
     timeout: Annotated[float, Meta(ge=0, le=LONGEST_POLL)] = 0.0
     order: Literal["strict", "fair", "merged"] = "strict"
 

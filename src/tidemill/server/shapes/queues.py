@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tidemill.server.shapes.terms import Seconds
+from tidemill.server.shapes.terms import Bound, Count, Positive, Rate, Seconds, Window
 
 
 class QueueOut(Struct, kw_only=True):
@@ -48,7 +48,7 @@ class QueueIn(Struct, forbid_unknown_fields=True):
     """What is to change of a queue."""
 
     paused: bool | None = None
-    max_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    max_size: Bound | None = None
 
 
 class DeleteQuery(Struct, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class DeleteQuery(Struct, forbid_unknown_fields=True):
 class KickIn(Struct, forbid_unknown_fields=True):
     """How many at most, the newest first."""
 
-    count: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    count: Count = 1000
 
 
 class Number(Struct):
@@ -72,7 +72,7 @@ class Number(Struct):
 class BreakerIn(Struct, forbid_unknown_fields=True):
     """So many failures in a row pause a queue for so many seconds."""
 
-    failures: Annotated[int, Meta(ge=1)]
+    failures: Positive
     pause: Seconds = 30.0
 
 
@@ -82,10 +82,10 @@ class LimitIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     Rates are texts as ``10/s``, ``100/m``, ``10/30s``.
     """
 
-    rate: str | UnsetType | None = UNSET
-    burst: float | UnsetType | None = UNSET
-    window: str | UnsetType | None = UNSET
-    concurrency: int | UnsetType | None = UNSET
+    rate: Rate | UnsetType | None = UNSET
+    burst: Annotated[float, Meta(ge=1, le=1e9)] | UnsetType | None = UNSET
+    window: Window | UnsetType | None = UNSET
+    concurrency: Bound | UnsetType | None = UNSET
 
 
 class QueueLimitIn(LimitIn):

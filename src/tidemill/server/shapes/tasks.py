@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from tidemill.server.shapes.jobs import LimitOf
-from tidemill.server.shapes.terms import LONGEST_POLL, Encoding, Name, Seconds
+from tidemill.server.shapes.terms import LONGEST_POLL, Encoding, Name, Seconds, Thousand
 
 MOST_NAMES = 100
 """Tasks that one request names at most."""
@@ -22,7 +22,7 @@ class ReserveTasksIn(Struct, forbid_unknown_fields=True):
     queues: Annotated[list[Name], Meta(min_length=1, max_length=1000)] = field(
         default_factory=lambda: ["default"]
     )
-    count: Annotated[int, Meta(ge=1, le=1000)] = 1
+    count: Thousand = 1
     timeout: Annotated[float, Meta(ge=0, le=LONGEST_POLL)] = 0.0
     order: Literal["strict", "fair", "merged"] = "strict"
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from tidemill.server.shapes.queues import QueueOut
-from tidemill.server.shapes.terms import Moment, Name, Priority, Seconds
+from tidemill.server.shapes.terms import (
+    Cron,
+    Epoch,
+    Every,
+    Interval,
+    LocalEnd,
+    LocalMoment,
+    Name,
+    Positive,
+    Priority,
+    Retries,
+    Seconds,
+    Zone,
+)
 
 
 class ScheduleIn(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -16,19 +29,19 @@ class ScheduleIn(Struct, kw_only=True, forbid_unknown_fields=True):
     task: Name
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    cron: str | None = None
-    every: float | str | None = None
-    at: float | Moment | None = None
-    zone: str | None = None
-    start: float | Moment | None = None
-    end: float | Moment | None = None
-    repeats: int | None = None
+    cron: Cron | None = None
+    every: Interval | Every | None = None
+    at: Epoch | LocalMoment | None = None
+    zone: Zone | None = None
+    start: Epoch | LocalMoment | None = None
+    end: Epoch | LocalEnd | None = None
+    repeats: Positive | None = None
     jitter: Seconds | None = None
     catch_up: bool = False
     queue: Name | None = None
     priority: Priority | None = None
     key: Name | None = None
-    retries: Annotated[int, Meta(ge=0, le=65_000)] | None = None
+    retries: Retries | None = None
     timeout: Seconds | None = None
     tags: list[Name] | None = None
 

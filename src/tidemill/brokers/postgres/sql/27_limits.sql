@@ -145,11 +145,16 @@ END $$;
 
 -- -- what comes of it -------------------------------------------------------------------------------
 
--- Those of some gates that nobody else is at, locked.
-CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[]) RETURNS text[]
+-- Those of some gates that nobody else is at, locked. They go by the terms that hold now.
+CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[], now float8) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids) FOR UPDATE SKIP LOCKED);
+    ids := ARRAY (SELECT id FROM gate WHERE id = ANY (ids) FOR UPDATE SKIP LOCKED);
+    IF EXISTS (SELECT FROM outdated) THEN
+        PERFORM update_gates(ids, now);
+        RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids));  -- one may be forgotten by now
+    END IF;
+    RETURN ids;
 END $$;
 
 -- Take over what happened at gates that are ours. Which are to be renewed: a lane that stands wherever
@@ -298,13 +303,13 @@ BEGIN
         RETURN false;
     END IF;
     IF fresh THEN
-        INSERT INTO gate (id, terms)
-        SELECT x.id, terms_of(x.id) FROM unnest(ids) AS x (id)
+        INSERT INTO gate (id, terms, version)
+        SELECT x.id, t.id, t.version FROM unnest(ids) AS x (id) CROSS JOIN LATERAL (
+            SELECT terms.id, terms.version FROM terms WHERE terms.id = terms_of(x.id) OFFSET 0) AS t
         WHERE starts_with(x.id, 'n') AND NOT EXISTS (SELECT FROM gate WHERE gate.id = x.id)
-          AND EXISTS (SELECT FROM terms WHERE terms.id = terms_of(x.id))
         ORDER BY x.id ON CONFLICT DO NOTHING;
     END IF;
-    ids := try_gates(ids);
+    ids := try_gates(ids, now);
     IF cardinality(ids) = 0 THEN
         RETURN false;
     END IF;
@@ -319,24 +324,30 @@ LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    said boolean;
+    more boolean;
 BEGIN
-    said := take_said(clock(p));
-    RETURN sync_gates(true, clock(p)) OR said;
+    IF take_said(clock(p)) THEN  -- nobody else is at any gate before this is committed
+        RETURN true;
+    END IF;
+    more := update_some(500, clock(p));
+    RETURN sync_gates(true, clock(p)) OR more;
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'limits are put off: %', SQLERRM;
     RETURN false;
 END $$;
 
 -- After a commit that may have written to the inbox: again until nothing is left but what others are at.
+-- A change of terms goes on for 20 ms; the next step does more of it, and is due at once (next_step).
 CREATE OR REPLACE PROCEDURE tidemill.open_gates(p tidemill.prefs)
 LANGUAGE plpgsql AS $$
 DECLARE
     again boolean := true;
+    until timestamptz := clock_timestamp() + '20 ms';
 BEGIN
     WHILE again LOOP
         PERFORM set_config('synchronous_commit', 'off', true);
-        again := EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said);
+        again := EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said)
+            OR clock_timestamp() < until AND EXISTS (SELECT FROM tidemill.outdated);
         IF again THEN
             again := tidemill.open_once(p);
         END IF;

@@ -1,12 +1,15 @@
 -- The terms of limits: what code declares, and people set; and limits in numbers.
 
+-- A limit may have many keys, and so many gates. Other terms hold at once: whoever comes to a gate makes it go
+-- by them first (try_gates), and pieces of a few hundred reach the gates to which nobody comes (update_some).
+-- Until then the counters of a gate follow the terms of its version.
+
 -- Have terms hold that somebody said, as gate.py's "hold_to" has it. Nobody else is at any gate.
 CREATE OR REPLACE FUNCTION tidemill.take_terms(s tidemill.said, now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     k   terms;
     old float8[];
-    ids text[];
 BEGIN
     SELECT * INTO k FROM terms WHERE id = s.id;
     IF s.if_new AND FOUND THEN
@@ -21,30 +24,83 @@ BEGIN
     IF NOT (s.by_code AND coalesce(k.by_hand, false)) THEN
         k.terms := coalesce(s.terms, k.declared, no_terms());
     END IF;
-    INSERT INTO terms (id, terms, declared, by_hand)
-    VALUES (s.id, k.terms, k.declared, coalesce(k.by_hand, false))
-    ON CONFLICT (id) DO UPDATE SET terms = excluded.terms, declared = excluded.declared,
-                                   by_hand = excluded.by_hand;
-    IF starts_with(s.id, 'q') THEN
-        UPDATE queue SET gated = true, listed = true WHERE number = queue_of(s.id) AND NOT gated;
-        INSERT INTO gate (id, terms) VALUES (s.id, s.id) ON CONFLICT DO NOTHING;
+    IF k.id IS NOT NULL AND k.terms <> old THEN
+        INSERT INTO outdated (id, version, terms) VALUES (k.id, k.version, old);
+        k.version := k.version + 1;
     END IF;
-    IF k.terms = old AND k.id IS NOT NULL THEN
+    INSERT INTO terms (id, terms, declared, by_hand, version)
+    VALUES (s.id, k.terms, k.declared, coalesce(k.by_hand, false), coalesce(k.version, 0))
+    ON CONFLICT (id) DO UPDATE SET terms = excluded.terms, declared = excluded.declared,
+                                   by_hand = excluded.by_hand, version = excluded.version;
+    IF k.id IS NOT NULL AND k.terms = old OR NOT starts_with(s.id, 'q') THEN
         RETURN;
     END IF;
-    ids := ARRAY (SELECT id FROM gate WHERE gate.terms = s.id);
-    PERFORM fold_gates(ids, now);
-    UPDATE gate SET
-        filled = filled_anew(old, k.terms, filled, now),
-        slots = CASE WHEN k.terms[4] IS NULL THEN '{}' ELSE slots END,
-        failures = CASE WHEN k.terms[7] IS NULL THEN 0 ELSE failures END
-    WHERE id = ANY (ids);
-    PERFORM renew_gates(ids, now);
+    UPDATE queue SET gated = true, listed = true WHERE number = queue_of(s.id) AND NOT gated;
+    INSERT INTO gate (id, terms) VALUES (s.id, s.id) ON CONFLICT DO NOTHING;
+    PERFORM update_gates(ARRAY[s.id], now);
+    PERFORM fold_gates(ARRAY[s.id], now);
+    PERFORM renew_gates(ARRAY[s.id], now);
     -- A step that ends its last running job may not know of the limit yet, nor be known of: one more look.
     IF k.terms[6] > 0 THEN
         UPDATE gate SET due = now + 1e6
         WHERE id = s.id AND starts_with(id, 'q') AND opens = 'infinity' AND due IS NULL;
     END IF;
+END $$;
+
+-- Have gates that are ours go by the terms that hold now, and be right about what stands there.
+CREATE OR REPLACE FUNCTION tidemill.update_gates(ids text[], now float8) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    changed text[];
+BEGIN
+    WITH changed AS (
+        UPDATE gate SET
+            version = x.version,
+            filled = filled_anew(x.old, x.terms, filled, now),
+            slots = CASE WHEN x.terms[4] IS NULL THEN '{}' ELSE slots END,
+            failures = CASE WHEN x.terms[7] IS NULL THEN 0 ELSE failures END
+        FROM (SELECT g.row, t.version, t.terms, o.terms AS old
+              FROM unnest(ids) AS x (id) CROSS JOIN LATERAL (
+                  SELECT ctid AS row, gate.terms AS id, version FROM gate WHERE gate.id = x.id OFFSET 0) AS g
+              CROSS JOIN LATERAL (
+                  SELECT outdated.terms FROM outdated
+                  WHERE outdated.id = g.id AND outdated.version = g.version OFFSET 0) AS o
+              CROSS JOIN LATERAL (
+                  SELECT terms.version, terms.terms FROM terms WHERE terms.id = g.id OFFSET 0) AS t) AS x
+        WHERE gate.ctid = x.row
+        RETURNING gate.id
+    )
+    SELECT array_agg(id) INTO changed FROM changed;
+    IF changed IS NOT NULL THEN
+        PERFORM fold_gates(changed, now);
+        PERFORM renew_gates(changed, now);
+    END IF;
+END $$;
+
+-- The same of some gates to which nobody has come; true when there may be more of them.
+CREATE OR REPLACE FUNCTION tidemill.update_some(most int, t float8) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    ids  text[];
+    done int;
+BEGIN
+    IF NOT EXISTS (SELECT FROM outdated) OR is_sealed() OR NOT may_read_terms() THEN
+        RETURN false;
+    END IF;
+    ids := ARRAY (
+        SELECT g.id FROM outdated AS o CROSS JOIN LATERAL (
+            SELECT id FROM gate WHERE gate.terms = o.id AND gate.version = o.version
+            LIMIT most FOR UPDATE SKIP LOCKED) AS g
+        LIMIT most);
+    IF cardinality(ids) > 0 THEN
+        PERFORM update_gates(ids, floor(t * 1e6));
+        RETURN true;
+    END IF;
+    DELETE FROM outdated AS o WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM outdated FOR UPDATE SKIP LOCKED))
+    AND NOT EXISTS (SELECT FROM gate WHERE gate.terms = o.id AND gate.version = o.version);
+    GET DIAGNOSTICS done = ROW_COUNT;
+    RETURN done > 0;
 END $$;
 
 -- Take over what was said of limits; false when nothing was.
@@ -83,15 +139,19 @@ CREATE OR REPLACE FUNCTION tidemill.seconds_until(at float8, now float8) RETURNS
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN at > 0 THEN (at - now) / 1e6 ELSE 0 END $$;
 
 -- For who is about to look at limits: what lies in the inbox is taken over, and who sleeps is told of what that
--- opens, since who wrote it may have looked for sleepers before, and finds the inbox empty.
-CREATE OR REPLACE PROCEDURE tidemill.empty_inbox(p tidemill.prefs)
+-- opens, since who wrote it may have looked for sleepers before, and finds the inbox empty. "more" says that other
+-- terms have yet to reach gates.
+CREATE OR REPLACE PROCEDURE tidemill.empty_inbox(p tidemill.prefs, INOUT more boolean)
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said)
+        OR EXISTS (SELECT FROM tidemill.outdated)
+    THEN
         CALL tidemill.open_gates(p);
         PERFORM set_config('synchronous_commit', 'off', true);
         PERFORM tidemill.ring(0, false, '{}', p);
     END IF;
+    more := EXISTS (SELECT FROM tidemill.outdated) AND NOT EXISTS (SELECT FROM tidemill.departure WHERE sealed);
 END $$;
 
 -- Every limit in numbers.

@@ -137,7 +137,7 @@ BEGIN
                 PERFORM leave_gates(l, false, outcome, started);
                 RETURN;
             END IF;
-            IF delay <= 0 AND j.line & 3 = 1 THEN
+            IF delay < 0 OR (delay = 0 AND j.line & 3 = 1) THEN
                 delay := backoff(j.envelope, j.attempt);
             END IF;
         END IF;

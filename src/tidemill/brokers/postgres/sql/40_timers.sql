@@ -21,6 +21,16 @@ BEGIN
         least(next_job_due(), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
 END $$;
 
+-- When somebody is to step next: at once while other terms have yet to reach gates.
+CREATE OR REPLACE FUNCTION tidemill.next_step(limits boolean) RETURNS float8
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF limits AND EXISTS (SELECT FROM outdated) AND NOT is_sealed() THEN
+        RETURN 0;
+    END IF;
+    RETURN next_due(limits);
+END $$;
+
 -- Jobs that may end since their time is over, some of them; NULL when nothing at all has come due.
 CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -54,8 +64,8 @@ BEGIN
     FOR l IN
         SELECT * FROM lease WHERE seq = ANY (seen) AND deadline <= t
         ORDER BY deadline FOR UPDATE SKIP LOCKED
-    LOOP
-        PERFORM close_attempt(l, coalesce((SELECT name FROM owner WHERE number = l.owner), ''), 1, 0,
+    LOOP  -- the delay -1 is that of the job's policy, also of a task's
+        PERFORM close_attempt(l, coalesce((SELECT name FROM owner WHERE number = l.owner), ''), 1, -1,
                               'ttr passed without an ack', '', 0, t, NULL, false, t, p);
     END LOOP;
     FOR which IN

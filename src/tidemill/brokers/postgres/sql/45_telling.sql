@@ -53,7 +53,7 @@ BEGIN
                 PERFORM pg_notify(s.channel, s.owner::text);
             END LOOP;
         END IF;
-        d := next_due(limits);
+        d := next_step(limits);
         IF d IS NOT NULL AND NOT EXISTS (
             SELECT FROM pulse WHERE asleep AND (pulse.due <= d OR owner = ANY (hinted)))
         THEN

@@ -239,7 +239,7 @@ BEGIN
     IF w.told >= 0 THEN
         answer := answer || unknown_since(w.told);
     END IF;
-    d := next_due(limited);
+    d := next_step(limited);
     IF NOT coalesce(w.sleep, false) THEN
         hungry := 0;
     END IF;
@@ -293,7 +293,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    d := next_due(limited);
+    d := next_step(limited);
     IF limited THEN  -- a gate may open later than the step said: nobody is to rely on us before
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;

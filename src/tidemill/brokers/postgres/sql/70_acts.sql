@@ -188,12 +188,56 @@ BEGIN
     RETURN true;
 END $$;
 
--- Delete what waits in a queue, in whatever state, up to "most"; how many that were.
-CREATE OR REPLACE FUNCTION tidemill.purge(name text, most int, p tidemill.prefs) RETURNS int
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+-- The jobs that a purge of a queue finds in its next piece, and the place of the piece after that; NULL at the
+-- end. A piece looks at "most" jobs: first at those of all queues that are scheduled, or wait, then at those of all
+-- queues that are under limits, then at those that are ready here. A job that comes due meanwhile is found in a
+-- later piece. Jobs are deleted in the order of acceptance. A job that waits for other jobs was put before them: so
+-- the purge deletes that job first, and does not cancel it.
+CREATE OR REPLACE FUNCTION tidemill.purge_piece(
+    q int, most int, place jsonb, OUT here bigint[], OUT next jsonb)
+LANGUAGE plpgsql AS $$
+DECLARE
+    seen int;
+    last bigint;
+BEGIN
+    IF place ->> 'in' = 'later' THEN
+        SELECT array_agg(x.seq) FILTER (WHERE j.line / 4 = q), count(*), max(x.seq) INTO here, seen, last
+        FROM (SELECT seq FROM later WHERE seq > (place -> 'after')::bigint ORDER BY seq LIMIT most) AS x
+        CROSS JOIN LATERAL (SELECT line FROM job WHERE job.seq = x.seq OFFSET 0) AS j;
+        next := CASE WHEN seen < most THEN '{"in": "parked", "lane": "", "line": 0, "rank": 0, "seq": 0}'
+                     ELSE jsonb_build_object('in', 'later', 'after', last) END;
+    ELSIF place ->> 'in' = 'parked' THEN
+        WITH piece AS MATERIALIZED (
+            SELECT lane, line, rank, seq FROM parked
+            WHERE (lane, line, rank, seq) > (place ->> 'lane', (place -> 'line')::int,
+                                             (place -> 'rank')::bigint, (place -> 'seq')::bigint)
+            ORDER BY lane, line, rank, seq LIMIT most
+        )
+        SELECT (SELECT array_agg(seq) FROM piece WHERE line / 4 = q), count(*),
+               (SELECT to_jsonb(x) FROM piece AS x ORDER BY lane DESC, line DESC, rank DESC, seq DESC LIMIT 1)
+        INTO here, seen, next FROM piece;
+        next := CASE WHEN seen < most THEN '{"in": "ready"}' ELSE next || '{"in": "parked"}' END;
+    ELSE
+        here := ARRAY (
+            SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
+            UNION ALL
+            SELECT seq FROM lease WHERE owner = 0 AND line BETWEEN q * 4 AND q * 4 + 3
+            LIMIT most);
+        next := place;
+    END IF;
+    here := coalesce(here, '{}');
+END $$;
+
+-- Delete a piece of what waits in a queue, in whatever state: how many jobs that were, and the place of the next
+-- piece, or null.
+CREATE OR REPLACE FUNCTION tidemill.purge(name text, most int, place jsonb, p tidemill.prefs) RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     q       int;
     here    bigint[];
+    next    jsonb;
     flows   bigint[];
     which   bigint;
     removed bigint[] := '{}';
@@ -201,15 +245,13 @@ DECLARE
 BEGIN
     PERFORM check_here();
     SELECT number INTO q FROM queue WHERE queue.name = purge.name;
-    here := ARRAY (
-        SELECT job.seq FROM later JOIN job USING (seq) WHERE job.line / 4 = q
-        UNION ALL
-        SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
-        UNION ALL
-        SELECT seq FROM parked WHERE line BETWEEN q * 4 AND q * 4 + 3
-        UNION ALL
-        SELECT seq FROM lease WHERE owner = 0 AND line BETWEEN q * 4 AND q * 4 + 3
-        LIMIT most);
+    IF NOT FOUND THEN
+        RETURN '[0, null]';
+    END IF;
+    SELECT * INTO here, next FROM purge_piece(q, most, place);
+    IF here = '{}' THEN
+        RETURN jsonb_build_array(0, CASE WHEN place ->> 'in' <> 'ready' THEN next END);
+    END IF;
     PERFORM lock_keys(here, '{}');
     flows := lock_flows(here, all_bad(here), names_of(here));
     FOREACH which IN ARRAY here LOOP
@@ -229,9 +271,11 @@ BEGIN
     PERFORM count_down(l.names, l.numbers, l.failed, l.whys, clock(p), p);
     IF cardinality(removed) > 0 THEN
         INSERT INTO tally (queue, purged) VALUES (q, cardinality(removed));
+    ELSIF place ->> 'in' = 'ready' THEN  -- they were leased meanwhile
+        next := NULL;
     END IF;
     PERFORM tell_all('all');
-    RETURN cardinality(removed);
+    RETURN jsonb_build_array(cardinality(removed), next);
 END $$;
 
 -- Forget the counters and settings of a queue without unfinished jobs; false when it has some. The number

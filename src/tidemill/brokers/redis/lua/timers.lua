@@ -5,7 +5,9 @@ local function look_at(kind, j)
   if kind == 'l' then
     if j.state == RUNNING and j.deadline > 0 and j.deadline <= now then
       local worker = call('HGET', B .. ':o:' .. j.owner, 'name') or ''
-      close_attempt(j, worker, died(O_RETRY, 'ttr passed without an ack'))
+      local late = died(O_RETRY, 'ttr passed without an ack')
+      late.delay = -1 -- as the policy says, also that of a task
+      close_attempt(j, worker, late)
     end
   elseif j.state >= RUNNING then
     return

@@ -119,7 +119,7 @@ function close_attempt(j, worker, v)
     local delay = v.delay
     if outcome == O_RETRY then
       count(j.queue, 'retried', 1)
-      if delay <= 0 and flagged(j.flags, MESSAGE) then delay = Backoff.after(j) end
+      if delay < 0 or (delay == 0 and flagged(j.flags, MESSAGE)) then delay = Backoff.after(j) end
     end
     j.error = outcome == O_SNOOZE and v.error or '' -- why it waits, for who asks
     place(j, delay > 0 and now + math.floor(delay * 1000000) or 0)

@@ -1,0 +1,367 @@
+"""The timekeeper of a process: it holds the jobs of timer queues until they are due.
+
+A job is held unacknowledged. When it is due it is published to its home, with a confirm; then it is
+acknowledged. Killed in between, the job is in both places, and runs twice. Any number of processes
+may do this at a time: the server hands each message to one of them, and to another when that one
+is gone.
+
+The server hands out the first messages of each queue, up to a window. As long as the window has
+room, all jobs of the queue are held, and move once. When the window is full, jobs whose rest is
+shorter than the least delay of the queue move to the queue for that rest. So a job behind the
+window is seen in time: it waits at least for that least delay, and by then all before it have left.
+
+A process returns its held jobs every few minutes, before the server's ``consumer_timeout``.
+All of this runs in the thread of the line, except where a comment says otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pika
+
+from tidemill.brokers.rabbitmq.declaring import Declarer
+from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
+from tidemill.brokers.rabbitmq.lanes import Outgoing
+from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.names import Names
+from tidemill.brokers.rabbitmq.publisher import Publisher
+from tidemill.brokers.rabbitmq.shelf import Shelf
+from tidemill.brokers.rabbitmq.tap import Arrival, Tap
+from tidemill.brokers.rabbitmq.timer_queues import (
+    HOME,
+    LEVELS,
+    TimerQueues,
+    least,
+    level_of,
+    most,
+)
+from tidemill.clock import machine_time, wall_time
+from tidemill.crash import point
+from tidemill.locks import Event, Lock
+
+__all__ = ["Timekeeper", "Timekeeping"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_WINDOW = 256
+"""Messages of a timer queue that are held at a time."""
+
+_TOGETHER = 64
+"""Messages that are confirmed and acknowledged together."""
+
+_BYTES = 64_000_000
+"""Bytes of bodies that are held, of all timer queues together, before windows get smaller."""
+
+_HOLD_MOST, _LOOK_EVERY = 300.0, 60.0
+"""Seconds that a message is held at most, and between two looks for such."""
+
+_REMEMBERED = 20_000
+"""Messages that moved on and are remembered, in case the server hands them out once more."""
+
+_GRAIN = 0.0005
+"""Seconds that a timer may ring early."""
+
+
+class _Held:
+    """A message in our hands; the tag is 0 when it is the server's again."""
+
+    __slots__ = ("body", "due", "era", "key", "properties", "queue", "tag", "taken")
+
+    def __init__(
+        self, queue: _Queue, tag: int, era: int, properties: pika.BasicProperties, body: bytes
+    ) -> None:
+        self.queue = queue
+        self.tag = tag
+        self.era = era
+        self.properties = properties
+        self.body = body
+        # A job that moves to another timer queue keeps the id of its run.
+        self.key = (str(properties.correlation_id), queue.level)
+        self.taken = machine_time()
+        self.due = self.taken + self._rest()
+
+    def _rest(self) -> float:
+        """Seconds until it is due: by our clock, but never more than its queue is for."""
+        headers: Mapping[str, Any] = self.properties.headers or {}
+        due = (float(headers["due"]) - float(headers.get("rest") or 0)) / 1000
+        return min(max(0.0, due - wall_time()), most(self.queue.level))
+
+
+class _Queue:
+    """A timer queue that this process serves, with what is held of it, earliest first."""
+
+    def __init__(self, level: int, shelf: Shelf) -> None:
+        self.level = level
+        self.shelf = shelf
+        shelf.credit = _WINDOW
+        self.waiting: list[tuple[float, int, _Held]] = []
+        self.moving = 0
+
+    @property
+    def in_hand(self) -> int:
+        """Messages that are held, or move."""
+        return len(self.waiting) + self.moving
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the server may have more that it does not hand out."""
+        return self.in_hand >= self.shelf.credit
+
+    def shrink(self) -> None:
+        """Hold no more than now."""
+        self.shelf.credit, self.shelf.trim = max(1, self.in_hand), True
+
+    def take_until(self, due: float) -> list[_Held]:
+        """Take out what is due by then."""
+        taken: list[_Held] = []
+        while self.waiting and self.waiting[0][0] <= due:
+            taken.append(heapq.heappop(self.waiting)[2])
+        return taken
+
+    @property
+    def next(self) -> float:
+        """Machine time at which something of it has to move."""
+        if not self.waiting:
+            return float("inf")
+        return self.waiting[0][0] - (least(self.level) if self.is_full else 0.0)
+
+
+class Timekeeper:
+    """That of one process."""
+
+    def __init__(
+        self,
+        line: Line,
+        declarer: Declarer,
+        publisher: Publisher,
+        names: Names,
+        writer: Writer,
+    ) -> None:
+        self._line = line
+        self._publisher = publisher
+        self._names = names
+        self._writer = writer
+        self._timers = TimerQueues(names)
+        self._numbers = itertools.count()
+        self._in_use = Shelf(self._timers.in_use)
+        self._in_use.credit = 2 * LEVELS
+        self._noticed: dict[int, tuple[int, int]] = {}  # by level: tag and era of a notice we hold
+        self._queues: dict[str, _Queue] = {}  # by name
+        self._moving: dict[tuple[str, int], _Held] = {}
+        self._moved: dict[tuple[str, int], None] = {}
+        self._bytes = 0  # of bodies that are held, or move
+        self._alarm = float("inf")  # machine time for which a timer is set
+        self._closing = False
+        self._tap = Tap(line, declarer, "timekeeper", self._came, self._lost, self._shelves)
+        line.do(self._renew)
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def close(self, patience: float) -> None:
+        """Give back what is held, when what has moved on is acknowledged."""
+        stopped = Event()
+        self._line.do(lambda: self._stop(stopped))
+        stopped.wait(patience)
+        self._publisher.flush(patience)
+        self._tap.close(patience)
+
+    # -- in the thread of the line --------------------------------------------------------------
+
+    def _stop(self, stopped: Event) -> None:
+        self._closing = True
+        for shelf in self._shelves():
+            shelf.credit = 0
+        self._tap.adjust()
+        stopped.set()
+
+    def _shelves(self) -> list[Shelf]:
+        return [self._in_use, *(queue.shelf for queue in self._queues.values())]
+
+    def _came(self, arrivals: Sequence[Arrival]) -> None:
+        for shelf, tag, _, properties, body, wanted in arrivals:
+            queue = self._queues.get(shelf.place.name)
+            if self._closing or not wanted:
+                self._tap.nack(tag, self._tap.era)
+            elif queue is None:
+                self._notice(tag, body)
+            else:
+                self._hold(queue, tag, properties, body)
+                if self._bytes > _BYTES and queue.in_hand < queue.shelf.credit:
+                    queue.shrink()
+                    self._tap.adjust()
+        self._look()
+
+    def _notice(self, tag: int, body: bytes) -> None:
+        """A timer queue is in use: serve it. One notice of each is kept for who comes after us."""
+        level = int(body) if body.isdigit() else LEVELS
+        place = self._timers.at(level)
+        if level in self._noticed or level >= LEVELS:
+            self._tap.ack(tag, self._tap.era)
+            return
+        self._noticed[level] = tag, self._tap.era
+        if place.name not in self._queues:
+            self._queues[place.name] = _Queue(level, Shelf(place))
+            self._tap.adjust()
+
+    def _hold(self, queue: _Queue, tag: int, properties: Properties, body: bytes) -> None:
+        said = decoded(properties)
+        try:
+            held = _Held(queue, tag, self._tap.era, said, body)
+        except (KeyError, TypeError, ValueError):
+            self._put_aside(queue, tag, said, body)
+            return
+        before = self._moving.get(held.key)
+        if before is not None:  # the line was lost while it moved
+            before.tag, before.era = tag, self._tap.era
+        elif held.key in self._moved:
+            self._tap.ack(tag, self._tap.era)
+        else:
+            heapq.heappush(queue.waiting, (held.due, next(self._numbers), held))
+            self._bytes += len(body)
+
+    def _put_aside(
+        self, queue: _Queue, tag: int, said: pika.BasicProperties, body: bytes
+    ) -> None:
+        """Keep what is no delayed job of ours with what failed."""
+        place, era = queue.shelf.place, self._tap.era
+        log.error("a message in %s is put aside: it does not say when it is due", place.name)
+        item = self._writer.write_unreadable(place, said, body, "it does not say when it is due")
+        self._publisher.send([item], lambda: self._line.do(lambda: self._tap.ack(tag, era)))
+
+    # -- moving on ------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Move on what is due, and set a timer for the next."""
+        if self._closing:
+            return
+        now = machine_time()
+        for queue in self._queues.values():
+            self._move(queue.take_until(now))
+            if queue.is_full and queue.level:
+                self._move(queue.take_until(now + least(queue.level)))
+        first = min((queue.next for queue in self._queues.values()), default=float("inf"))
+        if first < self._alarm:
+            self._alarm = first
+            self._line.later(max(0.0, first - now), self._ring)
+
+    def _ring(self) -> None:
+        if machine_time() >= self._alarm - _GRAIN:  # else another timer is set for what is next
+            self._alarm = float("inf")
+            self._look()
+
+    def _move(self, some: Sequence[_Held]) -> None:
+        for start in range(0, len(some), _TOGETHER):
+            together, items = list[_Held](), list[Outgoing]()
+            for held in some[start : start + _TOGETHER]:
+                item = self._onward(held)
+                if item is None:
+                    self._bytes -= len(held.body)
+                    self._put_aside(held.queue, held.tag, held.properties, held.body)
+                else:
+                    together.append(held)
+                    items.append(item)
+                    held.queue.moving += 1
+                    self._moving[held.key] = held
+            if items:
+                stored = functools.partial(self._stored, together)
+                self._publisher.send(items, functools.partial(self._line.do, stored))
+
+    def _onward(self, held: _Held) -> Outgoing | None:
+        """The message for where it goes next; None if it does not say where that is."""
+        said = held.properties
+        home = self._names.named(str((said.headers or {}).get(HOME)))
+        if home is None:
+            return None
+        ours = {k: v for k, v in (said.headers or {}).items() if not k.startswith("x-")}
+        rest = held.due - machine_time()
+        if rest > 0:
+            level = min(level_of(rest), held.queue.level - 1)
+            home = self._timers.at(level)
+        else:
+            del ours[HOME]
+        said.headers = ours or None
+        return Outgoing("", home.name, encoded(said), held.body, home)
+
+    def _stored(self, together: Sequence[_Held]) -> None:
+        """The server has them where they go."""
+        point("timers.moved")
+        for held in together:
+            del self._moving[held.key]
+            self._bytes -= len(held.body)
+            held.queue.moving -= 1
+            self._moved[held.key] = None
+            if len(self._moved) > _REMEMBERED:
+                del self._moved[next(iter(self._moved))]
+            if held.tag:
+                self._tap.ack(held.tag, held.era)
+        self._grow()
+        self._look()
+
+    def _grow(self) -> None:
+        """Open the windows again that large bodies have made smaller."""
+        if self._bytes <= _BYTES // 2:
+            small = [one for one in self._queues.values() if one.shelf.credit < _WINDOW]
+            for queue in small:
+                queue.shelf.credit = min(_WINDOW, 2 * queue.shelf.credit)
+            if small:
+                self._tap.adjust()
+
+    # -- giving back ----------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """Give back what has been held for long: it comes anew, at once."""
+        if self._closing:
+            return
+        self._line.later(_LOOK_EVERY, self._renew)
+        before = machine_time() - _HOLD_MOST
+        for queue in self._queues.values():
+            old = [one for one in queue.waiting if one[2].taken <= before]
+            if old:
+                queue.waiting = [one for one in queue.waiting if one[2].taken > before]
+                heapq.heapify(queue.waiting)
+                for held in sorted((held for *_, held in old), key=lambda held: held.tag):
+                    self._bytes -= len(held.body)
+                    self._tap.nack(held.tag, held.era)
+        for tag, era in self._noticed.values():
+            self._tap.nack(tag, era)
+        self._noticed.clear()
+
+    def _lost(self) -> None:
+        """All that is held is the server's again."""
+        self._in_use.drop()
+        self._noticed.clear()
+        for queue in self._queues.values():
+            queue.shelf.drop()
+            queue.waiting.clear()
+        self._bytes = sum(len(held.body) for held in self._moving.values())
+        for held in self._moving.values():
+            held.tag = 0
+
+
+class Timekeeping:
+    """Has a timekeeper, which ``make`` begins, for as long as a process has owners."""
+
+    def __init__(self, make: Callable[[], Timekeeper]) -> None:
+        self._make = make
+        self._lock = Lock()
+        self.keeper: Timekeeper | None = None
+
+    def start(self) -> None:
+        """An owner came."""
+        with self._lock:
+            if self.keeper is None:
+                self.keeper = self._make()
+
+    def stop(self, patience: float) -> None:
+        """The last owner has left."""
+        with self._lock:
+            keeper, self.keeper = self.keeper, None
+        if keeper is not None:
+            keeper.close(patience)

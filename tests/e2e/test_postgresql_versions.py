@@ -1,0 +1,285 @@
+"""Two releases on one PostgreSQL store: side by side, and each in its order.
+
+The newer releases are copies of this package with a migration and a function more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from servers import Postgres
+
+import tidemill
+from tidemill.brokers.postgres.schema import VERSION
+from tidemill.clock import new_id
+
+APP = """
+import os, time
+from tidemill import Tidemill
+from tidemill.brokers.postgres.schema import VERSION
+
+mill = Tidemill(os.environ["STORE"])
+
+@mill.task(retries=5)
+def note(n):
+    with open(os.environ["RAN"], "a") as file:
+        file.write(f"{VERSION} {n}\\n")
+    time.sleep(0.01)
+"""
+
+PRODUCE = """
+import itertools, os, sys, time
+from app import note
+for n in itertools.count(int(sys.argv[1])):
+    if len(sys.argv) > 2 and n == int(sys.argv[2]) or os.path.exists("stop"):
+        break
+    note.enqueue(n)
+    print(n, flush=True)
+    time.sleep(0.02)
+"""
+
+CONSUME = """
+import sys
+from app import mill
+print("reads", flush=True)
+while True:
+    mill.queue("messages").get(timeout=1)
+"""
+
+
+class Build:
+    """A release: the package in a folder of its own, and its programs."""
+
+    def __init__(self, place: Path, url: str, above: int) -> None:
+        self.version = VERSION + above
+        self._folder = place / f"build{above}"
+        self._env = {**os.environ, "PYTHONPATH": f"{self._folder}:{place}", "STORE": url}
+        self._env |= {"RAN": str(place / "ran"), "TIDEMILL_URL": url}
+        self._url, self._place = url, place
+        source = Path(tidemill.__file__).parent
+        shutil.copytree(source, self._folder / "tidemill", ignore=shutil.ignore_patterns("*.pyc"))
+        broker = self._folder / "tidemill/brokers/postgres"
+        for n in range(VERSION + 1, self.version + 1):
+            table = f"CREATE TABLE tidemill.extra{n} (n int);\n"
+            (broker / f"sql/migrations/{n:04}_extra.sql").write_text(table)
+            text = f"CREATE FUNCTION tidemill.made_by{n}() RETURNS int LANGUAGE sql AS 'SELECT {n}'"
+            (broker / f"sql/90_extra{n}.sql").write_text(f"{text};\n")
+        if above:  # it answers the release before it
+            schema = broker / "schema.py"
+            served = f"SERVES = {self.version - 1}"
+            text, count = re.subn(r"SERVES = \d+", served, schema.read_text())
+            assert count == 1
+            schema.write_text(text)
+
+    def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
+        """``python …`` with this release."""
+        return subprocess.Popen(
+            [sys.executable, *command], cwd=self._place, env={**self._env, **env}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0,
+        )  # fmt: skip
+
+    def run(self, *command: str, **env: str) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        process = self.start(*command, **env)
+        said, _ = process.communicate(timeout=120)
+        return process.returncode, said
+
+    def migrate(self) -> tuple[int, str]:
+        return self.run("-m", "tidemill", "migrate", self._url)
+
+    def worker(self) -> subprocess.Popen[str]:
+        return self.start("-m", "tidemill", "worker", "app:mill", "-p", "1", "-c", "2")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with contextlib.closing(Postgres("fsync=off")) as server:
+        yield server
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"t{new_id()}"
+
+
+@pytest.fixture
+def url(server: Postgres, schema: str) -> str:
+    return f"{server.url()}?schema={schema}&owner_lease=3"
+
+
+@pytest.fixture
+def builds(tmp_path: Path, url: str) -> list[Build]:
+    """This release, the next one, and the one after that."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "ran").touch()
+    return [Build(tmp_path, url, above) for above in range(3)]
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def ran(place: Path) -> list[tuple[int, int]]:
+    """The version of the release that ran it, and its number, of each run."""
+    rows = [line.split() for line in (place / "ran").read_text().splitlines()]
+    return [(int(version), int(n)) for version, n in rows]
+
+
+def until(place: Path, by: int, numbers: range, seconds: float = 60.0) -> None:
+    """Wait until a release has run one of these jobs."""
+    deadline = time.monotonic() + seconds
+    while not any(version == by and n in numbers for version, n in ran(place)):
+        assert time.monotonic() < deadline, f"version {by} ran none of these jobs"
+        time.sleep(0.05)
+
+
+def stored(server: Postgres, schema: str) -> tuple[int, list[str]]:
+    """The version of a store, and the functions that only newer releases have."""
+    with psycopg.connect(server.url()) as conn:
+        [(version,)] = conn.execute(f"SELECT version FROM {schema}.meta".encode()).fetchall()
+        found = conn.execute(
+            "SELECT proname FROM pg_proc WHERE pronamespace = %s::regnamespace "
+            "AND proname LIKE 'made_by%%' ORDER BY 1",
+            [schema],
+        ).fetchall()
+    return version, [name for (name,) in found]
+
+
+def test_two_releases_work_side_by_side_and_nothing_is_lost(
+    builds: list[Build], server: Postgres, schema: str, tmp_path: Path,
+    started: list[subprocess.Popen[str]],
+) -> None:  # fmt: skip
+    # given a worker and a producer of a release
+    old, new, _ = builds
+    assert old.migrate()[0] == 0
+    first, second, third = range(1000), range(1000, 2000), range(2000, 3000)
+    started += [old.worker(), old.start("-c", PRODUCE, "0")]
+    until(tmp_path, old.version, first)
+    # when the next release migrates the store, and works there, too
+    code, said = new.migrate()
+    assert (code, said) == (0, f"the store went from version {VERSION} to {VERSION + 1}\n")
+    started += [new.worker(), new.start("-c", PRODUCE, "1000")]
+    until(tmp_path, new.version, first)
+    until(tmp_path, old.version, second)
+    # and an old worker and an old producer start anew
+    started += [old.worker(), old.start("-c", PRODUCE, "2000")]
+    until(tmp_path, new.version, third)
+    # and the old release is told to migrate
+    code, said = old.migrate()
+    # then it refuses, and changes nothing
+    assert code != 0
+    assert f"has version {VERSION + 1}" in said
+    assert f"makes version {VERSION} and never goes back: upgrade tidemill here" in said
+    assert stored(server, schema) == (VERSION + 1, [f"made_by{VERSION + 1}"])
+    # and each job runs once
+    (tmp_path / "stop").touch()
+    said = "".join(started[n].communicate(timeout=60)[0] for n in (1, 3, 5))
+    wanted = sorted(int(line) for line in said.splitlines())
+    deadline = time.monotonic() + 60
+    while len(ran(tmp_path)) < len(wanted) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert sorted(n for _, n in ran(tmp_path)) == wanted
+    assert [started[n].poll() for n in (0, 2, 4)] == [None, None, None]
+
+
+def test_a_release_two_versions_behind_is_refused_and_its_workers_leave(
+    builds: list[Build], tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    # given a worker and a consumer of a release
+    old, _, newest = builds
+    assert old.migrate()[0] == 0
+    worker, consumer = old.worker(), old.start("-c", CONSUME)
+    started += [worker, consumer]
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == "reads\n"
+    assert old.run("-c", PRODUCE, "0", "3")[0] == 0
+    until(tmp_path, old.version, range(3))
+    # when the release after the next one migrates the store
+    assert newest.migrate()[0] == 0
+    # then they leave with a sentence that names both versions
+    both = rf"has version {VERSION + 2}.*this tidemill has version {VERSION}: upgrade tidemill here"
+    said, _ = worker.communicate(timeout=60)
+    assert worker.returncode == 0, said
+    assert re.search(both + "; this worker leaves", said), said
+    said, _ = consumer.communicate(timeout=60)
+    assert consumer.returncode == 1
+    assert re.search(both, said), said
+    # and nothing of that release begins
+    code, said = old.run("-c", PRODUCE, "10", "11")
+    assert code == 1
+    assert re.search(both, said), said
+    code, said = old.run("-m", "tidemill", "doctor")
+    assert code == 1
+    assert "upgrade tidemill here" in " ".join(said.split())
+
+
+def test_a_newer_release_asks_for_a_migration_or_makes_it(
+    builds: list[Build], url: str, server: Postgres, schema: str
+) -> None:
+    # given a store of the release before
+    old, new, newest = builds
+    assert old.migrate()[0] == 0
+    # when a newer release opens it
+    code, said = new.run("-c", PRODUCE, "0", "1")
+    # then it says what to do
+    assert code == 1
+    assert f"has version {VERSION}, this tidemill needs version {VERSION + 1}" in said
+    assert "run: tidemill migrate URL" in said
+    # and with migrate=1 it does that itself
+    code, said = new.run("-c", PRODUCE, "0", "1", STORE=f"{url}&migrate=1")
+    assert code == 0, said
+    assert stored(server, schema)[0] == VERSION + 1
+    # and the release before goes on there with migrate=1, too, and changes nothing
+    code, said = old.run("-c", PRODUCE, "1", "2", STORE=f"{url}&migrate=1")
+    assert code == 0, said
+    assert stored(server, schema) == (VERSION + 1, [f"made_by{VERSION + 1}"])
+    # until one comes that does not answer it
+    assert newest.migrate()[0] == 0
+    code, said = old.run("-c", PRODUCE, "2", "3", STORE=f"{url}&migrate=1")
+    assert code == 1
+    assert "upgrade tidemill here" in said
+
+
+@pytest.mark.parametrize("again", range(3))
+def test_two_releases_that_migrate_at_once_leave_the_newer_one(
+    builds: list[Build], server: Postgres, schema: str, again: int
+) -> None:
+    # given a store of the oldest release, or none
+    old, new, newest = builds
+    if again:
+        assert old.migrate()[0] == 0
+    # when all migrate at once
+    order = [new, newest, old, newest, new, old]
+    migrate = ("-m", "tidemill", "migrate", schema_url(server, schema))
+    processes = [build.start(*migrate) for build in order[again:]]
+    results = [(p.communicate(timeout=120)[0], p.returncode) for p in processes]
+    # then the newest has won, and the others were done before it or refused
+    newer = [f"made_by{VERSION + n}" for n in (1, 2)]
+    assert stored(server, schema) == (VERSION + 2, newer), results
+    for build, (said, code) in zip(order[again:], results, strict=True):
+        if code:
+            assert build is not newest
+            assert "never goes back: upgrade tidemill here" in said
+
+
+def schema_url(server: Postgres, schema: str) -> str:
+    """A transaction that reads what it saw first would see the store of before the lock."""
+    strict = "options=-c%20default_transaction_isolation%3Dserializable"
+    return f"{server.url()}?schema={schema}&patience=30&{strict}"

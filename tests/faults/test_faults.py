@@ -1,0 +1,77 @@
+"""The storm with misfortunes of the servers, small: the whole one is ``make faults``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checker import check, check_nothing_held
+from excuses import Blow, Excuses, Put, Span
+from faults import RIGS, faults
+from harness import Place
+from storm_app import APP
+
+from tidemill.clock import new_id
+
+CHOSEN = {
+    "redis": ["fail-over to a replica that lags", "a cut line", "`maxmemory`"],
+    "postgresql": ["fail-over to a standby that lags", "a lock on a table"],
+    "lmdb": ["SIGSTOP of the lock's holder, then SIGKILL", "a full disk"],
+    "rabbitmq": ["a cut line"],
+    "http": ["SIGSTOP of the server", "a restored snapshot"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", RIGS)
+def test_a_small_storm_with_misfortunes(tmp_path: Path, broker: str) -> None:
+    # laws 1, 3, 5, 8
+    path = tmp_path / "p"
+    path.mkdir()
+    outcome = faults(
+        path, broker, seed=4, kills=4, chosen=CHOSEN[broker], seconds=3.5, rest=1.0
+    )
+    assert [outcome.rows[name].struck for name in CHOSEN[broker]] == [1] * len(CHOSEN[broker])
+    assert outcome.seen["runs"] > 20  # how many it is depends on the machine
+
+
+def test_a_job_that_nothing_excuses_is_called_lost(place: Place) -> None:
+    # Given a job that ran, and one that the store does not have.
+    place.write(APP)
+    kept, lost = place.enqueue("quick", 1).id, new_id()
+    place.drain()
+    put = Put("accepted", Span(100.0, 101.0), (kept, lost))
+    forgetful = Blow("a fail-over", Span(99.0, 105.0), lost=Span(100.5, 103.0))
+    later = Blow("a fail-over", Span(101.2, 105.0), lost=Span(101.5, 103.0))
+    # Then the checker complains, unless the put was answered within a lost span.
+    assert check(place, put.ids, [], excuses=Excuses([forgetful], [put]))["missing"] == 1
+    for blows in ([], [later], [forgetful._replace(lost=None)]):
+        with pytest.raises(AssertionError, match="1 accepted jobs are lost"):
+            check(place, put.ids, [], excuses=Excuses(blows, [put]))
+
+
+def test_a_job_that_nobody_holds_is_called_leaked(place: Place) -> None:
+    # Given a job that a consumer took, and that no worker holds.
+    place.mill.queue("left").put("a")
+    message = place.mill.queue("left").get(timeout=5)
+    # Then the checker complains until the job is given back.
+    with pytest.raises(AssertionError, match="1 jobs are running, and no worker lives"):
+        check_nothing_held(place)
+    assert message is not None
+    message.release()
+    check_nothing_held(place)
+
+
+def test_a_repeated_run_needs_a_kill_or_a_server_that_forgets() -> None:
+    # Given a run that ended at 101 s, in the time of a server that only hung from 100 to 120 s.
+    hung = Excuses([Blow("a hang", Span(100.0, 120.0))], settling=4.0)
+    # Then its verdict is settled some seconds after the server answers again.
+    assert hung.settled(101.0, 4.0) == 124.0
+    assert hung.settled(94.0, 4.0) == 98.0
+    assert not hung.forgotten(99.0, 101.0)
+    # And a server that forgot the steps between 110 and 115 s explains more.
+    forgot = Blow("a fail-over", Span(100.0, 120.0), lost=Span(110.0, 115.0))
+    excuses = Excuses([forgot], settling=4.0)
+    assert excuses.forgotten(105.0, 107.0)
+    assert not excuses.forgotten(104.0, 105.0)
+    assert not excuses.forgotten(125.0, 126.0)
