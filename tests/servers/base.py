@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -22,13 +23,30 @@ OWN_PORTS = range(10_000, 32_000)
 """Below the ports that the kernel gives to clients: a killed server finds its port free again."""
 
 
+_RESERVED: list[int] = []
+"""Descriptors of the files whose locks reserve ports for this process."""
+
+
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses, and that no client will be given."""
+    """A port of 127.0.0.1 that nobody uses, and that no client will be given.
+
+    A server takes its port later than this, and another test process may draw the same number
+    meanwhile. So the port is reserved: this process holds the lock of a file until it ends.
+    """
+    folder = Path(tempfile.gettempdir()) / "tidemill-test-ports"
+    folder.mkdir(exist_ok=True)
     while True:
         port = random.SystemRandom().choice(OWN_PORTS)
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
+        fd = os.open(folder / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as sock:
+                sock.bind(("127.0.0.1", port))
+        except OSError:
+            os.close(fd)
+            continue
+        _RESERVED.append(fd)
+        return port
 
 
 def program(name: str, package: str) -> str:
