@@ -76,8 +76,8 @@ clients: $(VENV)/dev     ## test suites of clients of beanstalkd, from PyPI and 
 
 long: $(VENV)/dev servers  ## each crash point twenty times, a signal at each bytecode, random moves at length
 	TIDEMILL_ROUNDS=20 TIDEMILL_EXAMPLES=300 $(PYTEST) \
-		tests/faults/test_crash_points.py tests/conformance/test_seam_machine.py \
-		tests/conformance/test_seam_signals.py
+		tests/faults/test_crash_points.py tests/conformance/test_contract_state_machine.py \
+		tests/conformance/test_contract_signals.py
 
 bench: $(VENV)/dev       ## tidemill beside its peers, one table; ARGS go to benchmarks/run.py
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -16,9 +16,11 @@ from pathlib import Path
 import psycopg
 from processes import private_postgres
 
-from tidemill.brokers.base import Broker, Mode, Step, Want, open_broker
-from tidemill.clock import new_id
-from tidemill.job import Envelope, Owner, Verdict
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Mode, Step, Want
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Owner, Verdict
 
 BODY = b"\x92\x90\x80" + b"x" * 60
 WANT = Want(500, ("default",), Mode.FAIR)

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import redis
 
-from tidemill.brokers.base import Step, Want, open_broker
-from tidemill.brokers.redis import servertime
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.redis import server_clock
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.redis.lines import Line
-from tidemill.clock import new_id
-from tidemill.gate import Claim, Terms
-from tidemill.job import Envelope, Outcome, Owner, State, Verdict
+from tidemill.brokers.redis.connections import ServerConnection
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
+from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 PIECE = 200
 LATER = 600.0
@@ -64,19 +65,19 @@ def main(url: str, jobs: int = 1_000_000) -> None:
 
 def processor_times(server: redis.Redis) -> list[float]:
     """Milliseconds of a processor that the server's main thread spends on each call from now on."""
-    pid, costs, run = server.info("server")["process_id"], list[float](), Line.run
+    pid, costs, run = server.info("server")["process_id"], list[float](), ServerConnection.run
     clock = Path(f"/proc/{pid}/task/{pid}/schedstat")
     if not clock.exists():
         return costs
 
-    def timed(line: Line, verb: str, key: bytes, args: Sequence[bytes]) -> object:
+    def timed(line: ServerConnection, verb: str, key: bytes, args: Sequence[bytes]) -> object:
         before = int(clock.read_text().split()[0])
         try:
             return run(line, verb, key, args)
         finally:
             costs.append((int(clock.read_text().split()[0]) - before) / 1e6)
 
-    Line.run = timed  # type: ignore[method-assign]
+    ServerConnection.run = timed  # type: ignore[method-assign]
     return costs
 
 
@@ -97,11 +98,11 @@ def put(broker: RedisBroker, prefix: str, count: int, **fields: object) -> None:
         broker.put([Envelope(id=name, task="t", body=BODY, **fields) for name in names])  # type: ignore[arg-type]
 
 
-def put_keyed(broker: RedisBroker, prefix: str, count: int, terms: Terms) -> None:
+def put_keyed(broker: RedisBroker, prefix: str, count: int, terms: LimitSettings) -> None:
     """Jobs of as many keys of one limit."""
     for start in range(0, count, PIECE):
         ids = range(start, min(count, start + PIECE))
-        claims = [(f"{prefix}{n}", Claim("api", f"k{n}", 1.0, terms)) for n in ids]
+        claims = [(f"{prefix}{n}", JobLimit("api", f"k{n}", 1.0, terms)) for n in ids]
         broker.put(
             [Envelope(id=name, task="t", queue="keyed", limit=claim) for name, claim in claims]
         )
@@ -123,7 +124,7 @@ def fill(broker: RedisBroker, jobs: int) -> None:
     keys, queues, overdue = (min(n, jobs // 10) for n in (KEYS, QUEUES, OVERDUE))
     put(broker, "done", 4 * PIECE, queue="done")
     drain(broker, "done", 4 * PIECE)
-    put_keyed(broker, "keyed", keys, Terms(concurrency=1))
+    put_keyed(broker, "keyed", keys, LimitSettings(concurrency=1))
     names = [f"q{n}" for n in range(queues)]
     for start in range(0, queues, PIECE):
         some = names[start : start + PIECE]
@@ -140,16 +141,16 @@ def acts(broker: RedisBroker) -> list[tuple[str, Callable[[], object]]]:
     """What is done, and how."""
 
     def come_due() -> None:
-        servertime.server_offset = lambda: LATER * 1.1
+        server_clock.server_offset = lambda: LATER * 1.1
         broker.exchange(Step("w", want=Want(10, queues=("overdue",))))
         broker.tick()
 
     def prune() -> None:
-        servertime.server_offset = lambda: 7200.0
+        server_clock.server_offset = lambda: 7200.0
         broker.tick()
 
     def change() -> None:
-        broker.set_limit("api", Terms(rate=(1, 1.0)))
+        broker.set_limit("api", LimitSettings(rate=(1, 1.0)))
 
     ids = [f"ready{n}" for n in range(5000)]
     return [
@@ -160,7 +161,7 @@ def acts(broker: RedisBroker) -> list[tuple[str, Callable[[], object]]]:
         ("limits are listed", broker.limits),
         (
             "a put changes a limit of 50,000 keys",
-            lambda: put_keyed(broker, "new", 1, Terms(concurrency=2)),
+            lambda: put_keyed(broker, "new", 1, LimitSettings(concurrency=2)),
         ),
         ("a limit of 50,000 keys changes", change),
         ("100,000 overdue jobs come due", come_due),

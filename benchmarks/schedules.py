@@ -29,8 +29,8 @@ from pathlib import Path
 import psutil
 
 from tidemill import Filter, Tidemill
-from tidemill.job import Planned, Record
-from tidemill.schedules import stored
+from tidemill.core.job import Planned, Record
+from tidemill.schedules import record as stored
 from tidemill.schedules.rules import Rule
 
 APP = """

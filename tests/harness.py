@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Filter
-from tidemill.job import Record, State
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.job import Record, State
 
 T = TypeVar("T")
 LIMIT = 60.0
@@ -43,7 +43,7 @@ PRELUDE = """
 from __future__ import annotations
 import asyncio, ctypes, dataclasses, os, re, signal, socket, subprocess, sys, threading, time
 from tidemill import Fail, Retries, Retry, Tidemill, current_job
-from tidemill.retry import JobTerminated, JobTimeout, Snooze
+from tidemill.core.retry import JobTerminated, JobTimeout, Snooze
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 mill = Tidemill({url!r}{options})
@@ -152,7 +152,7 @@ class Worker:
         found = []
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
-                if "tidemill.worker" in child.cmdline():
+                if "tidemill.worker_main" in child.cmdline():
                     found.append((child.create_time(), child.pid, child))
         return [child for *_, child in sorted(found, key=lambda row: row[:2])]
 

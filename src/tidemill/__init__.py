@@ -1,11 +1,18 @@
 """tidemill: a task queue that starts as one directory on disk and never has to be left."""
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Filter, QueueStats
-from tidemill.completed import Completed
-from tidemill.compose import Chain, Flow, Group, chain, group, map_many
-from tidemill.context import JobContext, current_job
-from tidemill.errors import (
+from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.client.as_completed import Completed
+from tidemill.client.call import Call
+from tidemill.client.callbacks import Ended
+from tidemill.client.context import JobContext, current_job
+from tidemill.client.job_handle import Job
+from tidemill.client.message import Message
+from tidemill.client.messages import Queue
+from tidemill.client.middleware import Middleware
+from tidemill.client.search import Found
+from tidemill.client.task import Task
+from tidemill.core.errors import (
     BadSignature,
     BrokerUnavailable,
     CodecError,
@@ -30,15 +37,8 @@ from tidemill.errors import (
     StoreMoved,
     TidemillError,
 )
-from tidemill.finding import Found
-from tidemill.groups import JobChain, JobGroup, as_completed
-from tidemill.handle import Job
-from tidemill.hooks import Ended
-from tidemill.job import State
-from tidemill.limits import Breaker, Limit
-from tidemill.middleware import Middleware
-from tidemill.queue import Message, Queue
-from tidemill.retry import (
+from tidemill.core.job import State
+from tidemill.core.retry import (
     Fail,
     JobTerminated,
     JobTimeout,
@@ -47,9 +47,11 @@ from tidemill.retry import (
     Snooze,
     WorkerStopping,
 )
-from tidemill.schedules.book import Schedule
-from tidemill.schedules.reading import When
-from tidemill.task import Call, Task
+from tidemill.limits.declare import Breaker, Limit
+from tidemill.schedules.declare import Schedule
+from tidemill.schedules.parse import When
+from tidemill.workflows.compose import Chain, Flow, Group, chain, group, map_many
+from tidemill.workflows.handles import JobChain, JobGroup, as_completed
 
 __version__ = "0.1.0"
 

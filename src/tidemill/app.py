@@ -1,4 +1,8 @@
-"""The app: where tasks are declared, calls become jobs, and the broker is opened at first use."""
+"""The app: declare tasks, enqueue calls, read jobs, exchange messages.
+
+``Tidemill`` is a table of contents: each method hands its work to a module of ``client``,
+``workflows``, ``schedules`` or ``worker``. The broker is opened at its first use.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +14,57 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from tidemill.arguments import TEXT_OF_BODY, summary
-from tidemill.batch import Batch
-from tidemill.brokers.base import Broker, Feature, Filter, Page, QueueStats, check_url, open_broker
-from tidemill.clock import new_id, wall_time
-from tidemill.codec import pack_call, pack_pickle_call, sign
-from tidemill.compose import Composition
-from tidemill.config import (
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.registry import check_url, open_broker
+from tidemill.client.batch import Batch
+from tidemill.client.call import Call
+from tidemill.client.consumers import Consumers
+from tidemill.client.envelopes import envelope_of, seal
+from tidemill.client.features import Features
+from tidemill.client.job_handle import Job
+from tidemill.client.limits import Limits
+from tidemill.client.message import Message
+from tidemill.client.messages import Queue
+from tidemill.client.middleware import Middleware
+from tidemill.client.options import TASK_OPTIONS, Options
+from tidemill.client.put_batching import PutBatching
+from tidemill.client.search import Found
+from tidemill.client.task import (
+    AsyncTask,
+    Declare,
+    Task,
+    call_by_name,
+    make_task,
+    refuse_second_declaration,
+    task_name,
+)
+from tidemill.client.threads import ACTING, WAITING, Threads
+from tidemill.core.config import (
     Seconds,
     check_app,
     check_known,
     check_name,
-    check_size,
     default_url,
     url_from_environment,
 )
-from tidemill.consumers import Consumers
-from tidemill.deferral import restarted
-from tidemill.enqueuing import enqueue_composed, enqueue_many, given, is_composed, txn_of
-from tidemill.errors import InvalidOption
-from tidemill.features import Features
-from tidemill.finding import Found
-from tidemill.gathered import GatheredPuts
-from tidemill.groups import JobGroup
-from tidemill.handle import Job
-from tidemill.inline import run_inline
-from tidemill.job import Envelope, Links
-from tidemill.limits import Limits, QueueSettings
-from tidemill.locks import LongLock
-from tidemill.middleware import Middleware
-from tidemill.options import TASK_OPTIONS, Options
-from tidemill.queue import Message, Queue
-from tidemill.schedules.book import Schedules
-from tidemill.task import (
-    AsyncTask,
-    Call,
-    Declare,
-    Task,
-    doubt,
-    make_task,
-    no_such_task,
-    task_name,
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Envelope, Links
+from tidemill.core.locks import LongLock
+from tidemill.core.signals import restart_on_signal
+from tidemill.limits.declare import QueueSettings
+from tidemill.schedules.declare import Schedules
+from tidemill.worker.inline import run_composed, run_inline
+from tidemill.workflows.compose import Composition
+from tidemill.workflows.enqueue import (
+    call_or_composition,
+    enqueue_composed,
+    enqueue_many,
+    is_composed,
+    txn_of,
 )
-from tidemill.threads import ACTING, WAITING, Threads
+from tidemill.workflows.handles import JobGroup
 
 __all__ = ["Tidemill"]
 
@@ -68,23 +80,23 @@ _OWN_OPTIONS = (
 
 
 class Tidemill:
-    """One app on one broker.
+    """One app: its tasks, and the broker that stores its jobs.
 
     Args:
-        url: where the jobs live; ``$TIDEMILL_URL`` when not given, else LMDB in ``.tidemill``
-            beside the nearest ``pyproject.toml`` or ``.git`` upward, else here.
-        env: the caller's own ``lmdb.Environment`` to live in, instead of a URL; ``prefix`` leads
-            the names of our databases in it. It needs ``max_dbs`` of at least 16 more than it uses.
-        secret_keys: keys to sign jobs with; the first signs, all verify. Without keys nothing is
-            signed.
+        url: where the jobs are stored. The default is ``$TIDEMILL_URL``, or else LMDB in
+            ``.tidemill`` beside the nearest ``pyproject.toml`` or ``.git`` upward, or else here.
+        env: an ``lmdb.Environment`` of the caller to store the jobs in, instead of a URL. Its
+            ``max_dbs`` must leave room for 16 databases, whose names begin with ``prefix``.
+        secret_keys: keys that sign jobs: the first key signs, all keys verify. Without keys nothing
+            is signed.
         serializer: ``"msgpack"``, or ``"pickle"``, which needs ``secret_keys``.
         allow_imports: patterns of dotted paths that jobs may name without a declared task.
-        middleware: layers around every job, outermost first.
-        sync: True runs every call at once, in the caller, and stores nothing.
-        defaults: options all tasks start from, as ``retries=`` or ``timeout=``.
+        middleware: functions around every job, outermost first.
+        sync: True runs every call at once in the caller, and stores nothing.
+        defaults: default options of all tasks, such as ``retries=`` or ``timeout=``.
 
     Raises:
-        InvalidOption: an option is wrong; the sentence names it.
+        InvalidOption: an option is wrong; the text names it.
     """
 
     def __init__(
@@ -102,7 +114,7 @@ class Tidemill:
     ) -> None:
         check_app(url, env, serializer, secret_keys, allow_imports)
         named = url_from_environment() if url is None and env is None else url
-        if named is not None:  # a mistake is seen here, not at the first job
+        if named is not None:  # report a bad URL here, not at the first job
             check_url(named)
         check_known("Tidemill", defaults, (*TASK_OPTIONS, *_OWN_OPTIONS))
         self.features = Features(self, named)
@@ -114,45 +126,45 @@ class Tidemill:
         self.middleware = tuple(middleware)
         self.sync = sync
         self.threads, self.waiters = _pools()
-        self.before_close: list[Callable[[], None]] = []  # ends the workers of this process
-        self.inner: set[str] = set()  # tasks declared inside functions, that nobody named
-        self.looking = False  # True: its broker is opened to read, so no file is made
-        self._url, self._found = url, url is None  # a url that was looked for is worth a log line
+        self.before_close: list[Callable[[], None]] = []  # called by close: ends workers
+        self.local_tasks: set[str] = set()  # declared inside functions, without a name
+        self.reading = False  # True opens the broker only to read: no file is made
+        self._url, self._found = url, url is None  # a URL that was searched for is logged
         self._env = env, prefix
-        self._broker: Broker | None = None
+        self._broker: Store | None = None
         self._lock = LongLock()
-        self.consumers = Consumers(self)  # the owners this process takes messages by
-        self.gathered = GatheredPuts(self)
+        self.consumers = Consumers(self)  # take messages for this process
+        self.put_batching = PutBatching(self)
         self.schedules = Schedules(self)
         self.limits = Limits(self)
         self._batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
             "tidemill_batch", default=None
         )
         _apps.add(self)
-        if env is not None:  # at first use the caller may be inside a transaction, too late to open
+        if env is not None:  # later the caller may be inside a transaction
             self._open()
 
     def after_fork_child(self) -> None:
-        """In a forked child: no lock is held and nobody is at work there."""
+        """Reset the locks in a forked child, which has none of the parent's threads."""
         self._lock = LongLock()
-        self.gathered.after_fork()
+        self.put_batching.after_fork()
 
     # -- the broker -----------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where the jobs live, password and all; ``broker.url`` may be shown."""
+        """Where the jobs are stored, with the password; ``broker.url`` has no password."""
         if self._url is None and self._env[0] is None:
             self._url = default_url()
         return self._url or self.broker.url
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> Store:
         """The broker, opened at first use."""
         return self._broker or self._open()
 
-    @restarted
-    def _open(self) -> Broker:
+    @restart_on_signal
+    def _open(self) -> Store:
         env, prefix = self._env
         with self._lock:
             if self._broker is None and env is not None:
@@ -160,13 +172,13 @@ class Tidemill:
 
                 self._broker = LmdbBroker.around(env, prefix)
             elif self._broker is None:
-                self._broker = open_broker(self.url, reading=self.looking)
+                self._broker = open_broker(self.url, reading=self.reading)
                 if self._found:
-                    log.info("jobs live in %s", self._broker.url)
+                    log.info("jobs are stored in %s", self._broker.url)
             return self._broker
 
     def close(self) -> None:
-        """Give up the broker; it is opened again when next needed. Idempotent."""
+        """Close the broker. The next use opens it again; a second close does nothing."""
         for end in list(self.before_close):
             end()
         self.consumers.close()
@@ -199,8 +211,8 @@ class Tidemill:
         """Declare a function, sync or async, as a task: ``@mill.task`` or ``@mill.task(queue=…)``.
 
         Options: ``name queue priority retries timeout expires key on_conflict unique_for max_wait
-        result_ttl tags``, and ``schedule``: a cron text, seconds or a ``When``, to run it without
-        arguments.
+        result_ttl tags``, and ``schedule``: a cron text, seconds or a ``When``. A schedule runs the
+        task without arguments.
 
         Raises:
             InvalidOption: an option is wrong, the name is taken, or the function is a lambda.
@@ -222,47 +234,33 @@ class Tidemill:
     def _declare(
         self, function: Callable[..., Any], name: str | None, options: Options
     ) -> Task[..., Any]:
-        own = task_name(function)
-        name = name or own
-        before = self.tasks.get(name)
-        if before is not None and (
-            before.function.__module__ != function.__module__
-            or before.function.__qualname__ != function.__qualname__
-        ):
-            raise InvalidOption(
-                f"task {name!r} is declared twice: by {before.function.__module__}."
-                f"{before.function.__qualname__} and by {own}; give one another name="
-            )
+        own_name = task_name(function)
+        name = name or own_name
+        refuse_second_declaration(self.tasks.get(name), name, function)
         self.limits.check_shared(name, options.limit)
         task = self.tasks[name] = make_task(self, function, name, options)
-        if name == own and "<locals>" in function.__qualname__:
-            self.inner.add(name)
+        if name == own_name and "<locals>" in function.__qualname__:
+            self.local_tasks.add(name)
         return task
 
     def schedule(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> None:
-        """Have a call made again and again: see :meth:`Schedules.declare`."""
+        """Schedule a call to run repeatedly: see :meth:`Schedules.declare`."""
         self.schedules.declare(name, call, when, **options)
 
     def may_import(self, path: str) -> bool:
-        """True when jobs may name this dotted path without a declared task."""
+        """True when ``allow_imports`` allows jobs that name this dotted path."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.allow_imports)
 
     # -- enqueueing -----------------------------------------------------------------------------
 
     def call(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
-        """The call of a task by its name, or of a dotted path, not made: as ``task.call(…)``.
+        """A call of a task, by its name or a dotted path, as a value: see ``task.call(…)``.
 
         Raises:
             InvalidOption: there is no such task, and ``allow_imports`` does not allow the path.
             TypeError: the task does not take these arguments.
         """
-        known = self.tasks.get(task)
-        if known is not None:
-            return known.call(*args, **kwargs)
-        check_name("task", task)
-        if not self.may_import(task):
-            raise no_such_task(self, task)
-        return Call(task, args, kwargs, self.defaults)
+        return call_by_name(self, task, args, kwargs)
 
     @overload
     def enqueue(self, call: Call[R], /) -> Job[R]: ...
@@ -271,20 +269,20 @@ class Tidemill:
     @overload
     def enqueue(self, call: str, /, *args: Any, **kwargs: Any) -> Job[Any]: ...
     def enqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Enqueue a call, or a dotted path (or the name of a task) with its arguments.
+        """Enqueue a call, a chain, a group or a flow, and return its handle.
 
-        Or a chain, a group, a flow; then the handle is that of all of it.
+        A call is ``task.call(…)``, or the name of a task or a dotted path with the arguments.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
             CodecError: an argument has no encoding.
         """
-        what: Any = given(self, call, args, kwargs)
-        if is_composed(what):
-            return enqueue_composed(self, what)
+        node: Any = call_or_composition(self, call, args, kwargs)
         if self.sync:
-            return run_inline(self, what)
-        return self.put([self.envelope(what)], what.options.txn)[0]
+            return run_composed(self, node) if is_composed(node) else run_inline(self, node)
+        if is_composed(node):
+            return enqueue_composed(self, node)
+        return self.put([self.envelope(node)], node.options.txn)[0]
 
     @overload
     async def aenqueue(self, call: Call[R], /) -> Job[R]: ...
@@ -294,14 +292,14 @@ class Tidemill:
     async def aenqueue(self, call: str, /, *args: Any, **kwargs: Any) -> Job[Any]: ...
     async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
-        what = given(self, call, args, kwargs)
+        node = call_or_composition(self, call, args, kwargs)
         if self.sync or self.in_batch():
-            return self.enqueue(what)
-        if (txn := txn_of(what)) is not None:
-            return await self.threads.inside(txn, lambda: self.enqueue(what))
-        if is_composed(what):
-            return await self.threaded(enqueue_composed, self, what)
-        put = await self.gathered.put(self.envelope(what))
+            return self.enqueue(node)
+        if (txn := txn_of(node)) is not None:
+            return await self.threads.in_transaction(txn, lambda: self.enqueue(node))
+        if is_composed(node):
+            return await self.threaded(enqueue_composed, self, node)
+        put = await self.put_batching.put(self.envelope(node))
         return Job(self, put.id, put.placed)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
@@ -316,19 +314,19 @@ class Tidemill:
         if self.sync or self.in_batch():
             return self.enqueue_many(calls)
         for txn in [call.options.txn for call in calls if call.options.txn is not None]:
-            return await self.threads.inside(txn, lambda: self.enqueue_many(calls))
+            return await self.threads.in_transaction(txn, lambda: self.enqueue_many(calls))
         return await self.threaded(lambda: self.enqueue_many(calls))
 
     def batch(self) -> Batch:
-        """Everything enqueued inside, by this thread or task, becomes one commit at the end.
+        """A block whose jobs, of this thread or asyncio task, are stored in one commit at its end.
 
-        Handles are given at once; an exception inside stores nothing; waiting inside is an error.
+        Handles exist at once. After an exception nothing is stored. A wait inside is an error.
         """
         return Batch(self, self._batch)
 
     @property
     def current_batch(self) -> Batch | None:
-        """The batch this code runs in."""
+        """The open batch of the calling code, or None."""
         batch = self._batch.get()
         return batch if batch is not None and batch.is_open else None
 
@@ -337,11 +335,13 @@ class Tidemill:
         return self.current_batch is not None
 
     def put(self, envelopes: Sequence[Envelope], txn: Any = None) -> list[Job[Any]]:
-        """Store jobs, now or with the batch: the one way in."""
+        """Store jobs, now or at the end of the open batch: every put passes here."""
         batch = self._batch.get()
         if batch is not None:
             if txn is not None and batch.is_open:
-                raise InvalidOption("txn inside a batch: both say what commits; leave one out")
+                raise InvalidOption(
+                    "txn inside a batch: each has its own commit; leave one of the two out"
+                )
             jobs = batch.add(envelopes)
             if jobs is not None:
                 return jobs
@@ -350,47 +350,21 @@ class Tidemill:
         return [Job(self, put.id, put.placed) for put in self.broker.put(envelopes, txn=txn)]
 
     def envelope(self, call: Call[Any], job_id: str = "", links: Links | None = None) -> Envelope:
-        """The job that stands for a call: encoded, checked, signed."""
-        if call.lacks is not None:
-            raise call.lacks
-        options = call.options
-        self.features.use(options)
-        args, kwargs = call.args, call.kwargs
-        if self.inner and call.task in self.inner:
-            doubt(self, call.task)
-        envelope = options.envelope()
-        envelope.task = call.task
-        encode = pack_pickle_call if self.pickles else pack_call
-        envelope.body = encode(args, kwargs)
-        if not isinstance(options.key, str):
-            envelope.key = check_name("key", options.key(*args, **kwargs))
-        if options.limit is not None:
-            envelope.limit = self.limits.claim(options.limit, call.task, args, kwargs)
-        if len(envelope.body) <= TEXT_OF_BODY:
-            envelope.text = summary(args, kwargs)
-        if job_id:
-            envelope.id = check_name("id", job_id)
-        envelope.links = links
-        return self.seal(envelope)
+        """The envelope of a call's job: encoded, checked and signed."""
+        return envelope_of(self, call, job_id, links)
 
     def seal(self, envelope: Envelope) -> Envelope:
-        """What every job of this app gets at last: an id, its time, a signature."""
-        check_size(envelope.body, envelope.headers, envelope.tags)
-        envelope.id = envelope.id or new_id()
-        envelope.created = wall_time()
-        envelope.pickled = self.pickles
-        if self.keys:
-            envelope.signature = sign(envelope, self.keys[0])
-        return envelope
+        """Complete an envelope: check its size, and add its id, its time and its signature."""
+        return seal(self, envelope)
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> Job[Any]:
-        """A handle on the job with this id; nothing is read yet."""
+        """A handle on the job with this id. This call reads nothing."""
         return Job(self, check_name("id", job_id))
 
     def group(self, group_id: str) -> JobGroup[Any]:
-        """A handle on the group, or flow, with this id; nothing is read yet."""
+        """A handle on the group, or flow, with this id. This call reads nothing."""
         return JobGroup(self, check_name("id", group_id))
 
     def find(self, what: Filter | None = None, *, limit: int = 100, cursor: str = "") -> Page:
@@ -398,24 +372,24 @@ class Tidemill:
         return self.broker.find(what or Filter(), limit, cursor)
 
     def jobs(self, **what: Any) -> Found:
-        """Handles of all jobs that match, newest first: :class:`Found` says by what."""
+        """Handles of all matching jobs, newest first: :class:`Found` has the search options."""
         return Found(self, **what)
 
     def queues(self) -> list[QueueStats]:
-        """Every queue in numbers."""
+        """All queues with their numbers."""
         return self.broker.stats()
 
     # -- messages -------------------------------------------------------------------------------
 
     def queue(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
-        """A queue of raw messages, and the settings that hold for it from now on: see ``Queue``."""
+        """A queue of raw messages. The settings, if any, are stored: see ``Queue``."""
         return Queue(self, name, **settings)
 
     def get(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
-        """The next message of several queues: all of the first before any of the second.
+        """The next message of several queues. An earlier queue goes before a later queue.
 
-        Returns None when nothing came within ``timeout`` seconds; without one, waits for ever.
-        Raises BrokerUnavailable when another process holds an LMDB store's write lock as long.
+        Returns None after ``timeout`` seconds without a message; waits for ever without a timeout.
+        Raises BrokerUnavailable if another process holds an LMDB store's write lock that long.
         """
         return self.consumers.get(queues, timeout)
 
@@ -426,11 +400,11 @@ class Tidemill:
     # -- asyncio --------------------------------------------------------------------------------
 
     async def threaded(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking call in a thread of this app's own: never in the loop's small pool."""
+        """Run a blocking call in a thread of the app, not in the event loop's small pool."""
         return await self.threads.run(function, *args)
 
     async def patiently(self, function: Callable[..., T], *args: Any) -> T:
-        """As ``threaded``, for a call that waits: it takes no thread from those that act."""
+        """As ``threaded``, for a call that waits: it uses a pool of its own."""
         return await self.waiters.run(function, *args)
 
 

@@ -31,9 +31,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Filter
-from tidemill.errors import TidemillError
-from tidemill.job import State
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.errors import TidemillError
+from tidemill.core.job import State
 from tidemill.worker.supervisor import Settings, Supervisor
 
 try:

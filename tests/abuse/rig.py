@@ -27,7 +27,7 @@ from harness import Worker, eventually, open_place
 from abuse.app import declare
 from abuse.catalogue import ASYNCIO, MAIN, THREADS, End, Misdeed, catalogue
 from abuse.counters import Counters
-from tidemill.job import Record, State
+from tidemill.core.job import Record, State
 
 __all__ = ["CELLS", "Outcome", "one_cell", "try_misdeed"]
 

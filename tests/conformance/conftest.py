@@ -8,13 +8,15 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from broker_driver import LiveOwner, Settled, check_counts
 from kinds import KINDS, Clock, Kind
-from seam import Hand, Settled, check_counts
 from servers import forget_served
-from test_seam_features import FEATURES
+from test_contract_features import FEATURES
 
-from tidemill.brokers.base import Broker, Feature, open_broker
-from tidemill.errors import FeatureMissing
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import FeatureMissing
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,9 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a carrier what a job meets on its way: the rest is the store's, and proven there.
+    """With a carrier run the tests of a job's way; the store itself proves the rest.
 
-    It moves to that store, and from there.
+    Transfer tests run only between the carrier and its store.
     """
 
     def is_left_out(item: pytest.Item) -> bool:
@@ -40,10 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 CARRIED = {
-    f"test_seam_{name}"
+    f"test_contract_{name}"
     for name in (
-        *("act", "features", "flows", "keep", "keys", "lease", "limits", "moving", "named", "put"),
-        *("schedules", "taken", "unique", "unknown"),
+        *("admin", "features", "workflows", "retention", "keys", "leases", "limits", "transfer"),
+        *("job_numbers", "put", "schedules", "leases_alone", "unique", "unknown_tasks"),
     )
 }
 
@@ -59,9 +61,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """A test that asks a broker for what it has not is over, and says what that was.
+    """Skip a test that needs a missing feature, naming the feature.
 
-    Which features each has is frozen in test_seam_features.py.
+    test_contract_features.py freezes the features of each broker.
     """
     try:
         return (yield)
@@ -87,7 +89,7 @@ def clock(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def open_store(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """Open the broker, with options for its URL. Its counters are recounted at the end."""
+    """Open brokers, with options for the URL; check their counters at the end."""
     opened: list[Broker] = []
 
     def open_one(**options: object) -> Broker:
@@ -111,13 +113,13 @@ def broker(clock: Clock, open_store: Callable[..., Broker]) -> Broker:
 
 
 @pytest.fixture
-def worker(broker: Broker) -> Hand:
-    return Hand(broker)
+def worker(broker: Broker) -> LiveOwner:
+    return LiveOwner(broker)
 
 
 @pytest.fixture
-def consumer(broker: Broker) -> Hand:
-    return Hand(broker, "c1", "consumer")
+def consumer(broker: Broker) -> LiveOwner:
+    return LiveOwner(broker, "c1", "consumer")
 
 
 @pytest.fixture

@@ -81,26 +81,26 @@ NOT_IF_CARRIED = frozenset(
 )
 
 KINDS = [
-    Kind("memory", "memory://", ("tidemill.brokers.memory.jobs",)),
-    Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.storetime",)),
-    Kind("redis", "{redis}?prefix={name}", ("tidemill.brokers.redis.servertime",), volatile=True),
+    Kind("memory", "memory://", ("tidemill.brokers.memory.transitions",)),
+    Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.store_clock",)),
+    Kind("redis", "{redis}?prefix={name}", ("tidemill.brokers.redis.server_clock",), volatile=True),
     Kind(
         "postgresql",
         "{postgres}?schema={name}&migrate=1",
-        ("tidemill.brokers.postgres.servertime",),
+        ("tidemill.brokers.postgres.server_clock",),
         volatile=True,
     ),
     Kind("rabbitmq", "{rabbitmq}?prefix={name}", cannot=NOT_BY_RABBITMQ),
     Kind(
         "http",
         "lmdb://{dir}/store",
-        ("tidemill.brokers.lmdb.storetime", "tidemill.server.calls"),
+        ("tidemill.brokers.lmdb.store_clock", "tidemill.server.http.broker_rpc"),
         served=True,
     ),
     Kind(
         "rabbitmq+lmdb",
         "lmdb://{dir}/store",
-        ("tidemill.brokers.lmdb.storetime", "tidemill.brokers.carrying"),
+        ("tidemill.brokers.lmdb.store_clock", "tidemill.brokers.carrier.worker"),
         cannot=NOT_IF_CARRIED,
         carrier="{rabbitmq}?prefix={name}",
     ),
@@ -124,12 +124,12 @@ class Clock:
         self._since, self._lag = time.monotonic(), 1.0 - speed
         self._monkeypatch = monkeypatch
         self.fake = bool(modules)
-        self.of_server = any(name.endswith(".servertime") for name in modules)
+        self.of_server = any(name.endswith(".server_clock") for name in modules)
         self.rule(modules)
 
     def rule(self, modules: tuple[str, ...]) -> None:
         """Be the clock of some modules."""
-        clock = importlib.import_module("tidemill.clock")
+        clock = importlib.import_module("tidemill.core.clock")
         wall, machine = clock.wall_time, clock.machine_time
         for name in modules:
             module = importlib.import_module(name)

@@ -16,7 +16,7 @@ from typing import Any
 from servers import NETWORK, rabbitmq_url
 
 from tidemill import Tidemill
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 STORES: dict[str, Callable[[Path], str]] = {
     "lmdb": lambda path: f"lmdb://{path}/store",

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tidemill import Tidemill
-from tidemill.server.beanstalk.backing import Backing
-from tidemill.server.beanstalk.port import Port
+from tidemill.server.beanstalk.listener import BeanstalkListener
+from tidemill.server.beanstalk.shared_state import PortState
 
 
 class PortHere:
@@ -18,7 +18,7 @@ class PortHere:
 
     def __init__(self, mill: Tidemill, **options: Any) -> None:
         self.mill = mill
-        self._port = Port(mill, port=0, **options)
+        self._port = BeanstalkListener(mill, port=0, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -35,12 +35,12 @@ class PortHere:
         """What the server does first when it is told to end."""
         self._loop.call_soon_threadsafe(self._port.end)
 
-    def at_once(self, what: Callable[[Backing], object]) -> None:
+    def at_once(self, what: Callable[[PortState], object]) -> None:
         """Do something in the port's loop, with nothing in between."""
 
         async def do() -> None:
-            assert self._port._backing is not None
-            what(self._port._backing)
+            assert self._port._state is not None
+            what(self._port._state)
 
         self._do(do())
 

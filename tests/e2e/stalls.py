@@ -13,7 +13,7 @@ from harness import Place, open_place
 from servers import NETWORK, RabbitMQ, Redis, carried_url, postgres_url
 from servers.http import JobServer
 
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 __all__ = ["KINDS", "Lock", "lmdb_locked", "open_stalling"]
 

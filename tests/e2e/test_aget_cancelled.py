@@ -11,7 +11,7 @@ import pytest
 from harness import eventually
 
 from tidemill import Message, Tidemill
-from tidemill.brokers.base import Reply, Step
+from tidemill.brokers.contract.exchange import Reply, Step
 
 
 class Gate:

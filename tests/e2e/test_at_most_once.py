@@ -18,7 +18,7 @@ from servers.beanstalk import Tongue
 from servers.http import JobServer
 
 from tidemill import Tidemill
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 MANY = 300
 

@@ -19,15 +19,15 @@ from servers.beanstalk import Beanstalkd, Tongue
 from servers.http import JobServer
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Reply, Step
-from tidemill.brokers.early import Heard
+from tidemill.brokers.contract.early_leases import LeaseCallback
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.looking import QueueStats
-from tidemill.clock import new_id
-from tidemill.errors import BrokerUnavailable, InvalidOption
-from tidemill.job import Lease, Verdict
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable, InvalidOption
+from tidemill.core.job import Lease, Verdict
 from tidemill.server.beanstalk.connection import AHEAD
-from tidemill.server.beanstalk.port import Port
+from tidemill.server.beanstalk.listener import BeanstalkListener
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def come(request: pytest.FixtureRequest) -> Iterator[Callable[[], Tongue]]:
 # -- what clocks decide, of both -----------------------------------------------------------------
 
 
-def test_the_end_of_a_ttr_is_announced_and_comes(
+def test_the_end_of_a_ttr_is_announced_before_it_comes(
     come: Callable[[], Tongue], request: pytest.FixtureRequest
 ) -> None:
     client, other = come(), come()
@@ -91,14 +91,14 @@ def test_the_end_of_a_ttr_is_announced_and_comes(
     assert other.ask(b"delete %d\r\n" % number) == b"DELETED"
 
 
-def test_who_asks_when_a_ttr_ends_soon_is_told_at_once(client: Tongue) -> None:
+def test_a_reserve_near_the_end_of_a_ttr_gets_deadline_soon_at_once(client: Tongue) -> None:
     number = client.put(b"x", ttr=2)
     client.send(b"reserve\r\n" + b"reserve-with-timeout 20\r\n" * 2)  # in one piece
     assert client.read() == b"RESERVED %d 1\r\nx" % number
     assert (client.read(), client.read()) == (b"DEADLINE_SOON", b"DEADLINE_SOON")
 
 
-def test_a_touch_begins_the_ttr_anew(come: Callable[[], Tongue]) -> None:
+def test_a_touch_restarts_the_ttr(come: Callable[[], Tongue]) -> None:
     client = come()
     number = client.put(b"x", ttr=3)
     again = b"touch %d\r\nreserve-with-timeout 0\r\n" % number
@@ -109,7 +109,7 @@ def test_a_touch_begins_the_ttr_anew(come: Callable[[], Tongue]) -> None:
     assert client.read() == b"TIMED_OUT"
 
 
-def test_a_delay_ends_whoever_waits(come: Callable[[], Tongue]) -> None:
+def test_the_end_of_a_delay_wakes_a_waiting_client(come: Callable[[], Tongue]) -> None:
     client, other = come(), come()
     puts = b"put 0 2 9 5\r\nlater\r\nput 0 1 9 4\r\nsoon\r\n"
     client.send(puts + b"peek-delayed\r\npeek-ready\r\n")  # in one piece: before either is due
@@ -121,12 +121,12 @@ def test_a_delay_ends_whoever_waits(come: Callable[[], Tongue]) -> None:
     assert client.ask(b"peek-ready\r\n") == b"FOUND %d 5\r\nlater" % later
 
 
-def test_who_waits_outlives_two_pauses_at_once(port: PortHere, client: Tongue) -> None:
+def test_a_waiting_client_survives_two_pauses_at_once(port: PortHere, client: Tongue) -> None:
     waiting = Tongue(port.number)
     waiting.send(b"reserve\r\n")
     while b"\ncurrent-waiting: 1\n" not in client.ask(b"stats-tube default\r\n"):
         pass
-    port.at_once(lambda backing: [backing.pause("default", 0) for _ in range(2)])
+    port.at_once(lambda state: [state.pause("default", 0) for _ in range(2)])
     number = client.put(b"x")
     assert waiting.read() == b"RESERVED %d 1\r\nx" % number
     waiting.close()
@@ -144,7 +144,7 @@ def test_a_pause_ends_by_itself(come: Callable[[], Tongue]) -> None:
     assert time.monotonic() - begun >= 0.99
 
 
-def test_the_job_of_a_client_that_has_gone_is_anothers_at_once(come: Callable[[], Tongue]) -> None:
+def test_the_job_of_a_client_that_left_is_free_at_once(come: Callable[[], Tongue]) -> None:
     client, other = come(), come()
     number = client.put(b"x", ttr=1000)
     client.ask(b"reserve\r\n")
@@ -153,7 +153,7 @@ def test_the_job_of_a_client_that_has_gone_is_anothers_at_once(come: Callable[[]
     assert other.read() == b"RESERVED %d 1\r\nx" % number
 
 
-def test_a_client_that_sends_nothing_more_waits_no_more(come: Callable[[], Tongue]) -> None:
+def test_a_client_that_closes_its_side_waits_no_more(come: Callable[[], Tongue]) -> None:
     client = come()
     client.send(b"reserve\r\n")
     client.socket.shutdown(socket.SHUT_WR)
@@ -170,7 +170,7 @@ def test_what_was_sent_before_the_end_is_done(come: Callable[[], Tongue]) -> Non
     assert other.ask(b"reserve\r\n").endswith(b"x")
 
 
-def test_a_port_that_ends_answers_the_command_in_hand_and_hangs_up(
+def test_a_closing_port_answers_the_current_command_and_hangs_up(
     mill: Tidemill, port: PortHere, client: Tongue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, look = threading.Event(), threading.Event(), mill.broker.stats
@@ -189,7 +189,7 @@ def test_a_port_that_ends_answers_the_command_in_hand_and_hangs_up(
     assert client.read() == b""
 
 
-def test_a_tube_is_gone_when_nobody_needs_it(come: Callable[[], Tongue]) -> None:
+def test_an_unused_empty_tube_disappears(come: Callable[[], Tongue]) -> None:
     client = come()
     client.ask(b"use a\r\n")
     number = client.put(b"x")
@@ -211,7 +211,7 @@ def test_a_tube_is_gone_when_nobody_needs_it(come: Callable[[], Tongue]) -> None
         (b"put 1 2 3\r\n", b"BAD_FORMAT", b"0"),
     ],
 )
-def test_who_has_begun_a_put_is_a_producer(
+def test_a_client_that_starts_a_put_is_a_producer(
     come: Callable[[], Tongue], put: bytes, said: bytes, producers: bytes
 ) -> None:
     client = come()
@@ -219,7 +219,7 @@ def test_who_has_begun_a_put_is_a_producer(
     assert b"\ncurrent-producers: %b\n" % producers in client.ask(b"stats\r\n")
 
 
-def test_what_stats_tell_of_the_machine_is_text_for_yaml(client: Tongue) -> None:
+def test_stats_quote_texts_about_the_machine_for_yaml(client: Tongue) -> None:
     lines = client.ask(b"stats\r\n").decode().splitlines()
     assert f'hostname: "{platform.node()}"' in lines
     assert f'os: "{platform.version()}"' in lines
@@ -229,7 +229,7 @@ def test_what_stats_tell_of_the_machine_is_text_for_yaml(client: Tongue) -> None
 # -- draining, and clients that do no good -------------------------------------------------------
 
 
-def test_a_port_that_drains_takes_no_jobs_and_gives_those_it_has(
+def test_a_draining_port_takes_no_jobs_and_delivers_its_jobs(
     port: PortHere, client: Tongue
 ) -> None:
     client.put(b"x")
@@ -239,7 +239,7 @@ def test_a_port_that_drains_takes_no_jobs_and_gives_those_it_has(
     assert client.ask(b"reserve\r\n").endswith(b"x")
 
 
-def test_a_store_that_was_away_lets_a_client_say_again_what_became_of_its_job(
+def test_a_client_can_repeat_a_verdict_after_the_store_was_away(
     mill: Tidemill, client: Tongue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a client with two jobs, and a store that cannot be reached
@@ -344,7 +344,7 @@ def test_a_client_gets_what_python_puts(mill: Tidemill, client: Tongue) -> None:
 
 
 @pytest.mark.parametrize(("by", "states"), [("python", "ready delayed"), ("client", "ready ready")])
-def test_the_policy_of_a_job_comes_from_its_put_whoever_takes_it(
+def test_the_policy_of_a_job_comes_from_its_put(
     mill: Tidemill, client: Tongue, by: str, states: str
 ) -> None:
     if by == "python":
@@ -383,7 +383,7 @@ def test_a_job_put_with_an_id_or_a_key_is_there_once(mill: Tidemill, client: Ton
     assert mill.broker.get("other") is None
 
 
-def test_a_number_that_is_a_users_id_is_skipped(mill: Tidemill, client: Tongue) -> None:
+def test_a_number_whose_id_exists_is_skipped(mill: Tidemill, client: Tongue) -> None:
     next_number = client.put(b"x") + 1
     for n in range(next_number, next_number + 5):
         mill.queue("other").put("theirs", id=f"#{n:012d}")
@@ -416,8 +416,8 @@ def test_a_task_is_put_and_seen_as_json(mill: Tidemill) -> None:
         record = mill.broker.get(f"#{number:012d}")
         assert record is not None
         assert (record.envelope.task, record.rank) == ("app.add", 5)
-        shown = client.ask(b"reserve\r\n").split(b"\r\n", 1)[1]
-        assert json.loads(shown) == {
+        body_of = client.ask(b"reserve\r\n").split(b"\r\n", 1)[1]
+        assert json.loads(body_of) == {
             "task": "app.add",
             "args": [1],
             "kwargs": {"b": 2},
@@ -463,7 +463,7 @@ def test_where_keys_are_set_the_port_needs_trust_and_signs(tmp_path: Path) -> No
     url = f"lmdb://{tmp_path}/jobs"
     with Tidemill(url, secret_keys=["k" * 32]) as mill:
         with pytest.raises(InvalidOption, match="--beanstalk-trust"):
-            Port(mill)
+            BeanstalkListener(mill)
         with port_of(mill, trust=True) as port:
             client = Tongue(port.number)
             client.put(b"x")
@@ -480,15 +480,15 @@ def test_where_keys_are_set_the_port_needs_trust_and_signs(tmp_path: Path) -> No
             client.close()
 
 
-def test_beyond_this_machine_only_with_trust(mill: Tidemill) -> None:
+def test_other_machines_need_trust(mill: Tidemill) -> None:
     with pytest.raises(InvalidOption, match="has no auth"):
-        Port(mill, "0.0.0.0")
+        BeanstalkListener(mill, "0.0.0.0")
 
 
 # -- the server ----------------------------------------------------------------------------------
 
 
-def test_nothing_that_was_confirmed_is_lost_when_the_server_is_killed() -> None:
+def test_no_confirmed_job_is_lost_when_the_server_is_killed() -> None:
     # law 1
     number = free_port()
     server = JobServer("--beanstalk", f"127.0.0.1:{number}")
@@ -530,7 +530,7 @@ class _Failing(LmdbBroker):
     fails = True
     heard: threading.Event
 
-    def exchange_early(self, step: Step, heard: Heard) -> Reply:
+    def exchange_early(self, step: Step, heard: LeaseCallback) -> Reply:
         def failing(leases: Sequence[Lease]) -> Sequence[Verdict]:
             verdicts = heard(leases)
             if self.fails and leases:
@@ -543,7 +543,7 @@ class _Failing(LmdbBroker):
 
 
 @pytest.mark.parametrize("says", [b"", b"delete %d\r\n"])
-def test_who_has_a_job_of_a_commit_that_failed_is_hung_up_on(
+def test_a_client_with_a_job_of_a_failed_commit_is_disconnected(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
     monkeypatch.setattr(_Failing, "heard", threading.Event(), raising=False)
@@ -612,7 +612,7 @@ def test_a_web_page_cannot_drive_the_port(mill: Tidemill, port: PortHere, path: 
     assert mill.queue("default").size() == 0
 
 
-def test_tasks_are_not_handed_to_clients_unless_asked(mill: Tidemill, client: Tongue) -> None:
+def test_tasks_are_delivered_only_if_the_port_serves_tasks(mill: Tidemill, client: Tongue) -> None:
     # given a task and a message in the default tube
     @mill.task(name="app.pay")
     def pay(amount: int) -> None: ...

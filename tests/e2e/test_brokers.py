@@ -27,8 +27,8 @@ from harness import (
 from servers import NETWORK
 
 from tidemill import JobFailed, JobNotFound, ResultTimeout
-from tidemill.clock import new_id
-from tidemill.job import State
+from tidemill.core.clock import new_id
+from tidemill.core.job import State
 
 S = State
 

@@ -17,8 +17,8 @@ from servers import CARRIED, RabbitMQ, Redis, carried_url
 
 from tidemill import Tidemill, chain, group
 from tidemill.cli import main
-from tidemill.clock import new_id
-from tidemill.job import Owner, State
+from tidemill.core.clock import new_id
+from tidemill.core.job import Owner, State
 
 S = State
 
@@ -239,7 +239,7 @@ def test_recall_and_queues_on_the_command_line(tmp_path: Path) -> None:
     assert "3 ready jobs, of 3 that it was given" in checked
     facts = json.loads(run(main, ["info", "--url", url, "--json"]).output)
     assert facts["store"]["broker"] == "rabbitmq+lmdb"
-    assert run(main, ["recall", "--url", url]).output.startswith("3 jobs called back")
-    assert run(main, ["recall", "--url", url]).output.startswith("0 jobs called back")
+    assert run(main, ["recall", "--url", url]).output.startswith("3 jobs recalled")
+    assert run(main, ["recall", "--url", url]).output.startswith("0 jobs recalled")
     refused = run(main, ["recall", "--url", store_url])
     assert refused.exit_code != 0

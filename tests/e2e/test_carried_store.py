@@ -16,14 +16,16 @@ from harness import eventually
 from servers import RabbitMQ, carried_url, rabbitmq_url
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Broker, Step, Want, open_broker
-from tidemill.brokers.limiting import limiting
-from tidemill.brokers.relay import LOOK_EVERY
-from tidemill.clock import new_id
-from tidemill.errors import BrokerUnavailable, InvalidOption
-from tidemill.gate import Terms
-from tidemill.job import Envelope, Lease, Outcome, Owner, Record, State, Verdict
-from tidemill.move import move
+from tidemill.brokers.carrier.relay import LOOK_EVERY
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable, InvalidOption
+from tidemill.core.job import Envelope, Lease, Outcome, Owner, Record, State, Verdict
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.transfer.store_to_store import move
 
 S = State
 
@@ -141,10 +143,10 @@ def test_the_message_of_a_job_that_runs_for_long_is_acknowledged(
     with contextlib.closing(open_broker(url)) as broker:
         carry(broker, 2)
         [lease] = leased(broker, "w", 1, count=1)
-        held = broker.carrier._intakes["w"]._held  # type: ignore[attr-defined]
+        held = broker.carrier._owners["w"]._held  # type: ignore[attr-defined]
         broker.exchange(Step("w", want=Want(0)))
         assert len(held) == 1
-        monkeypatch.setattr("tidemill.brokers.carrying._KEPT", 0.0)
+        monkeypatch.setattr("tidemill.brokers.carrier.worker._KEPT", 0.0)
         broker.exchange(Step("w", want=Want(0)))
         assert not held
         assert broker.exchange(Step("w", [Verdict(lease.token, Outcome.SUCCESS)])).settled == [True]
@@ -191,14 +193,14 @@ def test_a_limit_holds_for_what_is_carried_already(tmp_path: Path) -> None:
         broker.put([envelope() for _ in range(5)])
         broker.attach(Owner(id="w", kind="worker", name="w"))
         eventually(lambda: sum(row.carried for row in broker.stats()) == 5, "they are carried")
-        limits = limiting(broker, "limits")
-        limits.set_limit("default", Terms(rate=(2, 3600), burst=2), queue=True)
+        limits = with_limits(broker, "limits")
+        limits.set_limit("default", LimitSettings(rate=(2, 3600), burst=2), queue=True)
         leased(broker, "w", 2)
         for _ in range(5):
             broker.wait("w", 0.2)
             assert not broker.exchange(Step("w", want=Want(10))).leases
         assert broker.stats()[0].carried == 0
-        limits.set_limit("default", Terms(rate=(2, 3600), burst=2), queue=True)  # no other
+        limits.set_limit("default", LimitSettings(rate=(2, 3600), burst=2), queue=True)  # no other
         limits.set_limit("default", None, queue=True)
         leased(broker, "w", 3)
 
@@ -207,7 +209,7 @@ def test_a_look_that_fails_leaves_no_job_with_the_relay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 3: the store goes away when the relay has just leased jobs
-    monkeypatch.setattr("tidemill.brokers.relay.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tidemill.brokers.carrier.relay.LOOK_EVERY", 0.0)
     url = carried_url(f"lmdb://{tmp_path}/store", "t" + new_id())
     with contextlib.closing(open_broker(url)) as broker:
         stats, failed = broker.store.stats, list[str]()  # type: ignore[attr-defined]
@@ -230,8 +232,8 @@ def test_a_breaker_holds_back_what_is_carried_already(tmp_path: Path, kind: str)
     # law 13, case S6: whoever it was whose attempts failed
     url = carried_url(f"lmdb://{tmp_path}/store", "t" + new_id())
     with contextlib.closing(open_broker(url)) as broker:
-        limits = limiting(broker, "limits")
-        limits.set_limit("default", Terms(breaker=(3, 3600)), queue=True)
+        limits = with_limits(broker, "limits")
+        limits.set_limit("default", LimitSettings(breaker=(3, 3600)), queue=True)
         raw = [Envelope(id=new_id(), body=b"raw") for _ in range(3)]
         broker.put(raw)
         jobs = carry(broker, 20)
@@ -261,9 +263,9 @@ def test_what_was_lost_from_a_steady_stream_is_brought_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 1: what comes later arrives, so its queue is never seen empty for long
-    monkeypatch.setattr("tidemill.brokers.relay.LOOK_EVERY", 0.2)
-    monkeypatch.setattr("tidemill.brokers.relay.LOOKS", 1_000_000)
-    monkeypatch.setattr("tidemill.brokers.relay.OVERTAKEN", 1.0)
+    monkeypatch.setattr("tidemill.brokers.carrier.relay.LOOK_EVERY", 0.2)
+    monkeypatch.setattr("tidemill.brokers.carrier.relay.LOOKS", 1_000_000)
+    monkeypatch.setattr("tidemill.brokers.carrier.relay.OVERTAKEN", 1.0)
     url = carried_url(f"lmdb://{tmp_path}/store", "t" + new_id())
     with contextlib.closing(open_broker(url)) as broker:
         lost = [envelope() for _ in range(3)]
@@ -302,8 +304,8 @@ def test_a_job_that_was_lost_comes_alone_and_only_to_who_can_isolate_it(tmp_path
 def test_what_the_carrier_has_lost_is_brought_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.brokers.relay.LOOK_EVERY", 0.2)
-    monkeypatch.setattr("tidemill.brokers.relay.LOOK_AGAIN", 0.05)
+    monkeypatch.setattr("tidemill.brokers.carrier.relay.LOOK_EVERY", 0.2)
+    monkeypatch.setattr("tidemill.brokers.carrier.relay.LOOK_AGAIN", 0.05)
     url = carried_url(f"lmdb://{tmp_path}/store", "t" + new_id())
     with Tidemill(url, allow_imports=["*"]) as mill:
         broker = mill.broker

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_store import Desk
 
-import tidemill.cli.act
+import tidemill.cli.job_actions
 import tidemill.cli.queues
 from tidemill import InvalidOption, State, Tidemill, chain, group
 
@@ -142,7 +142,7 @@ def test_waiting_in_vain_says_so(desk: Desk) -> None:
     words = ["enqueue", "add", "1", "--wait", "0.1", "--app", desk.write_app()]
     result = desk.run(*words, url=False)
     assert result.exit_code == 1
-    assert "is ready still after 0.1 s" in result.stderr
+    assert "is still ready after 0.1 s" in result.stderr
 
 
 # -- retry and cancel -----------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_bulk_asks_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2
     assert "1 jobs match; to cancel them all add --all" in result.stderr
     # when somebody says no, then yes
-    _Terminal(tidemill.cli.act, monkeypatch)
+    _Terminal(tidemill.cli.job_actions, monkeypatch)
     assert desk.run("cancel", "--queue", "sums", input="n\n").exit_code == 1
     assert desk.mill.job(job.id).state is State.READY
     assert desk.run("cancel", "--queue", "sums", input="y\n").exit_code == 0
@@ -304,11 +304,11 @@ def test_force_is_refused_for_a_group_and_a_chain(desk: Desk) -> None:
     desk.work()
     # when they are to run again by force
     result = desk.run("retry", failed.id, members.id, "--force")
-    with pytest.raises(InvalidOption, match="force runs no step of a chain again"):
+    with pytest.raises(InvalidOption, match="no step of a chain that succeeded runs again"):
         steps.retry(force=True)
     # then a sentence says why not, and nothing runs
     assert result.exit_code == 2
-    assert "--force runs no member of a group again that succeeded" in result.stderr
+    assert "--force never repeats members of a group that succeeded" in result.stderr
     assert [job.state for job in (failed, members[1], steps)] == [State.FAILED] * 3
 
 

@@ -15,8 +15,8 @@ from cli_store import Desk
 
 import tidemill.cli.doctor
 from tidemill import Limit, State
-from tidemill.brokers.base import Step, Want
-from tidemill.job import Owner
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.core.job import Owner
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_full_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_from_the_future(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     # case Q9, as far as the doctor goes
-    monkeypatch.setattr("tidemill.app.wall_time", lambda: 4_000_000_000.0)
+    monkeypatch.setattr("tidemill.client.envelopes.wall_time", lambda: 4_000_000_000.0)
     desk.add.enqueue(1)
     assert "in the future" in findings(desk, "warn")["clock"]
 

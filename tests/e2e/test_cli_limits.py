@@ -41,16 +41,16 @@ def test_limits_are_listed_and_changed(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--rate", "1/s"], "name the limit that is to change"),
-        (["nobody", "--rate", "1/s"], "no job has brought along a limit of the name 'nobody'"),
+        (["--rate", "1/s"], "name the limit to change"),
+        (["nobody", "--rate", "1/s"], "no job has had a limit of the name 'nobody'"),
         (["sums"], "for the queue of that name add --queue"),
         (["sums", "--queue", "--rate", "fast"], "rate must be jobs per time"),
         (["sums", "--queue", "--concurrency", "1.5"], "concurrency must be a whole number or none"),
         (["sums", "--queue", "--rate", "none", "--burst", "5"], "burst goes with a rate"),
         (["sums", "--queue", "--burst", "big"], "burst must be a number or none"),
         (["sum", "--queue", "--rate", "5/s"], "there is no queue 'sum'"),
-        (["sums", "--queue", "--rate", "5/s", "--declared"], "give no other with it"),
-        (["--declared"], "name the limit that is to change"),
+        (["sums", "--queue", "--rate", "5/s", "--declared"], "pass no other settings with it"),
+        (["--declared"], "name the limit to change"),
     ],
 )
 def test_a_mistake_is_one_sentence(desk: Desk, words: list[str], sentence: str) -> None:

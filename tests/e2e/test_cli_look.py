@@ -13,7 +13,7 @@ from cli_store import Desk
 from servers import carried_url
 
 from tidemill import State, Tidemill
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from cli_store import Desk
 
-from tidemill.brokers.base import Step
-from tidemill.job import Owner
-from tidemill.worker.firing import Firing
-from tidemill.worker.wire import Hello
+from tidemill.brokers.contract.exchange import Step
+from tidemill.core.job import Owner
+from tidemill.worker.child_protocol import Hello
+from tidemill.worker.scheduling import Scheduling
 
 
 @pytest.fixture
@@ -70,14 +70,14 @@ def test_what_no_living_worker_declares_says_so(desk: Desk) -> None:
     declared = Hello(schedules=desk.mill.schedules.declared())
     for owner in ("gone", "here"):
         desk.mill.broker.attach(Owner(id=owner, name=owner))
-        Firing("app", owner).declare(desk.mill.broker, declared)
+        Scheduling("app", owner).declare(desk.mill.broker, declared)
         declared = Hello(schedules=[("other", declared.schedules[0][1])])
     desk.mill.schedules.pause("other")
     desk.mill.broker.detach("gone")
     assert "no worker declares it" in desk.run("schedule", "list").stdout
     while not (due := desk.mill.broker.exchange(Step("here", fires=5)).schedules):
         desk.mill.broker.wait("here", 0.05)
-    Firing("app", "here").fire(desk.mill.broker, due)
+    Scheduling("app", "here").fire(desk.mill.broker, due)
     assert "not declared since 20" in desk.run("schedule", "list").stdout
     (row,) = [r for r in desk.json("schedule", "list")["schedules"] if r["name"] == "s"]
     assert (row["declared"], row["next"]) == (False, None)

@@ -16,8 +16,8 @@ from harness import Place, check_counters, check_no_overlap, open_place
 from servers import NETWORK, Postgres, Redis
 
 from tidemill import Flow, JobFailed, State, Tidemill, chain, group, map_many
-from tidemill.clock import new_id
-from tidemill.job import GROUP
+from tidemill.core.clock import new_id
+from tidemill.core.job import GROUP
 
 APP = """
 forever = Retries(1000, delay=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness import Place, eventually
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 
 def test_a_worker_that_was_given_up_comes_back_and_its_late_verdicts_are_refused(

@@ -15,8 +15,8 @@ from harness import Place, alive, check_counters, check_no_overlap, eventually, 
 from servers.http import JobServer
 
 from tidemill import Tidemill
-from tidemill.errors import BrokerUnavailable
-from tidemill.job import State
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import State
 
 S = State
 
@@ -50,7 +50,7 @@ def place(server: JobServer, tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
-def test_what_was_accepted_survives_the_kill_of_the_server(place: Place, server: JobServer) -> None:
+def test_accepted_jobs_survive_the_kill_of_the_server(place: Place, server: JobServer) -> None:
     # law 1: of a producer that is in the middle of putting when the server is killed, twice
     code = (
         "import sys\nfrom tidemill import Tidemill\n"
@@ -115,7 +115,7 @@ def test_a_worker_that_vanishes_is_given_up_after_its_lease(place: Place) -> Non
     check_counters(place)
 
 
-def test_a_worker_that_is_stopped_for_longer_than_its_lease_begins_anew(place: Place) -> None:
+def test_a_worker_that_is_stopped_for_longer_than_its_lease_starts_again(place: Place) -> None:
     # law 4: it was given up, and hears of it; what it says late changes nothing
     worker = place.worker(slots=1).wait_ready()
     job = place.enqueue("waits")
@@ -131,7 +131,7 @@ def test_a_worker_that_is_stopped_for_longer_than_its_lease_begins_anew(place: P
     assert place.enqueue("short", 5).result(30) == 5
 
 
-def test_who_may_do_what(tmp_path: Path, token: Callable[..., str]) -> None:
+def test_roles_decide_which_calls_are_allowed(tmp_path: Path, token: Callable[..., str]) -> None:
     file = tmp_path / "tokens.json"
     viewer, operator, admin = (token(file, role) for role in ("viewer", "operator", "admin"))
     server = JobServer("--quiet", "--auth", str(file))
@@ -191,7 +191,7 @@ def token() -> Callable[..., str]:
     return create
 
 
-def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
+def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]

@@ -14,7 +14,7 @@ from harness import Line, Place, check_counters, open_place
 from servers import NETWORK
 
 from tidemill import Breaker, Limit, State
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 APP = """
 from tidemill import Limit

@@ -15,7 +15,7 @@ from servers import Machine, Postgres, Redis, Server, may_have_machines
 from servers.base import lacks
 from servers.http import JobServer
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))

@@ -15,13 +15,15 @@ from harness import Place, eventually, open_place
 from servers import NETWORK
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Feature, Filter, open_broker
-from tidemill.brokers.limiting import limiting
-from tidemill.clock import new_id
-from tidemill.errors import FeatureMissing, StoreMoved
-from tidemill.gate import Terms
-from tidemill.job import State
-from tidemill.move import move
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.errors import FeatureMissing, StoreMoved
+from tidemill.core.job import State
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.transfer.store_to_store import move
 
 APP = """
 @mill.task(retries=2)
@@ -89,7 +91,7 @@ def test_a_move_killed_in_the_middle_goes_on_and_doubles_nothing(place: Place, w
         numbers = [there.broker.get(job.id).seq for job in jobs]
         assert numbers == sorted(numbers)
     again = run(place.url, target)
-    assert "went to" in again.stdout
+    assert "has already moved to" in again.stdout
     with open_place(place.path, target) as moved:
         moved.write(APP)
         moved.worker().wait_ready()
@@ -204,14 +206,14 @@ def test_limits_move_along(tmp_path: Path, here: str, there: str) -> None:
         move(source.broker, target.broker)
         assert [(row.name, row.terms, row.declared) for row in target.limits.list()] == terms
         target.limits.set("work", rate="0/s")
-        found = limiting(target.broker, "").held(job.id)
+        found = with_limits(target.broker, "").held(job.id)
         assert found is not None
         assert found.name == "work"
 
 
 def test_limits_are_not_left_behind_unseen() -> None:
     source, target = open_broker("memory://"), open_broker("memory://?keep=1")
-    limiting(source, "").set_limit("q", Terms(concurrency=1), queue=True)
+    with_limits(source, "").set_limit("q", LimitSettings(concurrency=1), queue=True)
     target.features -= {Feature.LIMITS}
     with pytest.raises(FeatureMissing, match="a limit needs the feature limits"):
         move(source, target)

@@ -14,7 +14,7 @@ import pytest
 from harness import eventually
 
 from tidemill import InvalidOption, Queue, Retries, State, Tidemill
-from tidemill.retry import MESSAGE
+from tidemill.core.retry import MESSAGE
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 SMALL = Retries(2, delay=0.01, factor=1, jitter=False)

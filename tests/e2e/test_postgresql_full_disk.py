@@ -12,7 +12,7 @@ from disks import fill_disk, mounted
 from harness import Place, check_counters, eventually, open_place, runs_of
 from servers import Postgres
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 @mill.task

@@ -14,11 +14,11 @@ import pytest
 from harness import LIMIT, eventually
 from servers import Postgres
 
-from tidemill.brokers.base import Step, Want, open_broker
-from tidemill.brokers.schemes import grants_of
-from tidemill.clock import new_id
-from tidemill.errors import BrokerUnavailable
-from tidemill.job import Envelope, Owner
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.registry import grants_of, open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Envelope, Owner
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from servers import Postgres
 
 import tidemill
 from tidemill.brokers.postgres.schema import VERSION
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 APP = """
 import os, time

@@ -16,8 +16,8 @@ import pytest
 from harness import Place, eventually, open_place
 from servers import rabbitmq_url
 
-from tidemill.clock import new_id
-from tidemill.job import State
+from tidemill.core.clock import new_id
+from tidemill.core.job import State
 
 APP = """
 @mill.task(retries=0)
@@ -151,7 +151,7 @@ def test_the_failed_are_tried_again_or_deleted(place: Place) -> None:
     assert jobs[1].delete()
     assert run(place, "retry", jobs[2].id).strip() == "retried 1 job"
     text = run(place, "delete", "unknown", code=1)
-    assert "nothing that failed has this id" in text
+    assert "no failed job has this id" in text
     assert run(place, "retry", "--queue", "q1", "--all").strip() == "retried 4 jobs"
     assert [job.id for job in failed(place, 1)] == [jobs[3].id]
     assert run(place, "delete", "--state", "failed", "--all").strip() == "deleted 1 job"
@@ -185,5 +185,5 @@ def test_what_is_listed_as_failed_is_retried_or_refused_with_the_reason(place: P
     assert run(place, "explain", "strange").startswith("It failed: it cannot be read: ")
     text = run(place, "retry", "--all", code=1)
     assert "retried 1 job" in text
-    assert "not strange: it is no job, and nobody knows its queue; tidemill delete takes" in text
+    assert "not strange: it is no job, and its queue is unknown; tidemill delete removes" in text
     assert run(place, "delete", "strange").strip() == "deleted 1 job"

@@ -15,8 +15,8 @@ import pytest
 from harness import Place, eventually, open_place
 from servers import rabbitmq_url
 
-from tidemill.clock import new_id
-from tidemill.job import State
+from tidemill.core.clock import new_id
+from tidemill.core.job import State
 
 APP = """
 @mill.task(retries=3)

@@ -15,7 +15,7 @@ from harness import SLACK, Place, alive, check_no_overlap, eventually, open_plac
 from servers import RabbitMQ, free_port, rabbitmq_url
 
 from tidemill import Tidemill
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))
@@ -368,4 +368,5 @@ def test_a_worker_killed_while_it_moves_delayed_jobs_on_loses_none(
     eventually(lambda: not alive(victim.pid), "it dies there")
     place.worker().wait_ready()
     eventually(lambda: {x.id for x in place.ledger() if x.what == "end"} == jobs, "all have run")
-    assert max(map(len, runs_of(place.ledger()).values())) <= 2
+    # at most: begun by the worker that died, then run from either place
+    assert max(map(len, runs_of(place.ledger()).values())) <= 3

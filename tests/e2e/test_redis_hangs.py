@@ -13,9 +13,11 @@ import pytest
 from harness import LIMIT, eventually
 from servers import Redis, Sentinel
 
-from tidemill.brokers.base import Broker, Step, Want, open_broker
-from tidemill.errors import BrokerUnavailable
-from tidemill.job import Envelope, Owner
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Envelope, Owner
 
 PATIENCE = 60
 

@@ -15,8 +15,8 @@ from harness import LIMIT, Place, check_counters, eventually, open_place
 from servers import Proxy, Redis, Sentinel, free_port, program
 
 from tidemill import BrokerUnavailable, chain, group
-from tidemill.brokers.base import open_broker
-from tidemill.job import Envelope, State
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import Envelope, State
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))

@@ -11,9 +11,9 @@ import pytest
 from harness import eventually
 from servers import Proxy, Redis
 
-from tidemill.brokers.base import open_broker
-from tidemill.errors import DuplicateJob, InvalidOption, NotReplicated
-from tidemill.job import Envelope
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import DuplicateJob, InvalidOption, NotReplicated
+from tidemill.core.job import Envelope
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from harness import LIMIT, Place, check_counters, eventually, open_place, runs_o
 from servers import Redis
 
 from tidemill import BrokerUnavailable, ResultNotKept, StoreFull, Tidemill
-from tidemill.brokers.base import Filter, Step, Want, open_broker
-from tidemill.job import Envelope, Outcome, Owner, State, Verdict
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))

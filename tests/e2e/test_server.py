@@ -55,13 +55,13 @@ def test_what_is_wrong_is_named_in_one_sentence(server: JobServer) -> None:
     for body, detail in [
         ({"body": 1, "delay": "x"}, "delay: expected number or null, got text"),
         ({"body": 1, "dela": 1}, "unknown field dela; did you mean delay?"),
-        ({"body": 1, "timeout": 3}, "timeout and result_ttl go with task; a message has a ttr"),
+        ({"body": 1, "timeout": 3}, "timeout and result_ttl belong to a task; a message has a ttr"),
         (
             {"body": 1, "limit": "x"},
             'limit must be jobs per time, as "10/s", "100/m", "5000/h", "1/d" or "10/30s", '
             "not 'x'",
         ),
-        ({"queue": "a"}, "give body, for a message, or task, for a call"),
+        ({"queue": "a"}, "body or task is required: body for a message, task for a call"),
         ({"body": 1, "queue": "a\tb"}, "queue 'a\\tb' contains a control or invisible character"),
     ]:
         answer = server.post("/v1/jobs", body)

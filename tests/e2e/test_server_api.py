@@ -14,7 +14,7 @@ import pytest
 from servers import rabbitmq_url
 from servers.http import JobServer
 
-from tidemill.clock import new_id
+from tidemill.core.clock import new_id
 
 ROOT = Path(__file__).parent.parent.parent
 JSON = {"Content-Type": "application/json"}
@@ -109,7 +109,7 @@ def test_a_message_is_taken_and_settled_once(server: JobServer, queue: str) -> N
         assert (late.status, late.json["type"]) == (409, "urn:tidemill:problem:already-settled")
 
 
-def test_release_gives_it_back_and_an_error_counts(server: JobServer, queue: str) -> None:
+def test_release_returns_a_message_and_an_error_counts(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1, "retries": 1})
     (job,) = reserve(server, queue)
     server.post(f"/v1/reservations/{job['receipt']}/release")
@@ -123,7 +123,7 @@ def test_release_gives_it_back_and_an_error_counts(server: JobServer, queue: str
     assert (found["state"], found["error"]) == ("failed", "no again")
 
 
-def test_what_is_buried_is_kicked(server: JobServer, queue: str) -> None:
+def test_a_buried_message_can_be_kicked(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1})
     (job,) = reserve(server, queue)
     assert server.post(f"/v1/reservations/{job['receipt']}/bury", {"reason": "odd"}).status == 204
@@ -158,7 +158,7 @@ def test_many_are_acknowledged_at_once(server: JobServer, queue: str) -> None:
     assert done == [True, False] + [True] * 18
 
 
-def test_who_went_away_gets_nothing(server: JobServer, queue: str) -> None:
+def test_a_client_that_left_gets_nothing(server: JobServer, queue: str) -> None:
     # given a client that gave up its long poll
     with pytest.raises(TimeoutError):
         server.post("/v1/reserve", {"queues": [queue], "timeout": 60}, timeout=0.5)
@@ -202,7 +202,7 @@ def test_requests_behind_a_long_poll(server: JobServer, queue: str) -> None:
 # -- looking --------------------------------------------------------------------------------------
 
 
-def test_a_job_tells_its_trail(server: JobServer, queue: str) -> None:
+def test_a_job_shows_its_events(server: JobServer, queue: str) -> None:
     put = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2], "queue": queue}).json
     found = server.get(f"/v1/jobs/{put['id']}").json
     assert (found["task"], found["state"]) == ("math.sqrt", "ready")
@@ -220,7 +220,7 @@ def test_a_job_tells_its_trail(server: JobServer, queue: str) -> None:
     assert server.get("/v1/jobs/nobody").status == 404
 
 
-def test_lists_go_on_at_their_cursor(server: JobServer, queue: str) -> None:
+def test_lists_continue_at_their_cursor(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(5)]})
     seen, cursor = [], ""
     while True:
@@ -232,14 +232,14 @@ def test_lists_go_on_at_their_cursor(server: JobServer, queue: str) -> None:
     assert seen == ["4", "3", "2", "1", "0"]
 
 
-def test_acts_on_many(server: JobServer, queue: str) -> None:
+def test_many_jobs_are_changed_at_once(server: JobServer, queue: str) -> None:
     ids = [server.post("/v1/jobs", {"queue": queue, "body": n}).json["id"] for n in range(3)]
     acts = [("cancel", [True] * 3), ("cancel", [False] * 3), ("kick", [True] * 3)]
     for act, done in [*acts, ("delete", [True] * 3), ("delete", [False] * 3)]:
         assert server.post(f"/v1/jobs/{act}", {"ids": ids}).json == {"done": done}
 
 
-def test_a_kick_that_is_refused_says_why(server: JobServer, queue: str) -> None:
+def test_a_refused_kick_gives_the_reason(server: JobServer, queue: str) -> None:
     made = server.post("/v1/jobs", {"queue": queue, "body": 1}).json["id"]
     refused = server.post(f"/v1/jobs/{made}/kick")
     assert refused.status == 409
@@ -295,7 +295,7 @@ def test_limits_are_set_and_lifted(server: JobServer, queue: str) -> None:
     nobody = server.request("PATCH", "/v1/limits/nobody", {"rate": "1/s"})
     assert (nobody.status, nobody.json["detail"].partition(";")[0]) == (
         404,
-        "no limit has the name 'nobody' here",
+        "there is no limit 'nobody'",
     )
 
 
@@ -333,7 +333,7 @@ def test_a_schedule_that_is_run_while_its_key_is_held_makes_nothing(
     assert (second.status, second.json) == (200, {"id": first.json["id"], "placed": "kept"})
 
 
-def test_the_whole_in_numbers(server: JobServer, queue: str) -> None:
+def test_statistics_of_the_store_and_the_server(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1})
     stats = server.get("/v1/stats").json
     assert stats["totals"]["accepted"] >= 1
@@ -342,7 +342,7 @@ def test_the_whole_in_numbers(server: JobServer, queue: str) -> None:
     assert (worker["kind"], worker["pid"]) == ("consumer", server.pid)
 
 
-def test_what_nobody_knows_is_null() -> None:
+def test_numbers_that_the_broker_does_not_know_are_null() -> None:
     """RabbitMQ without a store tells what is ready, and little else."""
     server = JobServer("--quiet", where=f"{rabbitmq_url()}?prefix=t{new_id()[-12:]}")
     try:
@@ -361,7 +361,7 @@ def test_what_nobody_knows_is_null() -> None:
 # -- streams --------------------------------------------------------------------------------------
 
 
-def test_a_stream_tells_of_queues_as_they_change(server: JobServer, queue: str) -> None:
+def test_a_stream_reports_queues_whenever_they_change(server: JobServer, queue: str) -> None:
     with server.stream("/v1/events") as events:
         assert next(events)[0] == "queues"
         server.post("/v1/jobs", {"queue": queue, "body": 1})
@@ -372,7 +372,7 @@ def test_a_stream_tells_of_queues_as_they_change(server: JobServer, queue: str) 
                 break
 
 
-def test_a_stream_tells_of_a_job_until_its_end(server: JobServer, queue: str) -> None:
+def test_a_stream_reports_a_job_until_its_end(server: JobServer, queue: str) -> None:
     put = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2], "queue": queue}).json
     with server.stream(f"/v1/jobs/{put['id']}/events") as events:
         name, data = next(events)

@@ -16,9 +16,9 @@ import lmdb
 import pytest
 from servers.http import JobServer
 
-from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, VERSION, Role
+from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION, Role
 from tidemill.server import tokens
-from tidemill.server.edge import PUBLIC
+from tidemill.server.http.request_pipeline import PUBLIC
 from tidemill.server.tokens import Role as Rank
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -193,7 +193,7 @@ def test_a_page_of_another_site_changes_nothing() -> None:  # case W1
         server.close()
 
 
-def test_who_looks_changes_nothing(server: JobServer, secrets: dict[str, str]) -> None:  # case W1
+def test_inspection_changes_nothing(server: JobServer, secrets: dict[str, str]) -> None:  # case W1
     server.token = secrets["admin"]  # who could, if a look did
     before = kept(server)
     for call in described(server):

@@ -141,24 +141,24 @@ def test_what_is_described_is_served(
         ("ReserveIn", RESERVE | {"count": 1.5}),
     ],
 )
-def test_what_is_not_described_is_refused(
+def test_a_request_outside_the_description_is_refused(
     server: JobServer, components: dict[str, Any], shape: str, body: Any
 ) -> None:
     assert not agree(server, components, shape, body)
 
 
-def test_a_text_that_is_no_base64_is_refused_by_its_field(server: JobServer) -> None:
+def test_a_text_that_is_not_base64_is_refused_with_its_field(server: JobServer) -> None:
     server.post("/v1/jobs", {"task": "base64.task", "queue": "base64"})
     reserved = server.post("/v1/tasks/reserve", {"tasks": ["base64.task"], "queues": ["base64"]})
     (job,) = reserved.json["jobs"]
     path = f"/v1/reservations/{job['receipt']}/complete"
     answer = server.post(path, {"result": "AAAA=", "encoding": "base64"})
     assert answer.status == 400
-    assert answer.json["detail"] == "result must be a text in base64, as encoding says"
+    assert answer.json["detail"] == "result must be base64, as the field encoding says"
     assert server.post(path, {"result": "AAAA", "encoding": "base64"}).status == 204
 
 
-def test_what_stands_against_a_request_is_409(server: JobServer) -> None:
+def test_a_conflict_is_409(server: JobServer) -> None:
     past = server.put("/v1/schedules/past", CALL | {"at": "2000-01-01T00:00:00Z"})
     assert (past.status, past.json["type"]) == (409, "urn:tidemill:problem:conflict")
     path = "/v1/queues/burst/limit"

@@ -15,9 +15,9 @@ from harness import eventually
 from servers.http import JobServer
 
 from tidemill import Filter, Tidemill, chain, group
-from tidemill.brokers.base import Step, Want
-from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, VERSION
-from tidemill.job import Outcome, Owner, Verdict
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
+from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.testing import run_all
 
 MB = 1 << 20
@@ -58,7 +58,7 @@ def fill(server: JobServer, queue: str, count: int, **more: Any) -> None:
         assert server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
 
 
-def test_bodies_that_are_held_share_a_bound(start: Callable[..., JobServer]) -> None:
+def test_bodies_in_memory_share_a_bound(start: Callable[..., JobServer]) -> None:
     # given a server that may use 32 MiB
     server = start("--max-memory", str(32 * MB))
     assert server.get("/health").status == 200
@@ -249,7 +249,7 @@ def test_an_exchange_with_many_large_jobs_has_a_bound(start: Callable[..., JobSe
     assert reply.settled == [True] * 40
 
 
-def test_a_worker_elsewhere_runs_many_large_jobs(start: Callable[..., JobServer]) -> None:
+def test_a_remote_worker_runs_many_large_jobs(start: Callable[..., JobServer]) -> None:
     server = start()
     fill(server, "a", 40, task="math.fsum", args=[[1.0] * 90_000])
     with Tidemill(server.url, allow_imports=["math.*"]) as mill:
@@ -257,7 +257,7 @@ def test_a_worker_elsewhere_runs_many_large_jobs(start: Callable[..., JobServer]
         assert server.get("/v1/queues/a").json["succeeded"] == 40
 
 
-def test_answers_that_nobody_reads_share_a_bound(start: Callable[..., JobServer]) -> None:
+def test_unread_answers_share_a_bound(start: Callable[..., JobServer]) -> None:
     # given lists of some megabytes, and clients that read none of theirs
     server = start("--max-memory", str(16 * MB))
     fill(server, "a", 20, body=1, headers={"trace": "x" * 900_000})
@@ -277,7 +277,7 @@ def test_answers_that_nobody_reads_share_a_bound(start: Callable[..., JobServer]
         eventually(lambda: server.get("/v1/jobs?limit=1000").status == 200)
 
 
-def test_streams_that_nobody_reads_share_what_they_hold(start: Callable[..., JobServer]) -> None:
+def test_unread_streams_share_their_snapshots(start: Callable[..., JobServer]) -> None:
     # given a store whose queues take a megabyte to show
     server = start()
     jobs = [{"queue": f"{n}-{'q' * 100}", "body": 1} for n in range(3000)]

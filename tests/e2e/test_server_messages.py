@@ -77,7 +77,7 @@ def test_a_repeated_settlement_is_told_from_a_lost_lease(server: JobServer) -> N
         assert settle(server, job, act) == (409, "lease-lost")
 
 
-def test_a_receipt_of_a_message_with_ttr_0_says_so(server: JobServer) -> None:
+def test_a_receipt_of_a_message_with_ttr_0_cannot_settle(server: JobServer) -> None:
     server.post("/v1/jobs", {"queue": "once", "body": 1, "ttr": 0})
     job = take(server, "once")
     assert job["ttr"] is None
@@ -89,18 +89,18 @@ def test_a_receipt_of_a_message_with_ttr_0_says_so(server: JobServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "detail"),
     [
-        ("POST", "/v1/jobs", {"body": 1}, "queue: a message needs the name of its queue"),
+        ("POST", "/v1/jobs", {"body": 1}, "queue: a message needs the name of a queue"),
         ("POST", "/v1/jobs", {"body": 1, "queue": None}, "queue: a message needs the name of"),
-        ("POST", "/v1/jobs", {"body": 1, "queue": " "}, "queue: it must not be blank"),
-        ("POST", "/v1/jobs", {"body": 1, "queue": "a", "id": " "}, "id: it must not be blank"),
-        ("POST", "/v1/jobs", {"task": " "}, "task: it must not be blank"),
+        ("POST", "/v1/jobs", {"body": 1, "queue": " "}, "queue: must not be blank"),
+        ("POST", "/v1/jobs", {"body": 1, "queue": "a", "id": " "}, "id: must not be blank"),
+        ("POST", "/v1/jobs", {"task": " "}, "task: must not be blank"),
         ("PUT", "/v1/jobs/%20", {"body": 1, "queue": "a"}, "id must not be blank"),
-        ("PUT", "/v1/jobs/x", {"body": 1}, "queue: a message needs the name of its queue"),
+        ("PUT", "/v1/jobs/x", {"body": 1}, "queue: a message needs the name of a queue"),
         ("POST", "/v1/jobs/batch", {"jobs": [{"body": 1}]}, "jobs[0]: queue: a message needs"),
         ("POST", "/v1/queues/%20%20/messages", b"x", "queue must not be blank"),
-        ("POST", "/v1/queues/a/messages?id=%20", b"x", "id: it must not be blank"),
+        ("POST", "/v1/queues/a/messages?id=%20", b"x", "id: must not be blank"),
         ("POST", "/v1/queues/a/messages?id=", b"x", "id: expected text of length >= 1"),
-        ("POST", "/v1/reserve", {"queues": [" "]}, "queues[0]: it must not be blank"),
+        ("POST", "/v1/reserve", {"queues": [" "]}, "queues[0]: must not be blank"),
     ],
 )
 def test_a_blank_name_is_refused(
@@ -112,11 +112,11 @@ def test_a_blank_name_is_refused(
     assert "default" not in server.get("/v1/queues").data.decode()
 
 
-def test_what_says_nothing_is_refused(server: JobServer) -> None:
+def test_an_empty_body_or_a_null_parameter_is_refused(server: JobServer) -> None:
     for method, path, detail in [
         ("PATCH", "/v1/queues/empty", "the body is empty; it must be JSON"),
-        ("POST", "/v1/queues/a/messages?delay=null", "delay: null cannot be given; leave it out"),
-        ("GET", "/v1/jobs?limit=NULL", "limit: null cannot be given; leave it out"),
+        ("POST", "/v1/queues/a/messages?delay=null", "delay: must not be null; leave it out"),
+        ("GET", "/v1/jobs?limit=NULL", "limit: must not be null; leave it out"),
     ]:
         headers = {"Content-Type": "application/json"}
         answer = server.request(method, path, headers=headers)

@@ -128,7 +128,7 @@ def test_a_worker_that_is_silent_for_its_ttr_loses_the_task(store: str, tmp_path
 
 
 @pytest.mark.parametrize("store", KEEPING)
-def test_what_a_worker_holds_outlives_the_server(store: str, tmp_path: Path) -> None:
+def test_the_tasks_of_a_worker_outlive_the_server(store: str, tmp_path: Path) -> None:
     server = JobServer("--quiet", where=STORES[store](tmp_path))
     try:
         ids = [call(server, "q", retries=0) for _ in range(3)]
@@ -225,7 +225,7 @@ def test_messages_and_tasks_of_one_queue_go_their_own_ways(server: JobServer, qu
     assert say(server, message, "ack").status == 204
 
 
-def test_a_heartbeat_says_that_the_job_is_cancelled(server: JobServer, queue: str) -> None:
+def test_a_heartbeat_reports_a_cancelled_job(server: JobServer, queue: str) -> None:
     job_id = call(server, queue)
     job = take(server, queue)
     assert server.post(f"/v1/jobs/{job_id}/cancel").status == 204
@@ -269,7 +269,7 @@ def test_a_result_may_be_bytes(server: JobServer, queue: str) -> None:
     assert (end["result"], end["encoding"]) == (data, "base64")
 
 
-def test_arguments_that_json_cannot_say_end_the_job(server: JobServer, queue: str) -> None:
+def test_arguments_that_do_not_fit_into_json_fail_the_job(server: JobServer, queue: str) -> None:
     with producer(server) as mill:
         asked = mill.enqueue(mill.call("js.work", {(1, 2): 3}).using(queue=queue))
         assert reserve(server, queue, timeout=1) == []
@@ -375,7 +375,7 @@ def guarded(tmp_path: Path) -> Iterator[Callable[..., JobServer]]:
     server.close()
 
 
-def test_a_token_for_one_queue_reaches_that_queue_alone(
+def test_a_token_for_one_queue_may_use_only_this_queue(
     guarded: Callable[..., JobServer],
 ) -> None:
     # given jobs of two queues
@@ -417,8 +417,7 @@ def test_a_token_for_one_queue_reaches_that_queue_alone(
     ]
     assert [answer.status for answer in refused] == [403] * len(refused)
     assert refused[0].json["detail"] == (
-        "the token 'mine' may reach the queues mine alone, not 'theirs'; "
-        "use a token without --queue"
+        "the token 'mine' may only use the queues mine, not 'theirs'; use a token without --queue"
     )
     # and a receipt is good for whoever it was given to
     assert say(server, theirs, "complete").status == 404
@@ -429,7 +428,7 @@ def test_a_token_for_one_queue_reaches_that_queue_alone(
     assert say(guarded("all"), theirs, "complete").status == 204
 
 
-def test_ready_says_when_puts_are_refused(tmp_path: Path) -> None:
+def test_ready_reports_refused_puts(tmp_path: Path) -> None:
     # given a store whose map is full
     server = JobServer("--quiet", where=f"lmdb://{tmp_path}/store?map_size={1 << 21}")
     try:

@@ -14,9 +14,9 @@ import pytest
 from servers.http import JobServer
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Step
-from tidemill.brokers.calls import CALLS, MEDIA, PATH, PROTOCOL, SERVER, VERSION
-from tidemill.job import Command, Owner, Record
+from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, SERVER, VERSION
+from tidemill.core.job import Command, Owner, Record
 
 COUNT = 600
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -235,7 +235,7 @@ def test_waits_for_room_in_many_queues_take_turns(server: JobServer) -> None:
     asyncio.run(main())
 
 
-def test_room_that_is_there_needs_no_wait(server: JobServer) -> None:
+def test_a_queue_with_room_needs_no_wait(server: JobServer) -> None:
     with Tidemill(server.url) as mill:
         full(server, "a")
         assert mill.broker.wait_space("a", 0) is False

@@ -13,9 +13,9 @@ from harness import LIMIT, Place, check_counters, eventually, open_place, runs_o
 from servers import Postgres, Redis, Server, carried_url
 from servers.http import JobServer
 
-from tidemill.clock import new_id
-from tidemill.gate import Terms
-from tidemill.job import State
+from tidemill.core.clock import new_id
+from tidemill.core.job import State
+from tidemill.core.limit_settings import LimitSettings
 
 APP = """
 @mill.task
@@ -98,7 +98,7 @@ def test_a_worker_settles_again_what_its_store_has_forgotten(
     # laws 3, 4: no place of a limit stays taken, and no job stays "running"
     server, place = kept
     worker = place.worker(slots=4).wait_ready()
-    place.mill.broker.set_limit("default", Terms(concurrency=4), queue=True)  # type: ignore[attr-defined]
+    place.mill.broker.set_limit("default", LimitSettings(concurrency=4), queue=True)  # type: ignore[attr-defined]
     jobs = place.enqueue_many("waits", [(n,) for n in range(12)])
     place.wait_notes("begin", 4)
     image(server, tmp_path / "image")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from servers.base import lacks
 
-from tidemill.brokers.base import open_broker
-from tidemill.job import Envelope
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import Envelope
 
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
@@ -27,7 +27,12 @@ def permitted() -> None:
 
 def start(url: str, code: str) -> subprocess.Popen[str]:
     """A process that is number 1 of a PID namespace of its own."""
-    prelude = "import os, sys\nfrom tidemill.brokers.base import *\nfrom tidemill.job import *\n"
+    prelude = (
+        "import os, sys\nfrom tidemill.brokers.contract.exchange import *\n"
+        "from tidemill.brokers.contract.inspection import *\n"
+        "from tidemill.brokers.registry import open_broker\n"
+        "from tidemill.core.job import *\n"
+    )
     command = [*NAMESPACE, sys.executable, "-c", prelude + textwrap.dedent(code), url]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -56,7 +61,7 @@ def test_two_containers_with_one_process_id_are_told_apart_at_once(tmp_path: Pat
             said = second.communicate(timeout=60)[1].splitlines()[-1]
         # then it is refused with a sentence that says what to do
         assert second.returncode == 1
-        assert said.startswith("tidemill.errors.BrokerUnavailable: another process with the ")
+        assert said.startswith("tidemill.core.errors.BrokerUnavailable: another process with the ")
         assert "process id 1 has the store" in said
         assert "docker run --pid=container:NAME" in said
         # and the first one is not disturbed

@@ -18,8 +18,8 @@ from harness import Place, open_place
 from servers.base import lacks
 
 from tidemill import BrokerUnavailable, Tidemill
-from tidemill.brokers.base import open_broker
 from tidemill.brokers.lmdb import environment
+from tidemill.brokers.registry import open_broker
 
 SERVICE, OTHER, SHARED = 12345, 12346, 12399
 """A service's user, another one, and a group of both. No machine has such accounts."""
@@ -75,7 +75,12 @@ def own(path: Path, user: int, group: int, mode: int) -> Path:
 
 def python(under: list[str], code: str, *args: object) -> str:
     """Run code as somebody; what it prints."""
-    prelude = "import sys\nfrom tidemill import Tidemill\nfrom tidemill.brokers.base import *\n"
+    prelude = (
+        "import sys\nfrom tidemill import Tidemill\n"
+        "from tidemill.brokers.contract.exchange import *\n"
+        "from tidemill.brokers.contract.inspection import *\n"
+        "from tidemill.brokers.registry import open_broker\n"
+    )
     command = [*under, sys.executable, "-c", prelude + textwrap.dedent(code), *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -173,7 +178,7 @@ def test_a_group_shares_a_store_whose_folder_it_may_write(folder: Path) -> None:
 def test_the_mode_in_the_url_opens_a_store_to_all(folder: Path) -> None:
     url = f"lmdb://{folder}/store?mode=0666"
     code = """
-        from tidemill.job import Envelope
+        from tidemill.core.job import Envelope
         broker = open_broker(sys.argv[1])
         broker.put([Envelope(id=sys.argv[2], task="t")])
         broker.wait_for([sys.argv[2]], 0.01)
@@ -213,7 +218,7 @@ def test_looking_makes_no_file_and_changes_no_job(folder: Path, verb: str, witho
     store, url = folder / "store", f"lmdb://{folder}/store"
     code = """
         import os
-        from tidemill.job import Envelope, Owner
+        from tidemill.core.job import Envelope, Owner
         with Tidemill(sys.argv[1], allow_imports=["*"]) as mill:
             mill.schedules.add("daily", mill.call("math.copysign", 1, -1), every=86400)
             mill.queue("default", rate="1000/s").put("x", delay=1000)

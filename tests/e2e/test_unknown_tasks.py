@@ -14,9 +14,9 @@ from harness import Place, eventually, open_place, runs_of
 from servers import CARRIED, NETWORK, rabbitmq_url
 
 from tidemill.cli import main
-from tidemill.clock import new_id
-from tidemill.job import State
-from tidemill.trail import explain_in
+from tidemill.client.explain import explain_in
+from tidemill.core.clock import new_id
+from tidemill.core.job import State
 
 APP = """
 @mill.task

@@ -7,7 +7,7 @@ import time
 import pytest
 from harness import Place
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 async def exits(): sys.exit(3)

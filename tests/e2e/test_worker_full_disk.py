@@ -14,8 +14,8 @@ from disks import fill_disk, kept_full, mounted, take_inodes
 from harness import SLACK, Place, check_counters, eventually, open_place, runs_of
 
 from tidemill import ResultNotKept, StoreFull
-from tidemill.job import State
-from tidemill.worker.leaving import LAST_STEP
+from tidemill.core.job import State
+from tidemill.worker.stalled_exit import LAST_STEP
 
 APP = """
 def wait_for(name):

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from harness import SLACK, Place, alive, check_counters, check_no_overlap, eventually, runs_of
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 S = State
 

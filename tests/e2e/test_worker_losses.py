@@ -8,7 +8,7 @@ import time
 import pytest
 from harness import Place, eventually
 
-from tidemill.job import Record, State
+from tidemill.core.job import Record, State
 
 APP = """
 import glob

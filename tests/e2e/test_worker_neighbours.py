@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness import Place, alive, check_no_overlap, eventually, runs_of
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 @mill.task(timeout=0.4, retries=0)

@@ -12,7 +12,7 @@ import pytest
 from harness import Place, eventually
 from servers.base import lacks
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 @mill.task

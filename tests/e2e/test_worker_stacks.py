@@ -7,7 +7,7 @@ import signal
 import pytest
 from harness import Place, eventually
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 import json

@@ -11,9 +11,9 @@ import pytest
 from harness import SLACK, Place, alive, eventually, runs_of
 from stalls import KINDS, Lock, lmdb_locked, open_stalling
 
-from tidemill.board import read_board
-from tidemill.brokers.base import Feature
-from tidemill.job import Record, State
+from tidemill.brokers.contract.features import Feature
+from tidemill.core.job import Record, State
+from tidemill.core.scoreboard import read_scoreboard
 
 APP = """
 @mill.task(timeout=1.0, retries=0)
@@ -226,7 +226,7 @@ def test_a_worker_ends_while_the_store_is_stalled(
         eventually(lambda: not alive(old), "the process is killed at the shutdown timeout")
         if never:  # the next worker will find no attempt; a job server cannot see the board
             assert worker.wait() == 1
-            assert not owner.board or read_board(owner.board, owner.id) == {}
+            assert not owner.board or read_scoreboard(owner.board, owner.id) == {}
     assert worker.wait() == 1
     if not never:
         record = job.refresh()

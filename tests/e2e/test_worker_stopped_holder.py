@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness import Place, eventually, open_place
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 @mill.task(retries=0)
@@ -30,12 +30,12 @@ def short():
 
 HOLDER = """
 import sys
-from tidemill.brokers.base import open_broker
+from tidemill.brokers.registry import open_broker
 broker = open_broker(sys.argv[1])
 def stay(moves):
     print("inside", flush=True)
     sys.stdin.readline()
-broker._store.commits.run(broker._moves, stay)
+broker._store.commits.run(broker._transitions, stay)
 """
 
 

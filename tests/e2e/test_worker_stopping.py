@@ -8,8 +8,8 @@ import threading
 import pytest
 from harness import Place
 
-from tidemill.job import Outcome, State
-from tidemill.stopping import Stopping
+from tidemill.core.job import Outcome, State
+from tidemill.core.stopping import Stopping
 
 APP = """
 from tidemill import WorkerStopping

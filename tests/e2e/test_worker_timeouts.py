@@ -8,8 +8,8 @@ import time
 import pytest
 from harness import SLACK, Place, Worker, alive, check_no_overlap, eventually, runs_of
 
-from tidemill.board import read_board
-from tidemill.job import Outcome, Record, State
+from tidemill.core.job import Outcome, Record, State
+from tidemill.core.scoreboard import read_scoreboard
 
 TIMEOUT = 0.4
 MARGIN = 1.0 + SLACK
@@ -270,7 +270,7 @@ def test_a_stuck_job_is_counted_once_when_its_worker_dies_too(place: Place) -> N
     eventually(lambda: job.refresh().attempts, "the verdict")
     assert job.refresh().state is State.RUNNING
     board = worker_board(place, worker)
-    eventually(lambda: len(read_board(*board) or ()) == 1, "the board has the neighbour alone")
+    eventually(lambda: len(read_scoreboard(*board) or ()) == 1, "the board has the neighbour alone")
     worker.kill_everything()
     place.worker(slots=2).wait_ready()
     (record,) = place.finish([job])

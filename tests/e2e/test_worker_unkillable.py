@@ -10,8 +10,8 @@ import pytest
 from harness import Place, check_no_overlap, eventually
 from servers.dead_mount import dead_mount
 
-from tidemill.board import read_unkillable
-from tidemill.job import State
+from tidemill.core.job import State
+from tidemill.core.scoreboard import read_unkillable
 
 APP = """
 @mill.task(timeout=0.4, retries=Retries(1, delay=0))

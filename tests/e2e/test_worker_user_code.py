@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import Place, eventually
 
-from tidemill.job import State
+from tidemill.core.job import State
 
 APP = """
 import builtins, linecache, logging, warnings

@@ -26,9 +26,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from excuses import Excuses
 from harness import Line, Place, check_counters, runs_of
 
-from tidemill.brokers.base import Feature
-from tidemill.brokers.unknown import setting_aside
-from tidemill.job import Record, State
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.unknown_tasks import with_unknown_tasks
+from tidemill.core.job import Record, State
 
 SETTLING = 4.0
 """Seconds within which a verdict is settled, on a machine as busy as these tests make it."""
@@ -64,7 +64,7 @@ def check(
             doubles += _check_runs(records[job_id], mine, kills, settling, excuses)
     check_counters(place, excuses.pruned)
     if Feature.UNKNOWN in place.mill.broker.features:
-        assert setting_aside(place.mill.broker, "the check").unknown_tasks() == []
+        assert with_unknown_tasks(place.mill.broker, "the check").unknown_tasks() == []
     _check_limits(place, records, runs, excuses)
     _check_schedules(records, excuses)
     states = [record.state for record in records.values()]
@@ -79,9 +79,9 @@ def check(
 
 
 def check_nothing_held(place: Place, excuses: Excuses | None = None) -> None:
-    """When no worker lives: no job is running, no limit has a place taken, counters are true."""
+    """Where nobody works: no job is running, no limit has a place taken, counters are true."""
     held = [record.envelope.id for record in place.records() if record.state is State.RUNNING]
-    assert not held, f"{len(held)} jobs are running, and no worker lives: {held[:5]}"
+    assert not held, f"{len(held)} jobs are running, and nobody works on them: {held[:5]}"
     _check_places(place)
     check_counters(place, excuses is not None and excuses.pruned)
 
@@ -89,7 +89,7 @@ def check_nothing_held(place: Place, excuses: Excuses | None = None) -> None:
 def _check_places(place: Place) -> None:
     if Feature.LIMITS in place.mill.broker.features:
         taken = [row for row in place.mill.limits.list() if row.running]
-        assert taken == [], f"limits have places taken, and no worker lives: {taken[:5]}"
+        assert taken == [], f"limits have places taken, and nobody works: {taken[:5]}"
 
 
 def _check_schedules(records: Mapping[str, Record], excuses: Excuses) -> None:

@@ -155,8 +155,7 @@ class Excuses:
     def forgotten(self, began: float, ended: float) -> bool:
         """Whether the server may have forgotten a step of a run in this time."""
         return any(
-            blow.lost.begin - self.settling <= ended
-            and began <= blow.span.end + self.settling
+            blow.lost.begin - self.settling <= ended and began <= blow.span.end + self.settling
             for blow in self.blows
             if blow.lost
         )
@@ -190,4 +189,3 @@ class Excuses:
 def forgets_from(moment: float) -> float:
     """The begin of the lost span of a replica that is cut off at this moment."""
     return moment - ASYNCHRONOUS
-

@@ -1,11 +1,11 @@
-"""Whatever is sent to the job server, it makes no mistake, and loses no job: case W2.
+"""Fuzzes the job server: no request makes it fail or lose a job (case W2).
 
     python -m tests.faults.fuzz --seed 7 --seconds 600
 
-schemathesis sends what the API's own description allows, and what it does not: boundaries of every
-field, random requests, chains in which one call uses what another answered. No answer may be a 500,
-or one that is not described. Afterwards the server is killed, and every job whose put it confirmed
-is in its store, but for those that the run itself took away.
+schemathesis sends requests inside and outside of the API's own description: boundaries of every
+field, random requests, and chains in which one call uses the answer of another. No answer may be a
+500 or be missing from the description. Afterwards the server is killed. Every job whose put was
+confirmed must be in the store, except jobs that the run itself removed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ CHECKS = (
     *("negative_data_rejection", "positive_data_acceptance"),
     *("missing_required_header", "allow_header_conformance"),
 )
-"""Not what follows a name: the hooks give other names."""
+"""All checks but those that follow a name through calls, since the hooks replace names."""
 
 SETTINGS = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "404", "409", "410", "429"]
 """
-"""A request that the description allows is served, unless what it names is not there (404), stands
-against it (409), is no longer kept (410), or has no room (429)."""
+"""The server serves every request that the description allows. It may also answer that a name does
+not exist (404), that there is a conflict (409), that a job is no longer kept (410), or that a queue
+is full (429)."""
 
 DELETED = ("DELETE", "/v1/queues/{queue}")
 NEW = ("created", "replaced", "successor")
@@ -50,10 +51,10 @@ ENDLESS = "/v1/events"
 
 
 def fuzz(*options: str, seed: int) -> dict[str, int]:
-    """One run against a server of its own, with these options of schemathesis; what was seen.
+    """One run of schemathesis with these options, against a new server; counts of what it did.
 
     Raises:
-        AssertionError: a law is broken; with what schemathesis says of it.
+        AssertionError: a law is broken; the message has the output of schemathesis.
     """
     server = JobServer("--quiet", "--longest-poll", "0.05")
     try:
@@ -70,7 +71,7 @@ def fuzz(*options: str, seed: int) -> dict[str, int]:
 
 
 def _begin(server: JobServer) -> Iterator[dict[str, Any]]:
-    """Something to find, with the calls that made it."""
+    """A finding, with the calls that led to it."""
     jobs: list[dict[str, Any]] = [{"task": "math.sqrt", "args": [n]} for n in range(30)]
     jobs += [{"queue": queue, "body": n, "ttr": 3600} for n in range(30) for queue in ("a", "b")]
     asked: list[tuple[str, str, dict[str, Any]]] = [
@@ -112,7 +113,7 @@ def _run(server: JobServer, notes: Path, options: list[str]) -> None:
 
 
 def _count(calls: list[dict[str, Any]], where: str) -> dict[str, int]:
-    """Look for every job that ought to be there."""
+    """Check that every expected job is in the store."""
     there: dict[str, str] = {}  # the queue of each that was put, where it was said
     held: dict[str, str] = {}  # the job of each receipt
     seen = {"calls": len(calls), "jobs put": 0, "jobs taken away": 0}
@@ -132,7 +133,7 @@ def _count(calls: list[dict[str, Any]], where: str) -> dict[str, int]:
 
 
 def _put(call: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The jobs that a call has put: ids, and queues where they are known."""
+    """The ids of the jobs that a call has put, with their queues if known."""
     names, body, answer = call["names"] or {}, call["body"], call["answer"]
     if call["path"] == "/v1/jobs/batch":
         bodies, answers = body["jobs"], answer["jobs"]
@@ -146,10 +147,8 @@ def _put(call: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield placed["id"], names.get("queue") or queue or ("" if by_schedule else "default")
 
 
-def _taken_away(
-    call: dict[str, Any], there: dict[str, str], held: dict[str, str]
-) -> Iterator[str]:
-    """The jobs that are gone, or may be, by what a call asked for."""
+def _taken_away(call: dict[str, Any], there: dict[str, str], held: dict[str, str]) -> Iterator[str]:
+    """The jobs that a call has removed, or may have removed."""
     names, body, answer, path = call["names"] or {}, call["body"], call["answer"], call["path"]
     if path in ("/v1/reserve", "/v1/tasks/reserve"):
         for job in answer["jobs"]:

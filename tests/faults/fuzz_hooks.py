@@ -1,9 +1,9 @@
-"""What schemathesis does besides, in a run of :mod:`.fuzz`: it goes deep, and writes down.
+"""Hooks of schemathesis for a run of :mod:`.fuzz`: they insert existing names, and log all calls.
 
-Names that it thinks up are names of nothing. So some of them become those of what is there, before
-a call is made, by what they are and by what was answered so far: a run with the same seed against a
-new server makes the same calls, but for what the server thinks up itself. Each call and its answer
-is a line of JSON in ``$FUZZ_NOTES``, written before the next call is made.
+Random names name nothing. So the hooks replace some of them with names of existing jobs and queues
+before a call. The choice depends only on the name and on earlier answers: a run with the same seed
+against a new server makes the same calls, apart from names that the server makes up. Each call and
+its answer is a line of JSON in ``$FUZZ_NOTES``, written before the next call.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ KNOWN: dict[str, list[str]] = {
     "receipt": [],
     "receipts": [],
 }
-"""By field or parameter, what is there of it."""
+"""Existing names, by field or parameter."""
 
 OF_TASKS = ("complete", "fail", "heartbeat", "stopped")
 TASKS: list[str] = []
-"""Receipts of tasks, which alone these acts take."""
+"""Receipts of tasks, for calls that take no other receipts."""
 
 LATEST = 50
-"""As many ids and receipts are known."""
+"""The number of ids and receipts that are remembered."""
 
 
 def known(field: str, value: Any) -> Any:
-    """A name, or one in its place: of those thought up two in three."""
+    """A name, or in two of three cases an existing name in its place."""
     if isinstance(value, list):
         return [known(field, one) for one in value]
     names = KNOWN.get(field)
@@ -56,7 +56,7 @@ def known(field: str, value: Any) -> Any:
 
 
 CURSORS = [""]
-"""Which a list gave to go on; no other text is a cursor."""
+"""Cursors of lists; no other text is a valid cursor."""
 
 # -- texts that no pattern says -------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ schemathesis.openapi.format("zone", st.sampled_from(sorted(zoneinfo.available_ti
 
 
 def agreeing(case: Any) -> None:
-    """Have the parts of a request agree; the meanings of their fields say how they must."""
+    """Make the fields of a request consistent, as their descriptions require."""
     body = case.body if isinstance(case.body, dict) else {}
     parameters, query = case.path_parameters or {}, case.query or {}
     if (case.method, case.path) == ("PUT", "/v1/jobs/{job_id}") and body.get("id") is not None:
@@ -102,7 +102,7 @@ def agreeing(case: Any) -> None:
 
 
 def options_agree(options: dict[str, Any]) -> None:
-    """Leave out what would need, or bar, another option of a put."""
+    """Leave out options of a put that need or exclude another option."""
     if options.get("delay") is not None:
         options.pop("at", None)
     if options.get("key") is None:
@@ -115,9 +115,9 @@ def options_agree(options: dict[str, Any]) -> None:
 
 
 def rule_agrees(schedule: dict[str, Any]) -> None:
-    """Compare what no schema compares: an end with its start, a jitter with its interval.
+    """Apply rules that no schema has: an end after its start, a jitter within its interval.
 
-    One that is past is refused with 409; two in three become those of a time to come.
+    A time in the past is refused with 409; two of three such times become times in the future.
     """
     if schedule.get("start") is not None:
         schedule.pop("end", None)
@@ -134,7 +134,7 @@ def rule_agrees(schedule: dict[str, Any]) -> None:
 
 
 def learn(answer: Any) -> None:
-    """Note the ids and receipts of an answer."""
+    """Remember the ids and receipts of an answer."""
     if isinstance(answer, dict) and answer.get("cursor"):
         CURSORS.append(answer["cursor"])
     for job in _jobs(answer):
@@ -159,7 +159,7 @@ with open(os.environ["FUZZ_NOTES"]) as begun:  # what is there before the run
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Put names of what is there into what fits the description."""
+    """Insert existing names into a request that fits the description."""
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     parameters = case.path_parameters or {}
@@ -178,7 +178,7 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
 
 @schemathesis.hook
 def after_call(context: Any, case: Any, response: Any) -> None:
-    """Write it down."""
+    """Log a call and its answer."""
     try:
         answer = json.loads(response.content) if response.content else None
     except ValueError:

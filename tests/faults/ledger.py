@@ -22,7 +22,7 @@ from harness import Place, eventually, runs_of
 from servers import RabbitMQ, Server
 from servers.rabbitmq import Holder
 
-from tidemill.clock import id_time
+from tidemill.core.clock import id_time
 
 FAILED = "tidemill.failed"
 """The queue of what failed, and stays."""

@@ -44,7 +44,7 @@ from servers import Postgres, RabbitMQ, Redis, Server  # noqa: E402
 from servers.http import JobServer  # noqa: E402
 from storm_app import APP  # noqa: E402
 
-from tidemill.brokers.base import Feature  # noqa: E402
+from tidemill.brokers.contract.features import Feature  # noqa: E402
 
 DRAIN = 0.4
 
@@ -85,6 +85,7 @@ class Storm:
         self.away: list[Span] = []  # from the kill of a server until it takes connections
         self.kinds: Counter[str] = Counter()
         self.workers: list[Worker] = []
+        self.witness: Worker | None = None  # never struck: no death frees what it leaks
         self.producers: list[subprocess.Popen[bytes]] = []
         self._counts = workers, producers
         self._pause = pause  # of each producer, after a put
@@ -96,6 +97,7 @@ class Storm:
             self.place.module.mill.schedules.store()
         try:
             self._begin()
+            self.witness = self.place.worker("--stuck-grace", str(DRAIN), slots=2)
             self._rage(kills)
             (self.place.path / "enough").touch()
             for producer in self.producers:
@@ -144,6 +146,9 @@ class Storm:
         accepted = [job_id for put in puts if put.said == "accepted" for job_id in put.ids]
         may_fail = [job_id for put in puts if put.said == "may-fail" for job_id in put.ids]
         if Feature.INSPECT not in self.features:
+            assert self.witness is not None
+            if self.witness.process.poll() is None:
+                self.witness.stop()
             server, kills = self.servers[0], self._all_kills()
             return check_runs(self.place, server, accepted, may_fail, kills, self.excuses)
         self.place.mill.schedules.pause("beat")
@@ -156,17 +161,36 @@ class Storm:
     def _drain(self, until: float) -> None:
         """Run what is left. A minute after the last blow nothing may be held without a holder."""
         grace = "--stuck-grace", str(DRAIN)
+        assert self.witness is not None
         half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
         whole = self.place.worker(*grace, slots=6).wait_ready()
         while self.place.unfinished() and time.monotonic() < until:
             time.sleep(0.1)
         for worker in (half, whole):
             worker.stop()
+        if self.witness.process.poll() is None:  # else it held the lock that a misfortune struck
+            self._check_the_living()
+            self.witness.stop()
         check_nothing_held(self.place, self.excuses)
         if self.place.unfinished():  # there was more to do than fits into a minute
             half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
             self.place.drain(*grace, slots=6, limit=300.0)
             half.stop()
+
+    def _check_the_living(self) -> None:
+        """While a worker lives that has seen the whole storm: all it holds is what it runs.
+
+        With its queues paused it ends what it runs, and then holds nothing.
+        """
+        mill = self.place.mill
+        queues = [mill.queue(stats.name) for stats in mill.queues()]
+        for queue in queues:
+            queue.pause()
+        idle = functools.partial(_runs_nothing, self.place)
+        eventually(idle, "the end of all runs of paused queues", MINUTE / 2, 0.2)
+        check_nothing_held(self.place, self.excuses)
+        for queue in queues:
+            queue.resume()
 
     def _man(self, producers: int | None = None) -> None:
         """Start whoever is missing."""
@@ -251,6 +275,10 @@ class Storm:
                 when = dt.datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f")
                 kills.append(when.timestamp())
         return kills
+
+
+def _runs_nothing(place: Place) -> bool:
+    return not any(stats.running for stats in place.mill.queues())
 
 
 def _has_failed(server: RabbitMQ) -> bool:

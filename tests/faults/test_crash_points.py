@@ -16,8 +16,8 @@ from checker import check
 from harness import Place, eventually, open_place
 from servers import NETWORK
 
-from tidemill.brokers.unknown import setting_aside
-from tidemill.clock import new_id
+from tidemill.brokers.contract.unknown_tasks import with_unknown_tasks
+from tidemill.core.clock import new_id
 
 APP = """
 @mill.task(queue="a", retries=Retries(20, delay=0))
@@ -211,7 +211,7 @@ def test_kill_while_jobs_are_set_aside_and_brought_back(
             worker = place.worker(processes=2, slots=3, env={**lacks, **crash})
             worker._until(lambda before=before: has_died(place, before), point)
             worker.kill_everything()
-            tasks = setting_aside(place.mill.broker, "the test").unknown_tasks()
+            tasks = with_unknown_tasks(place.mill.broker, "the test").unknown_tasks()
             aside += sum(task.count for task in tasks)
         assert aside
         place.drain(slots=4)

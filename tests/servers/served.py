@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from tidemill.brokers.base import Broker, open_broker
-from tidemill.server.calls import Calls
-from tidemill.server.silence import count_silence
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.registry import open_broker
+from tidemill.server.http.broker_rpc import BrokerRpc
+from tidemill.server.http.remote_owners import give_up_silent_owners
 
 __all__ = ["forget_served", "http_url", "served", "served_for_a_while"]
 
@@ -39,7 +40,7 @@ def listen(port: int = 0) -> socket.socket:
 class _Store(NamedTuple):
     url: str
     broker: Broker
-    calls: Calls
+    calls: BrokerRpc
     over: asyncio.Event
     counting: asyncio.Future[None]
 
@@ -80,8 +81,8 @@ class Stores:
     async def _begin(self, url: str, broker: Broker) -> _Store:
         broker.tick()  # or the first who waits would, and come back for it
         over = asyncio.Event()
-        calls = Calls(broker, lambda scope, role: None, over, MOST)
-        counting = asyncio.ensure_future(count_silence(broker, over))
+        calls = BrokerRpc(broker, lambda scope, role: None, over, MOST)
+        counting = asyncio.ensure_future(give_up_silent_owners(broker, over))
         return _Store(url, broker, calls, over, counting)
 
     def paths(self) -> set[str]:

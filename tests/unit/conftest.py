@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tidemill import Tidemill
-from tidemill.brokers.base import open_broker
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.registry import open_broker
 
 MillMaker = Callable[..., Tidemill]
 

@@ -7,13 +7,17 @@ import importlib
 import pytest
 
 from tidemill import Tidemill
-from tidemill.brokers.base import Filter, Step
-from tidemill.job import Envelope, Owner
-from tidemill.worker.firing import Firing
-from tidemill.worker.wire import Hello
+from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.job import Envelope, Owner
+from tidemill.worker.child_protocol import Hello
+from tidemill.worker.scheduling import Scheduling
 
 NOON = 1_800_000_000.0  # 2027-01-15 08:00 UTC
-READERS = (*("brokers.memory.jobs", "schedules.book", "schedules.reading", "worker.firing", "app"),)
+READERS = (
+    *("brokers.memory.transitions", "client.envelopes", "schedules.declare", "schedules.parse"),
+    "worker.scheduling",
+)
 
 
 class Desk:
@@ -24,14 +28,14 @@ class Desk:
         for name in READERS:
             module = importlib.import_module(f"tidemill.{name}")
             monkeypatch.setattr(module, "wall_time", lambda: self.now)
-        machine = importlib.import_module("tidemill.brokers.memory.jobs")
+        machine = importlib.import_module("tidemill.brokers.memory.transitions")
         monkeypatch.setattr(machine, "machine_time", lambda: self.now)
         self.mill = Tidemill("memory://")
         self.mill.task(name="tick")(tick)
         self.broker = self.mill.broker
         for owner in ("w1", "w2"):
             self.broker.attach(Owner(id=owner, name=owner))
-        self.firing = Firing("app:mill")
+        self.firing = Scheduling("app:mill")
 
     def due(self, owner: str = "w1") -> list[str]:
         return [s.name for s in self.broker.exchange(Step(owner, fires=500)).schedules]
@@ -52,10 +56,10 @@ class Desk:
         """The times that jobs were put for, from the beginning on."""
         return [job.planned.time - NOON for job in self.jobs() if job.planned]
 
-    def declare(self, firing: Firing | None = None) -> None:
+    def declare(self, firing: Scheduling | None = None) -> None:
         """A worker starts with what the app declares now."""
         hello = Hello(schedules=self.mill.schedules.declared())
-        (firing or Firing("app:mill")).declare(self.broker, hello)
+        (firing or Scheduling("app:mill")).declare(self.broker, hello)
 
     def again(self) -> Tidemill:
         """The app as a new version of its code has it: nothing is declared yet."""

@@ -6,9 +6,10 @@ import contextlib
 import socket
 import threading
 
-from tidemill.brokers.base import Broker, Reply, Step
-from tidemill.clock import new_id
-from tidemill.job import Envelope, Owner
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Owner
 
 
 class Lossy:
@@ -63,7 +64,7 @@ def job(**fields: object) -> Envelope:
     return Envelope(id=new_id(), task="app.work", **fields)  # type: ignore[arg-type]
 
 
-class Hand:
+class HttpOwner:
     """An owner of a broker."""
 
     def __init__(self, broker: Broker, kind: str = "worker") -> None:

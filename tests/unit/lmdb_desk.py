@@ -11,17 +11,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.base import Broker, Filter, Step, Want
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.store import Store
-from tidemill.clock import new_id
-from tidemill.job import Envelope, Lease, Owner
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Lease, Owner
 
 PRELUDE = """
 import sys, os, signal, time
-from tidemill.brokers.base import *
-from tidemill.job import *
-from tidemill.clock import new_id
+from tidemill.brokers.contract.exchange import *
+from tidemill.brokers.contract.features import *
+from tidemill.brokers.contract.inspection import *
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import *
+from tidemill.core.clock import new_id
 broker = open_broker(sys.argv[1])
 def say(text): print(text, flush=True)
 def take(owner, count=1, **kinds):
@@ -133,7 +138,7 @@ class Sleeper:
         self.broker = broker
         self.name = name
         broker.attach(Owner(id=name, kind=kind, name=name))
-        self.member = broker._members[name]
+        self.member = broker._owners[name]
 
     def sleep(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> None:
         assert self.take(count, queues, **want) == []
@@ -141,7 +146,7 @@ class Sleeper:
 
     def doze(self) -> None:
         """Enter the wait, of which it has not come back yet."""
-        self.broker._store.bells.set_waiting(self.member.sleeper, True)
+        self.broker._store.wakeups.set_waiting(self.member.sleeper, True)
 
     def hinted(self) -> bool:
         """Whether something was written to its FIFO, which is empty then."""
@@ -151,7 +156,7 @@ class Sleeper:
             return False
 
     def exchange(self, **step: Any) -> list[Lease]:
-        self.broker._store.bells.set_waiting(self.member.sleeper, False)
+        self.broker._store.wakeups.set_waiting(self.member.sleeper, False)
         return self.broker.exchange(Step(self.name, **step)).leases
 
     def take(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> list[str]:

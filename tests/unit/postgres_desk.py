@@ -11,15 +11,20 @@ from typing import Any
 
 import psycopg
 
-from tidemill.brokers.base import Broker, Filter, Step, Want
-from tidemill.clock import new_id
-from tidemill.job import Envelope, Lease
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Lease
 
 PRELUDE = """
 import sys, os, signal, time
-from tidemill.brokers.base import *
-from tidemill.job import *
-from tidemill.clock import new_id
+from tidemill.brokers.contract.exchange import *
+from tidemill.brokers.contract.features import *
+from tidemill.brokers.contract.inspection import *
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import *
+from tidemill.core.clock import new_id
 broker = open_broker(sys.argv[1])
 def say(text): print(text, flush=True)
 def job(): return Envelope(id=new_id(), task="t")

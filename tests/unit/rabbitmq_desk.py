@@ -11,17 +11,19 @@ from typing import Any
 
 from servers import RabbitMQ
 
-from tidemill.brokers.base import Broker, Step, Want, open_broker
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.rabbitmq import RabbitBroker
-from tidemill.errors import BrokerUnavailable
-from tidemill.job import Envelope, Outcome, Verdict
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Envelope, Outcome, Verdict
 
 sys.path.append(str(Path(__file__).parent.parent / "conformance"))
 
-from seam import Hand, ids_of, job, message
+from broker_driver import LiveOwner, ids_of, job, message
 
 __all__ = [
-    "Hand",
+    "LiveOwner",
     "Runner",
     "away",
     "held",
@@ -123,7 +125,7 @@ class Runner:
     """A worker in a thread: whatever it is handed succeeds."""
 
     def __init__(self, broker: Broker, **want: Any) -> None:
-        self._hand = Hand(broker)
+        self._hand = LiveOwner(broker)
         self._want = Want(8, **want)
         self.ran: list[str] = []
         self._over = False

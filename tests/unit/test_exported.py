@@ -9,7 +9,7 @@ import pkgutil
 import pytest
 
 import tidemill
-from tidemill.schedules.book import Schedules
+from tidemill.schedules.declare import Schedules
 
 MODULES = [
     module.name
@@ -54,7 +54,7 @@ def test_what_a_module_exports_is_there(module: str) -> None:
 
 
 def test_every_error_is_exported_and_drawn_in_the_tree() -> None:
-    from tidemill import errors
+    from tidemill.core import errors
 
     for name in errors.__all__:
         assert getattr(tidemill, name) is getattr(errors, name)

@@ -38,7 +38,11 @@ def test_a_law_said_to_hold_is_proven_where_the_page_says(row: list[str]) -> Non
         assert found, f"{name} marks no test with law {number}"
     for broker, cell in zip(BROKERS, cells, strict=True):
         # The conformance suite runs on all; other files are of one broker, or of the network's.
-        common = ("conformance/", "unit/test_codec", *(("e2e/test_brokers",) * (broker in NETWORK)))
+        common = (
+            "conformance/",
+            "unit/core/test_codec",
+            *(("e2e/test_brokers",) * (broker in NETWORK)),
+        )
         own = any(name.startswith(common) or broker in name for name in files)
         assert cell == "no" or own or broker == "lmdb", f"nothing proves law {number} on {broker}"
 

@@ -1,1 +1,1 @@
-"""The stores a queue can live in. Each is one module behind the protocol in :mod:`.base`."""
+"""The stores a queue can live in, behind one contract (:mod:`tidemill.brokers.contract.broker`)."""

@@ -1,7 +1,7 @@
-"""The command line. One file a family of verbs; this one finds them and words their errors.
+"""The command line: find the verb, run it, and print its error.
 
-What a verb needs (rich, a broker, the worker) it imports when it runs, so that ``tidemill --help``
-answers at once.
+Each family of verbs has its own file. A verb imports rich, a broker or the worker only when it
+runs, so ``tidemill --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from typing import Any
 import click
 
 from tidemill import __version__
-from tidemill.errors import (
+from tidemill.core.errors import (
     BrokerUnavailable,
     InvalidOption,
     JobNotFound,
     JobPruned,
     TidemillError,
 )
-from tidemill.files import take_standard_descriptors
+from tidemill.core.files import take_standard_descriptors
 
 __all__ = ["main"]
 
-_VERBS = {  # verb: the file here that has it, in the order the help lists them
-    "demo": "demo",
-    "worker": "worker",
-    "server": "server",
-    "token": "server",
-    "enqueue": "enqueue",
-    "jobs": "jobs",
-    "job": "jobs",
-    "explain": "jobs",
-    "retry": "act",
-    "cancel": "act",
-    "delete": "act",
-    "schedule": "schedule",
-    "queues": "queues",
-    "limit": "limits",
-    "pause": "queues",
-    "resume": "queues",
-    "purge": "queues",
-    "delete-queue": "queues",
-    "recall": "queues",
-    "info": "info",
-    "doctor": "doctor",
-    "backup": "info",
-    "migrate": "migrate",
-    "move": "move",
+_VERBS = {  # each verb with its module, in the order of the help
+    "demo": "demo.command",
+    "worker": "cli.worker",
+    "server": "cli.server",
+    "token": "cli.server",
+    "enqueue": "cli.enqueue",
+    "jobs": "cli.jobs",
+    "job": "cli.jobs",
+    "explain": "cli.jobs",
+    "retry": "cli.job_actions",
+    "cancel": "cli.job_actions",
+    "delete": "cli.job_actions",
+    "schedule": "cli.schedules",
+    "queues": "cli.queues",
+    "limit": "cli.limits",
+    "pause": "cli.queues",
+    "resume": "cli.queues",
+    "purge": "cli.queues",
+    "delete-queue": "cli.queues",
+    "recall": "cli.queues",
+    "info": "cli.info",
+    "doctor": "cli.doctor",
+    "backup": "cli.info",
+    "migrate": "cli.schema",
+    "move": "cli.move",
 }
 
 
 class _Verbs(click.Group):
-    """The verbs, imported when they are asked for."""
+    """A group that imports each verb when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -61,7 +61,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"tidemill.cli.{_VERBS[cmd_name]}")
+        module = importlib.import_module(f"tidemill.{_VERBS[cmd_name]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
@@ -86,7 +86,7 @@ class _Verbs(click.Group):
 
 
 def _sentence(error: TidemillError) -> str:
-    """What went wrong, and what to do where the error does not say it itself."""
+    """The text of an error, with advice where the error has none."""
     if isinstance(error, JobPruned):
         return f"{error}; to keep finished jobs longer add ?keep=SECONDS to the url"
     if isinstance(error, JobNotFound):
@@ -97,7 +97,7 @@ def _sentence(error: TidemillError) -> str:
 def _exit_code(error: TidemillError) -> int:
     if isinstance(error, BrokerUnavailable):
         return 3
-    from tidemill.brokers.schemes import DriverMissing
+    from tidemill.brokers.registry import DriverMissing
 
     return 2 if isinstance(error, (InvalidOption, DriverMissing)) else 1
 
@@ -109,8 +109,7 @@ def main() -> None:
 
     New here? Run: tidemill demo
 
-    Verbs find their jobs by --url or --app, else by $TIDEMILL_URL or $TIDEMILL_APP, else in
-    .tidemill beside the nearest pyproject.toml or .git. With --json they print one JSON document.
-    Exit codes: 0 done, 1 it could not be done, 2 wrong usage or a missing driver, 3 the broker
-    cannot be reached.
+    Commands use the nearest .tidemill directory unless you pass --url or --app, or set
+    $TIDEMILL_URL or $TIDEMILL_APP. With --json they print one JSON document. Exit codes: 0 done,
+    1 not done, 2 wrong usage or a missing driver, 3 the broker cannot be reached.
     """

@@ -1,4 +1,4 @@
-"""Which app or store a verb speaks to: the options for it, and opening it."""
+"""The options ``--url`` and ``--app`` of the verbs, and opening the app or store they name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Feature
-from tidemill.config import parse_url
-from tidemill.errors import BrokerUnavailable
-from tidemill.loader import load_app
+from tidemill.app_loader import load_app
+from tidemill.brokers.contract.features import Feature
+from tidemill.core.config import parse_url
+from tidemill.core.errors import BrokerUnavailable
 
 __all__ = ["json_option", "open_mill", "store_options"]
 
@@ -27,31 +27,31 @@ _NEEDS = {
     "schedule": Feature.SCHEDULES,
     "backup": Feature.BACKUP,
 }
-"""What a verb is nothing without; some others can do a part of their work."""
+"""The feature without which a verb can do nothing."""
 
-_LOOKING: dict[str, tuple[str, ...]] = {
+_READS_ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("doctor", "explain", "info", "job", "jobs", "queues"), ()),
     **dict.fromkeys(("schedule list", "schedule next"), ()),
     "limit": ("rate", "burst", "window", "concurrency", "breaker", "declared"),
 }
-"""Verbs that only look unless one of these options is given.
+"""Verbs that only read, unless one of the listed options is given.
 
-They make no file in the store's folder, and change no job.
+A verb that only reads makes no file in the store's folder, and changes no job.
 """
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def store_options(function: Verb) -> Verb:
-    """Give a verb ``--url`` and ``--app``; it is called with ``mill``, closed afterwards."""
+    """Give a verb ``--url`` and ``--app``. The verb gets ``mill``, which is closed after it."""
 
-    @click.option("--url", default=None, metavar="URL", help="Where the jobs live.")
+    @click.option("--url", default=None, metavar="URL", help="The URL of the store with the jobs.")
     @click.option(
         "--app",
         default=None,
         envvar="TIDEMILL_APP",
         metavar="MODULE:VAR",
-        help="The app whose jobs they are.",
+        help="The app whose store has the jobs.",
     )
     @functools.wraps(function)
     def verb(*args: Any, url: str | None, app: str | None, **options: Any) -> Any:
@@ -62,27 +62,31 @@ def store_options(function: Verb) -> Verb:
 
 
 def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -> Tidemill:
-    """An app on an existing store: the user's own, or a bare one on a URL. A URL beats an app.
+    """Open the user's app, or an app without tasks on a URL. A URL goes before an app.
 
-    With ``tasks`` it is to enqueue: the user's app may make its store, a bare one takes any task.
+    ``tasks`` is for verbs that enqueue: the user's app may then make its store, and an app on a URL
+    accepts any task.
 
     Raises:
-        BrokerUnavailable: there is no store; looking at one must not make one.
-        FeatureMissing: the store lives inside one process, which is not this one; or it has not
-            what the verb is about.
+        BrokerUnavailable: there is no store, and this verb must not make one.
+        FeatureMissing: the store is inside another process, or lacks what the verb needs.
     """
-    bare = bool(url or not app)
-    mill = Tidemill(url, allow_imports=["*"] * tasks) if bare else load_app(app or "")
+    without_app = bool(url or not app)
+    mill = Tidemill(url, allow_imports=["*"] * tasks) if without_app else load_app(app or "")
     folder = _store_folder(mill.url)
-    if folder and (bare or not tasks) and not os.path.exists(os.path.join(folder, "data.mdb")):
+    if (
+        folder
+        and (without_app or not tasks)
+        and not os.path.exists(os.path.join(folder, "data.mdb"))
+    ):
         raise BrokerUnavailable(
-            f"there is no store in {folder} yet; name another with --url or --app, "
+            f"there is no store in {folder} yet; name another store with --url or --app, "
             "or start with: tidemill demo"
         )
     words, given = _words()
     verb = words[0] if words else ""
-    changing = _LOOKING.get(" ".join(words), _LOOKING.get(verb))
-    mill.looking = changing is not None and all(
+    changing = _READS_ONLY.get(" ".join(words), _READS_ONLY.get(verb))
+    mill.reading = changing is not None and all(
         given.get(option) in (None, False) for option in changing
     )
     mill.features.need(Feature.PROCESSES, "the command line")
@@ -92,7 +96,7 @@ def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -
 
 
 def _store_folder(url: str) -> str:
-    """The folder of an LMDB store, also behind a carrier; empty for any other store."""
+    """The folder of an LMDB store, also behind a carrier; empty for other stores."""
     parsed = parse_url(url)
     if parsed.options.get("store"):
         return _store_folder(parsed.options["store"])
@@ -102,7 +106,7 @@ def _store_folder(url: str) -> str:
 
 
 def _words() -> tuple[list[str], dict[str, Any]]:
-    """The verb on the command line and the one below it (``schedule list``); its options."""
+    """The words of the verb on the command line (``schedule list``), and its options."""
     context, words = click.get_current_context(silent=True), list[str]()
     given = context.params if context is not None else {}
     while context is not None and context.parent is not None:

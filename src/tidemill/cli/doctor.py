@@ -14,15 +14,17 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.board import read_unkillable
-from tidemill.brokers.base import Broker, Feature, Filter
-from tidemill.brokers.limiting import limiting
-from tidemill.brokers.policing import policing
-from tidemill.brokers.unknown import COUNTED_MOST, setting_aside
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.contract.policies import with_policies
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, with_unknown_tasks
 from tidemill.cli.connect import json_option, open_mill
-from tidemill.errors import StoreFull, TidemillError
-from tidemill.job import Record, State
-from tidemill.trail import serving
+from tidemill.client.explain import serving
+from tidemill.core.errors import StoreFull, TidemillError
+from tidemill.core.job import Record, State
+from tidemill.core.scoreboard import read_unkillable
 
 __all__ = ["Finding", "doctor", "examine"]
 
@@ -53,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True):
 @json_option
 def doctor(url: str | None, app: str | None, as_json: bool) -> None:
     """Check the store, its disk, its clocks and its workers. Exit code 1 when something fails."""
-    from tidemill.cli import show
+    from tidemill.cli import console
 
     findings = [_versions()]
     try:
@@ -67,23 +69,23 @@ def doctor(url: str | None, app: str | None, as_json: bool) -> None:
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
         checks = [msgspec.to_builtins(finding) for finding in findings]
-        show.print_json({"ok": not failed, "checks": checks})
+        console.print_json({"ok": not failed, "checks": checks})
     else:
-        out = show.console()
+        out = console.console()
         for f in findings:
-            line = show.styled(f.status)
+            line = console.styled(f.status)
             line.pad_right(6 - len(f.status))
-            line.append(show.clean(f"{f.check:<11}{f.message}", one_line=True))
+            line.append(console.clean(f"{f.check:<11}{f.message}", one_line=True))
             out.print(line)
             if f.advice and f.status != "ok":
-                out.print(show.clean(f"{'':17}→ {f.advice}", one_line=True))
+                out.print(console.clean(f"{'':17}→ {f.advice}", one_line=True))
     sys.exit(1 if failed else 0)
 
 
 def examine(mill: Tidemill) -> list[Finding]:
     """Every check on an open store, in order. One that breaks down is itself a finding."""
     findings: list[Finding] = []
-    checks: tuple[Callable[[Broker], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[Store], Iterator[Finding]], ...] = (
         *(_publishing, _durable, _asked_for, _policies),
     )
     if Feature.INSPECT in mill.broker.features:
@@ -129,7 +131,7 @@ def _versions() -> Finding:
     return Finding("versions", "ok", f"{system}, {found}")
 
 
-def _writable(broker: Broker) -> Iterator[Finding]:
+def _writable(broker: Store) -> Iterator[Finding]:
     """Whether this user may write, and how long the disk takes.
 
     Where files tell, no job is changed. Elsewhere a commit tells: the housekeeping that is due.
@@ -155,7 +157,7 @@ def _writable(broker: Broker) -> Iterator[Finding]:
     yield Finding("writable", "warn" if slow else "ok", f"a commit took {took:.1f} ms", advice)
 
 
-def _held(broker: Broker, before: dict[str, Any]) -> bool:
+def _held(broker: Store, before: dict[str, Any]) -> bool:
     """Whether one process holds the write lock of an LMDB store, and commits nothing meanwhile."""
     if before.get("write_lock", "free") == "free":
         return False
@@ -166,7 +168,7 @@ def _held(broker: Broker, before: dict[str, Any]) -> bool:
 
 def _files(folder: str) -> Finding:
     """Of a store on disk: whether its files are its users', and how long the disk takes."""
-    from tidemill.brokers.lmdb.place import foreign_files, sync_time
+    from tidemill.brokers.lmdb.files import foreign_files, sync_time
 
     foreign = foreign_files(folder)
     if foreign:
@@ -179,7 +181,7 @@ def _files(folder: str) -> Finding:
     return Finding("writable", "warn" if took > 100 else "ok", text, advice)
 
 
-def _publishing(broker: Broker) -> Iterator[Finding]:
+def _publishing(broker: Store) -> Iterator[Finding]:
     """Whether a server that is all we can ask lets us publish, and answers soon."""
     before = time.monotonic()
     info = broker.info()
@@ -195,7 +197,7 @@ def _publishing(broker: Broker) -> Iterator[Finding]:
         yield Finding("failed", "warn", text, "tidemill jobs --state failed, then retry or delete")
 
 
-def _carried(broker: Broker) -> Iterator[Finding]:
+def _carried(broker: Store) -> Iterator[Finding]:
     """Of a store with a carrier: whether that lets us publish, and has what it should."""
     info, rows = broker.info(), broker.stats()
     carried, server = sum(row.carried for row in rows), info.get("carrier server")
@@ -213,7 +215,7 @@ def _carried(broker: Broker) -> Iterator[Finding]:
         yield Finding("carrier", "ok", text)
 
 
-def _asked_for(broker: Broker) -> Iterator[Finding]:
+def _asked_for(broker: Store) -> Iterator[Finding]:
     """Queues with jobs that nobody asks for, as far as such a server knows."""
     rows = broker.stats()
     for row in rows:
@@ -225,9 +227,9 @@ def _asked_for(broker: Broker) -> Iterator[Finding]:
     yield Finding("backlog", "ok", f"{ready:,} ready jobs in {len(rows):,} queues")
 
 
-def _policies(broker: Broker) -> Iterator[Finding]:
+def _policies(broker: Store) -> Iterator[Finding]:
     """What operators set on the server that can destroy accepted jobs."""
-    server = policing(broker)
+    server = with_policies(broker)
     if server is None:
         return
     found = server.policies()
@@ -239,14 +241,14 @@ def _policies(broker: Broker) -> Iterator[Finding]:
         yield Finding("delays", "ok", found.delays)
 
 
-def _here(broker: Broker) -> Iterator[Finding]:
+def _here(broker: Store) -> Iterator[Finding]:
     where = broker.info().get("moves_to")
     if where:
         advice = f"set TIDEMILL_URL to {where}, and start the workers there"
         yield Finding("moved", "warn", f"all of this store goes to {where}", advice)
 
 
-def _durable(broker: Broker) -> Iterator[Finding]:
+def _durable(broker: Store) -> Iterator[Finding]:
     info = broker.info()
     durable, text = info.get("durable"), info.get("durability")
     if durable:
@@ -260,7 +262,7 @@ def _durable(broker: Broker) -> Iterator[Finding]:
         yield Finding("durability", "warn", "this broker does not say how durable it is")
 
 
-def _granted(broker: Broker) -> Iterator[Finding]:
+def _granted(broker: Store) -> Iterator[Finding]:
     """Whether the user of a server has all rights that calls need, now or after a crash."""
     lacking = broker.info().get("missing_grants")
     if lacking:
@@ -271,7 +273,7 @@ def _granted(broker: Broker) -> Iterator[Finding]:
         yield Finding("grants", "ok", "the user has all rights on the store")
 
 
-def _cleaning(broker: Broker) -> Iterator[Finding]:
+def _cleaning(broker: Store) -> Iterator[Finding]:
     """Old transactions that keep a server from clearing away deleted rows."""
     holders = broker.info().get("held_back_by")
     for text in holders or ():
@@ -284,12 +286,12 @@ def _cleaning(broker: Broker) -> Iterator[Finding]:
         yield Finding("cleaning", "ok", "no old transaction keeps deleted rows")
 
 
-def _space(broker: Broker) -> Iterator[Finding]:
+def _space(broker: Store) -> Iterator[Finding]:
     info = broker.info()
     folder, reserve = info.get("folder"), int(info.get("reserve_bytes") or 0)
     if not folder or not os.path.isdir(folder):
         return
-    from tidemill.cli.show import size
+    from tidemill.cli.console import size
 
     disk = shutil.disk_usage(folder)
     text = f"{size(disk.free)} free of {size(disk.total)}, reserve {size(reserve)}"
@@ -307,7 +309,7 @@ def _space(broker: Broker) -> Iterator[Finding]:
         yield Finding("map", "warn" if full else "ok", text, advice)
 
 
-def _clocks(broker: Broker) -> Iterator[Finding]:
+def _clocks(broker: Store) -> Iterator[Finding]:
     now = time.time()
     if now < 1_700_000_000:
         text = f"the clock says {time.strftime('%Y-%m-%d', time.localtime(now))}"
@@ -323,8 +325,8 @@ def _clocks(broker: Broker) -> Iterator[Finding]:
         yield Finding("clock", "ok", "wall time agrees with the newest job")
 
 
-def _workers(broker: Broker) -> Iterator[Finding]:
-    from tidemill.cli.show import clock
+def _workers(broker: Store) -> Iterator[Finding]:
+    from tidemill.cli.console import clock
 
     owners = broker.owners()
     workers = [owner for owner in owners if owner.kind == "worker"]
@@ -341,9 +343,9 @@ def _workers(broker: Broker) -> Iterator[Finding]:
             yield Finding("workers", "warn", text, advice)
 
 
-def _backlog(broker: Broker) -> Iterator[Finding]:
+def _backlog(broker: Store) -> Iterator[Finding]:
     """Jobs that nobody will take, and jobs that have been ready for long."""
-    from tidemill.cli.show import span
+    from tidemill.cli.console import span
 
     worst, where = 0.0, ""
     for row in broker.stats():
@@ -364,15 +366,15 @@ def _backlog(broker: Broker) -> Iterator[Finding]:
     yield Finding("backlog", "warn" if old else "ok", text, advice)
 
 
-def _unknown(broker: Broker) -> Iterator[Finding]:
+def _unknown(broker: Store) -> Iterator[Finding]:
     """Tasks whose jobs are set aside, as no worker that came so far knows them."""
     if Feature.UNKNOWN not in broker.features:
         return
-    from tidemill.cli.show import span
+    from tidemill.cli.console import span
 
-    tasks = setting_aside(broker, "doctor").unknown_tasks()
+    tasks = with_unknown_tasks(broker, "doctor").unknown_tasks()
     for row in tasks[:_UNKNOWN_MOST]:
-        most = " or more" if row.count >= COUNTED_MOST else ""
+        most = " or more" if row.count >= MOST_COUNTED else ""
         queues = ", ".join(row.queues[:3]) + (" …" if len(row.queues) > 3 else "")
         said = f"no worker knows task {row.task}: {row.count:,}{most} job(s) of queue {queues}"
         age = span(max(0.0, time.time() - row.oldest))
@@ -384,12 +386,12 @@ def _unknown(broker: Broker) -> Iterator[Finding]:
         yield Finding("tasks", "warn", text, "start workers whose apps have them")
 
 
-def _limits(broker: Broker) -> Iterator[Finding]:
+def _limits(broker: Store) -> Iterator[Finding]:
     """Queues whose limit lets nothing start, as nobody may mean any more."""
     if Feature.LIMITS not in broker.features:
         return
     ready = {row.name: row.ready for row in broker.stats()}
-    for row in limiting(broker, "limits").limits():
+    for row in with_limits(broker, "limits").limits():
         waiting = ready.get(row.name, 0) if row.queue else 0
         breaker, rate = row.terms.breaker, row.terms.rate
         if breaker is not None and row.failures >= breaker[0]:
@@ -401,13 +403,13 @@ def _limits(broker: Broker) -> Iterator[Finding]:
             yield Finding("limits", "warn", text, advice)
 
 
-def _has_tasks(broker: Broker, queue: str) -> bool:
+def _has_tasks(broker: Store, queue: str) -> bool:
     """True when jobs for workers are ready there, as far as a sample shows, not messages alone."""
     ready = Filter(states=frozenset({State.READY}), queue=queue)
     return any(not r.envelope.is_message for r in broker.find(ready, _SAMPLE).records)
 
 
-def _leases(broker: Broker) -> Iterator[Finding]:
+def _leases(broker: Store) -> Iterator[Finding]:
     """Running jobs that should no longer be."""
     running: list[Record] = []
     count = sum(row.running for row in broker.stats())

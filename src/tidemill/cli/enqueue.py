@@ -1,4 +1,4 @@
-"""``tidemill enqueue``: a call from the shell."""
+"""``tidemill enqueue``: enqueue a call from the shell."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from tidemill.brokers.base import Feature
+from tidemill.brokers.contract.features import Feature
 from tidemill.cli.connect import json_option, open_mill
-from tidemill.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
-from tidemill.handle import Job
-from tidemill.job import State
+from tidemill.client.job_handle import Job
+from tidemill.core.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
+from tidemill.core.job import State
 
 __all__ = ["argument", "enqueue", "keyword"]
 
@@ -24,15 +24,20 @@ __all__ = ["argument", "enqueue", "keyword"]
     "--app",
     envvar="TIDEMILL_APP",
     metavar="MODULE:VAR",
-    help="The app that has the task, or allows its import.",
+    help="The app with the task, or one that allows its import.",
 )
-@click.option("--url", metavar="URL", help="Where the jobs live, instead of an app.")
+@click.option("--url", metavar="URL", help="The URL of the store, instead of an app.")
 @click.option("--kw", "pairs", multiple=True, metavar="NAME=VALUE", help="A keyword argument.")
-@click.option("--delay", type=float, metavar="SECONDS", help="Not before so many seconds.")
-@click.option("--priority", type=float, help="From -100 to 100, higher first.")
-@click.option("--queue", help="The queue, instead of the task's own.")
-@click.option("--key", help="At most one unfinished job per key.")
-@click.option("--id", help="An id of your own.")
+@click.option(
+    "--delay",
+    type=float,
+    metavar="SECONDS",
+    help="Start no earlier than this many seconds from now.",
+)
+@click.option("--priority", type=float, help="From -100 to 100; higher starts first.")
+@click.option("--queue", help="The queue, if not the task's own.")
+@click.option("--key", help="A key; only one unfinished job may have it.")
+@click.option("--id", help="Your own id for the job.")
 @click.option("--wait", type=float, metavar="SECONDS", help="Wait for the result and print it.")
 @json_option
 def enqueue(
@@ -45,13 +50,13 @@ def enqueue(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Enqueue a call of TASK: a task's name, or a dotted path that the app allows.
+    """Enqueue a call of TASK: the name of a task, or a dotted path that the app allows.
 
-    ARGS and values of --kw are JSON where they parse as such, else strings: 3, true, '[1, 2]',
-    '{"a": 1}', a.png, '"3"'. Put -- before an argument that begins with a minus.
+    ARGS and the values of --kw are read as JSON if they are valid JSON, and otherwise as strings:
+    3, true, '[1, 2]', '{"a": 1}', a.png, '"3"'. Put -- before an argument that begins with a minus.
 
-    Without an app the call goes to the store as it is: only a worker can tell whether TASK exists
-    and takes these arguments, and the task's own options (queue, retries, timeout) do not apply.
+    Without an app, nobody checks the call until a worker runs it: TASK may not exist, or may not
+    take these arguments. The task's own options (queue, retries, timeout) do not apply then.
     """
     mill = open_mill(url, app, tasks=True)
     given = {name: value for name, value in options.items() if value is not None}
@@ -62,7 +67,7 @@ def enqueue(
         try:
             job = mill.enqueue(mill.call(task, *map(argument, args), **kwargs).using(**given))
         except TypeError as error:
-            raise InvalidOption(f"{task} cannot be called so: {error}") from None
+            raise InvalidOption(f"{task} cannot be called like this: {error}") from None
         document = {"id": job.id, "placed": str(job.placed) or None, "state": None, "result": None}
         if wait is None:
             _print(document, as_json)
@@ -71,8 +76,8 @@ def enqueue(
 
 
 def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: bool) -> int:
-    """Wait, print what became of it, and return the exit code."""
-    from tidemill.cli.show import clean, plain
+    """Wait for the job, print its result or its error, and return the exit code."""
+    from tidemill.cli.console import clean, plain
 
     try:
         result = job.result(seconds)
@@ -83,8 +88,8 @@ def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: boo
         if as_json:
             _print(document, as_json)
         else:
-            said = f"job {job.id} {document['state']}: {clean(text)}"
-            click.echo(f"tidemill: {said}; its trail: tidemill job {job.id}", err=True)
+            text = f"job {job.id} {document['state']}: {clean(text)}"
+            click.echo(f"tidemill: {text}; its trail: tidemill job {job.id}", err=True)
         return 1
     document["state"], document["result"] = str(State.SUCCEEDED), plain(result)
     if as_json:
@@ -96,7 +101,7 @@ def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: boo
 
 def _print(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        from tidemill.cli.show import print_json
+        from tidemill.cli.console import print_json
 
         print_json(document)
     else:
@@ -105,7 +110,7 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
 
 
 def argument(text: str) -> Any:
-    """JSON where it parses, else the string itself."""
+    """An argument from the command line: JSON if it is valid JSON, otherwise a string."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is no JSON")

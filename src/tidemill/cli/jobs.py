@@ -1,4 +1,4 @@
-"""``tidemill jobs``, ``job`` and ``explain``: looking at jobs."""
+"""``tidemill jobs``, ``job`` and ``explain``: list jobs, show a job, explain its state."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Feature, Filter
-from tidemill.cli.choose import failed_job, filter_options, whole_group, whole_id
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli.connect import json_option, store_options
-from tidemill.codec import unpack
-from tidemill.errors import CodecError
-from tidemill.inputs import size_of
-from tidemill.job import DEFAULT_TTR, GROUP, Planned, Record, State, priority_of
-from tidemill.trail import Event, attempt_text, explain_in, serving, trail_of
-from tidemill.trail import explain as told_of
+from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
+from tidemill.client.explain import explain as explain_record
+from tidemill.client.explain import explain_in, serving
+from tidemill.client.results import size_of
+from tidemill.client.trail import Event, attempt_text, trail_of
+from tidemill.core.codec import unpack
+from tidemill.core.errors import CodecError
+from tidemill.core.job import DEFAULT_TTR, GROUP, Planned, Record, State, priority_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,27 +30,27 @@ _RESULT_MOST = 2000
 @click.command()
 @filter_options
 @click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True)
-@click.option("--cursor", default="", help="Go on where an earlier list ended.")
+@click.option("--cursor", default="", help="Continue an earlier list from its end.")
 @json_option
 @store_options
 def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -> None:
     """List jobs, newest first."""
     what = whole_group(mill, what)
     page = mill.find(what, limit=limit, cursor=cursor)
-    from tidemill.cli import show
+    from tidemill.cli import console
 
     if as_json:
         records = [record.public() for record in page.records]
-        show.print_json({"jobs": records, "cursor": page.cursor or None})
+        console.print_json({"jobs": records, "cursor": page.cursor or None})
         return
-    out = show.console()
+    out = console.console()
     rows = [
         (
             r.envelope.id,
-            show.styled(str(r.state)),
+            console.styled(str(r.state)),
             r.envelope.queue,
             r.envelope.task or "(message)",
-            show.ago(r.envelope.created),
+            console.ago(r.envelope.created),
             f"{r.attempt}/{r.max_attempts or '∞'}",
             r.error or _last_error(r) or r.envelope.text,
         )
@@ -58,7 +60,7 @@ def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -
         out.print("no jobs" + (" match" if what != Filter() else f" in {mill.broker.url}"))
         return
     columns = ("id", "state", "queue?", "task…?", "age?", "runs?", "error or arguments…")
-    out.print(show.table(out, columns, rows))
+    out.print(console.table(out, columns, rows))
     if page.cursor:
         click.echo(f"more: the same with --cursor {page.cursor}", err=True)
 
@@ -72,11 +74,11 @@ def _last_error(record: Record) -> str:
 @json_option
 @store_options
 def job(mill: Tidemill, id: str, as_json: bool) -> None:
-    """Show one job: all that happened to it, in order, and its result.
+    """Show one job: its settings, its events in order, and its result.
 
-    The beginning of its id is enough, where no other id begins so.
+    The beginning of an id is enough if no other id begins with it.
     """
-    from tidemill.cli import show
+    from tidemill.cli import console
 
     record = _read(mill, id)
     result, readable = _result(record)
@@ -85,20 +87,20 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
             {"time": e.time or None, "what": e.what, "detail": e.detail, "traceback": e.traceback}
             for e in trail_of(record)
         ]
-        answer = {"result": show.plain(result), "result_readable": readable, "trail": trail}
+        answer = {"result": console.plain(result), "result_readable": readable, "trail": trail}
         answer["members"] = _members(mill, record)
-        show.print_json(record.public() | answer)
+        console.print_json(record.public() | answer)
         return
-    out = show.console()
+    out = console.console()
     for name, value in [*_facts(record), *_counts(mill, record)]:
-        out.print(f"{name:<9} {show.clean(value, one_line=True)}")
+        out.print(f"{name:<9} {console.clean(value, one_line=True)}")
     out.print()
     last = 0.0
     for event in trail_of(record):
         _print_event(out, event, last)
         last = event.time or last
     if record.state is State.SUCCEEDED:
-        text = show.clean(repr(result)) if readable else "(cannot be decoded here)"
+        text = console.clean(repr(result)) if readable else "(cannot be decoded here)"
         cut = len(text) - _RESULT_MOST
         rest = f"… ({cut:,} more characters; --json shows all)" if cut > 0 else ""
         out.print(f"\nresult    {text[:_RESULT_MOST]}{rest}")
@@ -107,11 +109,11 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
 
 
 def _read(mill: Tidemill, text: str) -> Record:
-    """The record of a job; of a broker that shows failed jobs only, one of those.
+    """The record of a job. Some brokers show failed jobs only.
 
     Raises:
         JobNotFound: there is no such job.
-        InvalidOption: several jobs have ids that begin so.
+        InvalidOption: several ids begin like this.
     """
     return mill.job(whole_id(mill, text)).refresh() if _inspects(mill) else failed_job(mill, text)
 
@@ -123,11 +125,11 @@ def _inspects(mill: Tidemill) -> bool:
 def _explained(mill: Tidemill, record: Record) -> str:
     if _inspects(mill):
         return explain_in(mill.broker, record)
-    return told_of(record, paused=False, workers=0)
+    return explain_record(record, paused=False, workers=0)
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
-    """What the head of the page says, in order; only what there is."""
+    """The lines above the events, in order, without empty values."""
     e = record.envelope
     facts = [
         ("job", e.id),
@@ -166,7 +168,7 @@ def _attempts(record: Record) -> str:
 
 
 def _ttr(record: Record) -> str:
-    """How long a consumer has for a message."""
+    """The time that a consumer has for a message."""
     ttr = record.envelope.ttr
     if not record.envelope.is_message:
         return ""
@@ -174,7 +176,7 @@ def _ttr(record: Record) -> str:
 
 
 def _members(mill: Tidemill, record: Record) -> dict[str, int | None] | None:
-    """Of a group: how many members there are, have ended, and did not succeed."""
+    """The numbers of a group's members: all, ended, and failed; None for other jobs."""
     if record.envelope.task != GROUP:
         return None
     count = size_of(mill.broker, record)
@@ -187,14 +189,14 @@ def _counts(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
     if members is None:
         return []
     if members["count"] is None:
-        text = "still being put, or who put them died; to end it: tidemill cancel"
+        text = "still being put, or their producer died; to end the group: tidemill cancel"
         return [("members", f"{text} {record.envelope.id}")]
     failed = f", {record.failures:,} of them not well" if record.failures else ""
     return [("members", f"{members['ended']:,} of {members['count']:,} have ended{failed}")]
 
 
 def _moment(planned: Planned) -> str:
-    from tidemill.cli.show import clock
+    from tidemill.cli.console import clock
 
     return clock(planned.time)
 
@@ -202,16 +204,16 @@ def _moment(planned: Planned) -> str:
 def _print_event(out: Console, event: Event, last: float) -> None:
     from rich.text import Text
 
-    from tidemill.cli import show
+    from tidemill.cli import console
 
-    gap = f"+{show.span(max(0.0, event.time - last))}" if last and event.time else ""
+    gap = f"+{console.span(max(0.0, event.time - last))}" if last and event.time else ""
     line = Text()
-    line.append(f"{show.clock(event.time):<23} {gap:>10}  ", style="dim")
-    line.append(show.clean(event.what), style=show.style_of(event.what.split(",")[0]))
+    line.append(f"{console.clock(event.time):<23} {gap:>10}  ", style="dim")
+    line.append(console.clean(event.what), style=console.style_of(event.what.split(",")[0]))
     if event.detail:
-        line.append("  " + show.clean(event.detail))
+        line.append("  " + console.clean(event.detail))
     out.print(line)
-    for part in show.clean(event.traceback).rstrip().splitlines():
+    for part in console.clean(event.traceback).rstrip().splitlines():
         out.print(Text(f"    {part}", style="dim"))
 
 
@@ -230,17 +232,17 @@ def _result(record: Record) -> tuple[Any, bool]:
 @json_option
 @store_options
 def explain(mill: Tidemill, id: str, as_json: bool) -> None:
-    """Say in one sentence why a job is where it is.
+    """Explain in one sentence why a job is in its state.
 
-    The beginning of its id is enough, where no other id begins so.
+    The beginning of an id is enough if no other id begins with it.
     """
-    from tidemill.cli import show
+    from tidemill.cli import console
 
     record = _read(mill, id)
     sentence = _explained(mill, record)
     if as_json:
         workers = [owner.name for owner in serving(mill.broker, record.envelope.queue)]
         document = {"id": record.envelope.id, "state": str(record.state)}
-        show.print_json(document | {"explanation": sentence, "workers": workers})
+        console.print_json(document | {"explanation": sentence, "workers": workers})
     else:
-        show.console().print(show.clean(sentence))
+        console.console().print(console.clean(sentence))

@@ -1,4 +1,4 @@
-"""``tidemill limit``: what limits there are, and changing one."""
+"""``tidemill limit``: list limits, and change one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
-from tidemill.errors import InvalidOption, TidemillError
-from tidemill.gate import LimitStats
-from tidemill.limits import Breaker, limit_public, terms_text
+from tidemill.core.errors import InvalidOption, TidemillError
+from tidemill.limits.arithmetic import LimitStats
+from tidemill.limits.declare import Breaker, limit_public, terms_text
 
 __all__ = ["limit", "state_of"]
 
@@ -20,13 +20,21 @@ _NONE = "none"
 @click.command()
 @click.argument("name", required=False)
 @click.option("--queue", "of_queue", is_flag=True, help="NAME is a queue.")
-@click.option("--rate", help="As 10/s, 100/m, 5000/h, 1/d or 10/30s; 0/s starts nothing.")
-@click.option("--burst", help="Tokens the bucket of the rate holds at most.")
-@click.option("--window", help="As 100/m: never more than that start within any such time.")
-@click.option("--concurrency", help="Jobs that run at a time.")
-@click.option("--breaker", help="Failures in a row after which a queue pauses.")
-@click.option("--pause", type=float, default=30.0, show_default=True, help="Seconds it does.")
-@click.option("--declared", is_flag=True, help="Back to what code declares.")
+@click.option(
+    "--rate", help="Starts per time, as 10/s, 100/m, 5000/h, 1/d or 10/30s; 0/s starts nothing."
+)
+@click.option("--burst", help="The most starts at once that a rate saves up.")
+@click.option("--window", help="The most starts within any such time, as 100/m.")
+@click.option("--concurrency", help="The most jobs that run at a time.")
+@click.option("--breaker", help="Failures in a row that pause a queue.")
+@click.option(
+    "--pause",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Seconds that the breaker pauses a queue.",
+)
+@click.option("--declared", is_flag=True, help="Use the settings that code declares again.")
 @json_option
 @store_options
 def limit(
@@ -38,28 +46,31 @@ def limit(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """List limits, or change that of a task (by its NAME, or the limit's own) or of a queue.
+    """List limits, or change the limit NAME.
 
-    A change holds at once, for all workers, whatever code declares, until somebody changes it again
-    or gives it back to the code with --declared. What is not given stays; none lifts that part.
+    NAME is the name of a limit, or of a task whose limit has no name; with --queue a queue. A
+    change holds at once for all workers, and code does not override it. It ends with the next
+    change, or with --declared. Settings that you do not pass stay; the value none removes one.
     """
     changes = {
         option: _value(option, text, pause) for option, text in options.items() if text is not None
     }
     if declared and changes:
-        raise InvalidOption("--declared has the code's limit hold: give no other with it")
+        raise InvalidOption(
+            "--declared uses the settings of the code: pass no other settings with it"
+        )
     if name is None:
         if changes or declared:
-            raise InvalidOption("name the limit that is to change: tidemill limit NAME --rate 10/s")
+            raise InvalidOption("name the limit to change: tidemill limit NAME --rate 10/s")
         _list(mill, as_json)
         return
     rows = {(row.name, row.queue) for row in mill.limits.list()}
     if not of_queue and (name, False) not in rows:
         hint = "; for the queue of that name add --queue" if (name, True) in rows else ""
-        raise TidemillError(f"no job has brought along a limit of the name {name!r}{hint}")
+        raise TidemillError(f"no job has had a limit of the name {name!r} yet{hint}")
     queues = {row.name for row in mill.broker.stats()} if of_queue else set()
     if of_queue and name not in queues and (name, True) not in rows:
-        raise TidemillError(f"there is no queue {name!r}: nothing was put there, or set for it")
+        raise TidemillError(f"there is no queue {name!r}: it has had no jobs and no settings")
     if declared:
         (mill.limits.reset_queue if of_queue else mill.limits.reset)(name)
     if changes:
@@ -82,13 +93,13 @@ def _value(option: str, text: Any, pause: float) -> Any:
 
 
 def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -> None:
-    from tidemill.cli import show
+    from tidemill.cli import console
 
     rows = [row for row in mill.limits.list() if only in (None, (row.name, row.queue))]
     if as_json:
-        show.print_json({"limits": [limit_public(row) for row in rows]})
+        console.print_json({"limits": [limit_public(row) for row in rows]})
         return
-    out = show.console()
+    out = console.console()
     if not rows:
         out.print(f"no limits in {mill.broker.url}")
         return
@@ -102,15 +113,15 @@ def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -
         )
         for row in rows
     ]
-    out.print(show.table(out, ("limit", "terms", "running#", "keys#?", "state"), cells))
+    out.print(console.table(out, ("limit", "terms", "running#", "keys#?", "state"), cells))
 
 
 def state_of(row: LimitStats) -> str:
-    """Why a queue's limit lets no job start now, in a few words; empty when it does."""
-    from tidemill.cli import show
+    """Why a limit lets no job start now, in a few words; empty if jobs may start."""
+    from tidemill.cli import console
 
     breaker = row.terms.breaker
-    when = f"opens in {show.span(row.until)}" if 0 < row.until < float("inf") else ""
+    when = f"opens in {console.span(row.until)}" if 0 < row.until < float("inf") else ""
     if breaker is not None and row.failures >= breaker[0]:
         return f"broken after {row.failures} failures, {when or 'tries one job'}"
     return when or ("closed" if row.until else "")

@@ -1,4 +1,4 @@
-"""``tidemill move``: all of a store into another."""
+"""``tidemill move``: move all jobs of a store into another store."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from tidemill.brokers.base import open_broker
+from tidemill.brokers.registry import open_broker
 from tidemill.cli.connect import json_option, open_mill
-from tidemill.move import call_off
-from tidemill.move import move as move_all
-from tidemill.moved import Moved
-from tidemill.pour import listed
+from tidemill.transfer.progress import Moved
+from tidemill.transfer.store_to_store import cancel_move
+from tidemill.transfer.store_to_store import move as move_all
+from tidemill.transfer.to_carrier import listed
 
 __all__ = ["move"]
 
@@ -24,33 +24,34 @@ _SHOWN = 10
 @click.command()
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--cancel", "off", is_flag=True, help="Call a move off that has copied nothing yet.")
-@click.option("--leave", is_flag=True, help="Leave behind what TO has no place for.")
+@click.option("--cancel", "off", is_flag=True, help="Cancel a move that has copied nothing yet.")
+@click.option("--leave", is_flag=True, help="Leave jobs behind that TO cannot store.")
 @click.option(
     "-Q",
     "--queues",
     default="",
-    help="Comma-separated: queues of amqp:// whose names it may have forgotten.",
+    help="Comma-separated queues of an amqp:// store that may not be listed there any more.",
 )
 @json_option
 def move(source: str, target: str, off: bool, leave: bool, queues: str, as_json: bool) -> None:
-    """Move every job of one store into another.
+    """Move all jobs of the store FROM into the store TO.
 
-    FROM and TO are broker urls. FROM stops at once: puts there fail with a sentence that names TO,
-    workers finish what runs and end. Then everything unfinished and all kept results go over, with
-    state, due time, priority, order, key, attempts and headers. Killed in the middle, the same
-    command goes on. FROM keeps its copy and stays closed.
+    FROM and TO are broker URLs. FROM closes at once: puts there fail with an error that names TO,
+    and workers finish their running jobs and end. Then all unfinished jobs and all kept results
+    move, with state, due time, priority, order, key, attempts and headers. If the command is
+    killed, the same command continues. FROM keeps its copy and stays closed.
 
-    A TO that only carries jobs (amqp://) gets those that are ready or scheduled, in their order,
-    and those that failed, with attempts, last error, priority and what is left of their delay. Jobs
-    with keys, limits or others before them, schedules, and queues that are paused or bounded are
-    refused beforehand, or stay with --leave; what else finished stays.
+    If TO only carries jobs (amqp://), it gets the ready and scheduled jobs in their order, and the
+    failed jobs, with attempts, last error, priority and remaining delay. Other finished jobs stay.
+    The move is refused for jobs with keys, limits or parents, for schedules, and for queues that
+    are paused or bounded; with --leave they stay in FROM.
 
-    A FROM that only carries jobs is emptied, and cannot be closed: stop its workers, and have
-    producers put to TO, before. What workers hold stays with them. The command says what was left,
-    and given again it takes that, too; it exits with 1 when a queue there did not answer.
+    If FROM only carries jobs, it is emptied and cannot be closed: first stop its workers, and have
+    producers use TO. Jobs that workers hold stay with them. The command lists the jobs that it
+    left; run it again to move them. It exits with 1 if a queue did not answer.
 
-    Start workers on TO when it is done: they may run meanwhile, but then newer jobs may come first.
+    Start the workers of TO after the move. They may also run during it, but then newer jobs may
+    run first.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -59,13 +60,13 @@ def move(source: str, target: str, off: bool, leave: bool, queues: str, as_json:
         here, there = mill.broker, open_broker(target)
         try:
             if off:
-                call_off(here, there)
+                cancel_move(here, there)
                 click.echo(f"{here.url} goes on")
                 return
             columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
             console = Console(stderr=True)
             with Progress(*columns, console=console, disable=as_json) as bar:
-                shown = bar.add_task("waiting for what runs", total=None)
+                shown = bar.add_task("waiting for running jobs", total=None)
 
                 def tell(moved: Moved) -> None:
                     if moved.running:
@@ -90,7 +91,7 @@ def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
         return
     everything = moved.done + moved.schedules + moved.repeated + moved.remaining
     if moved.total and not everything:
-        click.echo(f"all of {source} went to {where} before")
+        click.echo(f"all of {source} has already moved to {where}")
         return
     what = f"{moved.gone} jobs" + (f" and {moved.schedules} schedules" if moved.schedules else "")
     click.echo(f"{what} moved to {where}; set TIDEMILL_URL to it and start the workers")
@@ -116,29 +117,29 @@ def _document(moved: Moved, source: str, where: str) -> dict[str, Any]:
 
 
 def _left(moved: Moved, source: str) -> Iterator[str]:
-    """What a human should know of what did not go."""
+    """Lines about the jobs that did not move."""
     if moved.repeated:
-        yield f"{moved.repeated:,} jobs were there already, or came twice"
+        yield f"{moved.repeated:,} jobs were there already, or arrived twice"
     if moved.left:
         yield f"left behind in {source}: {', '.join(listed(moved.left))}"
     if moved.stayed_schedules:
         names = ", ".join(moved.stayed_schedules[:_SHOWN])
-        yield f"schedules stayed, since their names are taken there: {names}"
+        yield f"schedules stayed, because TO has their names: {names}"
     if moved.stayed:
         names = _some(moved.stayed)
-        yield f"{len(moved.stayed)} jobs stayed, since their id or key is taken there: {names}"
+        yield f"{len(moved.stayed)} jobs stayed, because TO has their id or key: {names}"
     if moved.strange:
-        yield f"{len(moved.strange)} messages stayed, which are no jobs: {_some(moved.strange)}"
+        yield f"{len(moved.strange)} messages stayed, as they are no jobs: {_some(moved.strange)}"
     if moved.unanswered:
         names = _some(moved.unanswered)
-        yield f"queues of {source} did not answer, and what is there stayed: {names}; mend them,"
-        yield "and give the command again"
+        yield f"queues of {source} did not answer, so their jobs stayed: {names}; repair the"
+        yield "queues, and run the command again"
     if moved.remaining:
-        yield f"{moved.remaining:,} jobs came to {source} meanwhile: give the command again"
+        yield f"{moved.remaining:,} jobs came to {source} meanwhile: run the command again"
     if moved.consumers:
         yield (
-            f"{moved.consumers} consumers still take jobs of {source}, and keep what they hold: "
-            "stop those workers, and give the command again"
+            f"{moved.consumers} consumers still take jobs of {source} and hold some: "
+            "stop those workers, and run the command again"
         )
 
 

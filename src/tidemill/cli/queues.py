@@ -1,4 +1,4 @@
-"""``tidemill queues``, ``pause``, ``resume``, ``purge`` and ``delete-queue``: whole queues."""
+"""``tidemill queues``, ``pause``, ``resume``, ``purge``, ``delete-queue`` and ``recall``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Feature, QueueStats
-from tidemill.brokers.carrying import CarryingBroker
+from tidemill.brokers.carrier.broker import CarryingBroker
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.limits import state_of
-from tidemill.config import check_name
-from tidemill.errors import TidemillError
-from tidemill.gate import LimitStats
-from tidemill.limits import terms_text
+from tidemill.core.config import check_name
+from tidemill.core.errors import TidemillError
+from tidemill.limits.arithmetic import LimitStats
+from tidemill.limits.declare import terms_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,10 +26,10 @@ __all__ = ["delete_queue", "pause", "purge", "queues", "queues_table", "recall",
 
 
 def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
-    """Queues in numbers, for people. ``oldest`` is the age of the oldest ready job."""
+    """A table of queues. ``oldest`` is the age of the oldest ready job."""
     has = Feature.LIMITS in mill.broker.features
     limits = {row.name: row for row in mill.limits.list() if row.queue} if has else {}
-    from tidemill.cli import show
+    from tidemill.cli import console
 
     columns = (
         *("queue", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#?"),
@@ -38,13 +39,13 @@ def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
         (
             q.name,
             *(_number(q, name) for name in ("ready", "running", "scheduled", "waiting")),
-            "-" if "oldest" in q.unknown else show.ago(q.oldest),
+            "-" if "oldest" in q.unknown else console.ago(q.oldest),
             *(_number(q, name) for name in ("succeeded", "failed", "retried", "purged")),
-            show.styled("paused") if q.paused else _note(q, limits),
+            console.styled("paused") if q.paused else _note(q, limits),
         )
         for q in rows
     ]
-    return show.table(out, columns, cells)
+    return console.table(out, columns, cells)
 
 
 def _number(row: QueueStats, name: str) -> str:
@@ -52,7 +53,7 @@ def _number(row: QueueStats, name: str) -> str:
 
 
 def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
-    """What bounds a queue, in a few words."""
+    """The bounds and limits of a queue, in a few words."""
     limit = limits.get(row.name)
     parts = [f"at most {row.max_size:,}"] if row.max_size else []
     if row.carried:
@@ -68,12 +69,12 @@ def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
 @json_option
 @store_options
 def queues(mill: Tidemill, as_json: bool) -> None:
-    """List queues with their numbers; totals count since the store was made."""
-    from tidemill.cli import show
+    """List queues with their numbers of jobs; totals count from the creation of the store."""
+    from tidemill.cli import console
 
-    rows, out = mill.queues(), show.console()
+    rows, out = mill.queues(), console.console()
     if as_json:
-        show.print_json({"queues": [row.public() for row in rows]})
+        console.print_json({"queues": [row.public() for row in rows]})
     elif not rows:
         out.print(f"no queues in {mill.broker.url}")
     else:
@@ -84,7 +85,7 @@ def queues(mill: Tidemill, as_json: bool) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
 @store_options
 def pause(mill: Tidemill, names: tuple[str, ...]) -> None:
-    """Start no more jobs of a queue. What runs goes on; jobs are still accepted."""
+    """Pause queues: running jobs go on, puts are accepted, but no job starts."""
     _set_paused(mill, names, True)
 
 
@@ -92,7 +93,7 @@ def pause(mill: Tidemill, names: tuple[str, ...]) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
 @store_options
 def resume(mill: Tidemill, names: tuple[str, ...]) -> None:
-    """Start jobs of a paused queue again."""
+    """Resume paused queues: their jobs start again."""
     _set_paused(mill, names, False)
 
 
@@ -110,11 +111,11 @@ def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool) -> None:
 
 @click.command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Do not ask for the queue's name.")
+@click.option("--yes", is_flag=True, help="Delete without asking for the queue's name.")
 @json_option
 @store_options
 def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
-    """Delete every job of a queue that is neither running nor finished."""
+    """Delete all jobs of a queue that are neither running nor finished."""
     rows = {row.name: row for row in mill.queues()}
     if queue not in rows:
         raise _unknown(queue, list(rows))
@@ -124,11 +125,11 @@ def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
             raise click.UsageError(f"this deletes {count:,} jobs; to go on add --yes")
         question = f"this deletes {count:,} jobs for good; type the queue's name to go on"
         if click.prompt(question, default="", show_default=False, err=True) != queue:
-            click.echo("tidemill: that is not its name; nothing was deleted", err=True)
+            click.echo("tidemill: that is not the queue's name; nothing was deleted", err=True)
             sys.exit(1)
     deleted = mill.broker.purge(queue)
     if as_json:
-        from tidemill.cli.show import print_json
+        from tidemill.cli.console import print_json
 
         print_json({"queue": queue, "deleted": deleted})
     else:
@@ -137,18 +138,18 @@ def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
 
 @click.command(name="delete-queue")
 @click.argument("queue")
-@click.option("--force", is_flag=True, help="Delete its jobs, too, finished ones among them.")
+@click.option("--force", is_flag=True, help="Delete its jobs, too, including finished jobs.")
 @json_option
 @store_options
 def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None:
     """Delete a queue with its counters and settings.
 
-    A queue that has jobs, or keeps finished jobs, is refused without --force; one that has
-    running jobs always.
+    A queue with jobs, also finished jobs, is deleted only with --force. A queue with running jobs
+    is never deleted.
     """
     deleted = mill.queue(queue).delete(force=force)
     if as_json:
-        from tidemill.cli.show import print_json
+        from tidemill.cli.console import print_json
 
         print_json({"queue": queue, "deleted": deleted})
     else:
@@ -164,13 +165,13 @@ def _unknown(name: str, known: list[str]) -> TidemillError:
 @click.command()
 @store_options
 def recall(mill: Tidemill) -> None:
-    """Have what RabbitMQ should bring to the workers, and lost, brought once more.
+    """Send jobs to RabbitMQ again that RabbitMQ has lost.
 
-    What it did not lose is brought twice, and runs once.
+    A job that RabbitMQ still has is delivered twice, and runs once.
     """
     if not isinstance(mill.broker, CarryingBroker):
         raise TidemillError(
             f"{mill.broker.url} has no carrier; only an amqp:// url with store= has one"
         )
     count = mill.broker.recall()
-    click.echo(f"{count:,} jobs called back from the carrier; workers have them brought once more")
+    click.echo(f"{count:,} jobs recalled from the carrier; it delivers them to the workers again")

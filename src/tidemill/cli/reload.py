@@ -1,4 +1,4 @@
-"""``tidemill worker --reload``, for development: a thread looks at the .py files every second."""
+"""``tidemill worker --reload``, for development: a thread checks the .py files every second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["snapshot", "watch"]
 log = logging.getLogger("tidemill.reload")
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 _SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
 
@@ -27,16 +27,16 @@ def snapshot(folder: str) -> dict[str, tuple[int, int]]:
                 path = os.path.join(parent, name)
                 try:
                     stat = os.stat(path)
-                except OSError:  # deleted this moment: the next look tells
+                except OSError:  # deleted at this moment: the next check sees it
                     continue
                 seen[path] = stat.st_mtime_ns, stat.st_size
     return seen
 
 
 def watch(folder: str) -> None:
-    """From now on send this process a HUP, which reloads a worker, whenever a .py file changes."""
+    """Send this process a HUP, which reloads the worker, after each change of a .py file."""
 
-    def look() -> None:
+    def check() -> None:
         before = first
         pause = threading.Event()
         while not pause.wait(EVERY):
@@ -48,4 +48,4 @@ def watch(folder: str) -> None:
             before = now
 
     first = snapshot(folder)
-    threading.Thread(target=look, name="tidemill-reload", daemon=True).start()
+    threading.Thread(target=check, name="tidemill-reload", daemon=True).start()

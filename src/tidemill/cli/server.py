@@ -1,4 +1,4 @@
-"""``tidemill server`` and ``tidemill token``."""
+"""``tidemill server`` and ``tidemill token``: serve a store over HTTP, and manage its tokens."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.base import Feature
+from tidemill.app_loader import load_app
+from tidemill.brokers.contract.features import Feature
 from tidemill.cli.connect import json_option
-from tidemill.errors import FeatureMissing, InvalidOption
-from tidemill.loader import load_app
+from tidemill.core.errors import FeatureMissing, InvalidOption
 
 __all__ = ["server", "token"]
 
 _AUTH = click.option(
-    "--auth", envvar="TIDEMILL_AUTH", default="", metavar="FILE", help="The file of tokens."
+    "--auth", envvar="TIDEMILL_AUTH", default="", metavar="FILE", help="The file with the tokens."
 )
 _ROLES = ["viewer", "operator", "admin"]
 
 
 @click.command()
 @click.argument("where", required=False, metavar="[APP or URL]")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8333, show_default=True)
 @_AUTH
 @click.option("--tls-cert", default="", metavar="FILE", help="Serve https with this certificate.")
 @click.option("--tls-key", default="", metavar="FILE", help="The certificate's key.")
 @click.option(
-    "--tls-ca", default="", metavar="FILE", help="Clients must show a certificate signed by this."
+    "--tls-ca", default="", metavar="FILE", help="Require client certificates signed by this one."
 )
 @click.option(
     "--tls-role",
     type=click.Choice(_ROLES),
     callback=lambda context, option, role: role or "",
-    help="What who shows such a certificate may do, without --auth: operator if not given.",
+    help="The role of clients with a certificate, without --auth; default operator.",
 )
 @click.option(
-    "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Also answer to this name."
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Also accept this host name."
 )
 @click.option(
     "--max-request", type=click.IntRange(1024), default=16 << 20, show_default=True, metavar="BYTES"
@@ -53,10 +53,13 @@ _ROLES = ["viewer", "operator", "admin"]
     default=256 << 20,
     show_default=True,
     metavar="BYTES",
-    help="Bytes that large bodies and answers may hold together.",
+    help="The most bytes of memory for large bodies and answers together.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(0), default=0.0, help="Requests a second of each client."
+    "--rate",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="The most requests per second of each client; 0 for no limit.",
 )
 @click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True)
 @click.option(
@@ -64,28 +67,28 @@ _ROLES = ["viewer", "operator", "admin"]
     type=click.FloatRange(0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Seconds the head of a request may take.",
+    help="Seconds that the head of a request may take.",
 )
 @click.option(
     "--body-timeout",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Seconds a body may take to come, and an answer to be taken.",
+    help="Seconds that receiving a body, or sending an answer, may take.",
 )
 @click.option(
     "--longest-poll",
     type=click.FloatRange(0),
     default=300.0,
     show_default=True,
-    help="Seconds a long poll may take, as a proxy before it allows.",
+    help="Seconds that a long poll may take; a proxy in front must allow them.",
 )
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(1),
     default=30.0,
     show_default=True,
-    help="Seconds requests in hand have after the first TERM or INT.",
+    help="Seconds for open requests after the first TERM or INT.",
 )
 @click.option(
     "--beanstalk",
@@ -93,13 +96,17 @@ _ROLES = ["viewer", "operator", "admin"]
     flag_value="127.0.0.1:11300",
     default="",
     metavar="[HOST:PORT]",
-    help="Serve beanstalkd's protocol, too; at 127.0.0.1:11300 when nothing is said.",
+    help="Also serve beanstalkd's protocol; default 127.0.0.1:11300.",
 )
 @click.option(
-    "--beanstalk-tasks", is_flag=True, help='Bodies there like {"task": …} are calls of tasks.'
+    "--beanstalk-tasks",
+    is_flag=True,
+    help='Treat beanstalk bodies like {"task": …} as calls of tasks.',
 )
 @click.option(
-    "--beanstalk-trust", is_flag=True, help="Whoever reaches that port is trusted: it has no auth."
+    "--beanstalk-trust",
+    is_flag=True,
+    help="Trust all clients of the beanstalk port, which has no auth.",
 )
 @click.option(
     "--beanstalk-max-job",
@@ -107,16 +114,19 @@ _ROLES = ["viewer", "operator", "admin"]
     default=65535,
     show_default=True,
     metavar="BYTES",
-    help="Bytes a job's body may have there.",
+    help="The most bytes of a beanstalk job's body.",
 )
-@click.option("--workers", metavar="APP", help="Run a worker of this app beside, as one system.")
+@click.option("--workers", metavar="APP", help="Also run a worker of this app.")
+@click.option("-p", "--processes", type=click.IntRange(1, 512), help="Processes of that worker.")
 @click.option(
-    "-p", "--processes", type=click.IntRange(1, 512), help="Processes of the worker beside."
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    help="Jobs at a time in each process of that worker.",
 )
-@click.option("-c", "--concurrency", type=click.IntRange(1, 10_000), help="Jobs at a time in each.")
-@click.option("-Q", "--queues", help="Queues of the worker beside, comma-separated.")
-@click.option("--quiet", is_flag=True, help="No access log.")
-@click.option("--log-json", is_flag=True, help="The access log as JSON.")
+@click.option("-Q", "--queues", help="Queues of that worker, comma-separated.")
+@click.option("--quiet", is_flag=True, help="Write no access log.")
+@click.option("--log-json", is_flag=True, help="Write the access log as JSON.")
 def server(
     where: str | None,
     workers: str | None,
@@ -126,15 +136,15 @@ def server(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Serve the jobs of an app (module:variable), or of a store (its URL), over HTTP.
+    """Serve an app (module:variable) or a store (its URL) over HTTP.
 
-    Without one: that of --workers, else $TIDEMILL_URL, else .tidemill beside the nearest
-    pyproject.toml or .git.
+    Without an argument the command serves the app of --workers, or the store of $TIDEMILL_URL, or
+    the nearest .tidemill directory.
 
-    Signals: TERM or INT answer what is in hand, a second one, at least 0.2 s later, stops now.
-    Exit codes: 0 clean, 2 usage or import, 3 broker unreachable.
+    Signals: TERM or INT answers the open requests and ends; a second one, at least 0.2 s later,
+    ends at once. Exit codes: 0 clean, 2 wrong usage or import error, 3 broker unreachable.
     """
-    serve, Settings = _served()
+    serve, Settings = _server()
     logging.basicConfig(
         level=os.environ.get("TIDEMILL_LOG", "INFO"),
         format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
@@ -143,14 +153,16 @@ def server(
     beside = {"-p": processes, "-c": concurrency, "-Q": queues}
     given = [str(part) for pair in beside.items() if pair[1] is not None for part in pair]
     if given and not workers:
-        raise InvalidOption(f"{given[0]} is for the worker beside; give --workers APP with it")
+        raise InvalidOption(
+            f"{given[0]} is for the worker of the server; pass --workers APP with it"
+        )
     with _mill(where or workers) as mill:
         if workers:
             mill.features.need(Feature.PROCESSES, "--workers")
         sys.exit(serve(mill, settings, [workers, *given] if workers else ()))
 
 
-def _served() -> tuple[Any, Any]:
+def _server() -> tuple[Any, Any]:
     try:
         from tidemill.server.run import serve
         from tidemill.server.settings import Settings
@@ -166,7 +178,7 @@ def _served() -> tuple[Any, Any]:
 def _mill(where: str | None) -> Tidemill:
     mill = Tidemill(where, allow_imports=["*"]) if _is_url(where) else load_app(where or "")
     if mill.sync:
-        raise FeatureMissing("the app has sync=True: it stores nothing that could be served")
+        raise FeatureMissing("the app has sync=True: it stores no jobs that could be served")
     return mill
 
 
@@ -179,10 +191,10 @@ def _is_url(where: str | None) -> bool:
 
 @click.group()
 def token() -> None:
-    """Tokens for tidemill server --auth FILE: who may do what.
+    """Manage the tokens for tidemill server --auth FILE.
 
-    A viewer looks; an operator also puts, takes and settles jobs and acts on them; an admin also
-    purges queues and changes limits and schedules.
+    A viewer reads. An operator also puts, takes and settles jobs, and retries, cancels or deletes
+    them. An admin also purges queues and changes limits and schedules.
     """
 
 
@@ -194,15 +206,21 @@ def token() -> None:
     default="operator",
     show_default=True,
 )
-@click.option("--days", type=click.FloatRange(0, min_open=True), help="Valid for so many days.")
 @click.option(
-    "--queue", "-Q", "queues", multiple=True, help="It reaches this queue alone, or several."
+    "--days",
+    type=click.FloatRange(0, min_open=True),
+    help="Days until the token expires; without it, never.",
+)
+@click.option(
+    "--queue",
+    "-Q",
+    "queues",
+    multiple=True,
+    help="Allow only this queue; repeat it for more queues.",
 )
 @_AUTH
-def create(
-    name: str, role: str, days: float | None, queues: tuple[str, ...], auth: str
-) -> None:
-    """Make a token called NAME and print it, this once: the file has its hash alone."""
+def create(name: str, role: str, days: float | None, queues: tuple[str, ...], auth: str) -> None:
+    """Make a token NAME and print it once: the file keeps only its hash."""
     from tidemill.server.tokens import Role
     from tidemill.server.tokens import create as make
 
@@ -215,15 +233,18 @@ def create(
 @json_option
 def show(auth: str, as_json: bool) -> None:
     """List the tokens of a file."""
-    from tidemill.cli import show as look
+    from tidemill.cli import console as look
     from tidemill.server.tokens import read
 
     found = read(_file(auth))
     if as_json:
         rows = [
             {
-                "name": t.name, "role": t.role, "queues": list(t.queues),
-                "created": t.created, "expires": t.expires or None,
+                "name": t.name,
+                "role": t.role,
+                "queues": list(t.queues),
+                "created": t.created,
+                "expires": t.expires or None,
             }
             for t in found
         ]
@@ -245,7 +266,7 @@ def _until(expires: float) -> str:
 @click.argument("name")
 @_AUTH
 def revoke(name: str, auth: str) -> None:
-    """Take a token out of the file; running servers refuse it a second later."""
+    """Remove a token from the file; running servers refuse it within a second."""
     from tidemill.server.tokens import revoke as take_out
 
     take_out(_file(auth), name)
@@ -254,5 +275,5 @@ def revoke(name: str, auth: str) -> None:
 
 def _file(auth: str) -> str:
     if not auth:
-        raise InvalidOption("say which file has the tokens: --auth FILE, or $TIDEMILL_AUTH")
+        raise InvalidOption("name the file with the tokens: --auth FILE, or $TIDEMILL_AUTH")
     return auth

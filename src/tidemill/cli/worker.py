@@ -1,4 +1,4 @@
-"""``tidemill worker``."""
+"""``tidemill worker``: run the jobs of an app."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from tidemill.brokers.base import Mode
-from tidemill.config import check_name
+from tidemill.brokers.contract.exchange import Mode
+from tidemill.core.config import check_name
 
 __all__ = ["worker"]
 
@@ -23,7 +23,7 @@ __all__ = ["worker"]
     type=click.IntRange(1, 512),
     default=max(1, (os.cpu_count() or 1)),
     show_default="one per core",
-    help="Worker processes.",
+    help="The number of worker processes.",
 )
 @click.option(
     "-c",
@@ -31,33 +31,33 @@ __all__ = ["worker"]
     type=click.IntRange(1, 10_000),
     default=8,
     show_default=True,
-    help="Jobs at a time in each; 1 runs them in the main thread.",
+    help="Jobs at a time in each process; 1 runs them in the main thread.",
 )
 @click.option(
     "-Q",
     "--queues",
-    help="Only these queues, comma-separated; the first is emptied before the second.",
+    help="Serve only these queues, comma-separated, and empty the first before the second.",
 )
 @click.option(
     "--order",
     type=click.Choice([str(m) for m in Mode]),
     default=None,
-    help="How several queues are served: strict (default with -Q), fair (default without), merged.",
+    help="Serve several queues strict (default with -Q), fair (default without), merged.",
 )
-@click.option("--burst", is_flag=True, help="End when there is nothing left to do now.")
+@click.option("--burst", is_flag=True, help="End when no job is ready any more.")
 @click.option(
     "--stuck-grace",
     type=click.FloatRange(0),
     default=60.0,
     show_default=True,
-    help="Seconds that jobs may run on in a process with a stuck job; an hour without a retry.",
+    help="Seconds for the other jobs of a process with a stuck job; an hour if it has no retry.",
 )
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="Seconds running jobs have after the first TERM or INT.",
+    help="Seconds for running jobs after the first TERM or INT.",
 )
 @click.option(
     "--unknown-grace",
@@ -65,26 +65,29 @@ __all__ = ["worker"]
     default=None,
     envvar="TIDEMILL_UNKNOWN_GRACE",
     metavar="SECONDS",
-    help="End jobs whose task no worker has known for so long; without it they are kept.",
+    help="Fail jobs whose task no worker has known for this long; without it they are kept.",
 )
 @click.option(
-    "--max-jobs", type=click.IntRange(0), default=0, help="Replace a process after so many jobs."
+    "--max-jobs",
+    type=click.IntRange(0),
+    default=0,
+    help="Replace a process after this many jobs; 0 for never.",
 )
 @click.option(
     "--max-memory",
     type=click.IntRange(0),
     default=0,
     metavar="MB",
-    help="Replace a process beyond so many megabytes.",
+    help="Replace a process that uses more megabytes; 0 for never.",
 )
-@click.option(
-    "--name", default="", help="How the trail calls this worker; host:pid when not given."
-)
+@click.option("--name", default="", help="The name of this worker in trails; default host:pid.")
 @click.option(
     "--reload", is_flag=True, help="For development: reload when a .py file below here changes."
 )
-@click.option("--ends-with", type=int, default=0, hidden=True, help="The process it is one with.")
-@click.option("-v", "--verbose", count=True, help="Log what the worker does in detail.")
+@click.option(
+    "--ends-with", type=int, default=0, hidden=True, help="End together with this process."
+)
+@click.option("-v", "--verbose", count=True, help="Log the worker's steps in detail.")
 def worker(
     ends_with: int,
     queues: str | None,
@@ -94,11 +97,11 @@ def worker(
     verbose: int,
     **settings: Any,
 ) -> None:
-    """Run the jobs of APP, named as module:variable.
+    """Run the jobs of APP, which is module:variable or a path to a .py file.
 
-    Signals: TERM or INT finish what runs, a second one, at least 0.2 s later, stops now; HUP
-    reloads the app; QUIT stops at once; USR1 prints all stacks. Exit codes: 0 clean, 1 jobs were
-    interrupted, 2 usage or import, 3 broker unreachable.
+    Signals: TERM or INT finishes the running jobs and ends; a second one, at least 0.2 s later,
+    ends at once. HUP reloads the app. QUIT ends at once. USR1 prints all stacks. Exit codes:
+    0 clean, 1 jobs were interrupted, 2 wrong usage or import error, 3 broker unreachable.
     """
     from tidemill.worker.supervisor import Settings, Supervisor, install
 
@@ -110,7 +113,7 @@ def worker(
     names = _names(queues)
     mode = Mode(order) if order else Mode.STRICT if names else Mode.FAIR
     if ends_with:
-        from tidemill.cli.parent import end_with
+        from tidemill.core.parent_exit import end_with
 
         end_with(ends_with)
     supervisor = Supervisor(
@@ -125,7 +128,7 @@ def worker(
 
 
 def _names(queues: str | None) -> tuple[str, ...]:
-    """The queues of ``-Q``, in their order."""
+    """The queues of ``-Q``, in order."""
     if queues is None:
         return ()
     names = [part.strip() for part in queues.split(",")]

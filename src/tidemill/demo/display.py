@@ -13,7 +13,7 @@ import msgspec
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from tidemill.brokers.base import QueueStats
+    from tidemill.brokers.contract.inspection import QueueStats
 
 __all__ = ["Counts", "Display"]
 
@@ -59,7 +59,7 @@ class Display:
     @contextlib.contextmanager
     def shown(self) -> Iterator[Display]:
         """While inside, a terminal shows the bar."""
-        from tidemill.cli.show import console
+        from tidemill.cli.console import console
 
         out = console(stderr=True)
         if self._quiet or not sys.stderr.isatty():

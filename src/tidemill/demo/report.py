@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from tidemill.codec import unpack
+from tidemill.core.codec import unpack
+from tidemill.core.job import Outcome, Record, State
 from tidemill.demo.ledger import Account
-from tidemill.job import Outcome, Record, State
 
 __all__ = ["Report", "make_report", "print_report"]
 
@@ -123,7 +123,7 @@ def _failures(record: Record) -> int:
 
 def print_report(report: Report) -> None:
     """The report for people, on stdout."""
-    from tidemill.cli.show import clean, console, size, span
+    from tidemill.cli.console import clean, console, size, span
 
     out = console()
     dup = sum(len(paths) - 1 for paths in report.duplicates)

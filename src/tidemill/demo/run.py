@@ -20,12 +20,12 @@ from pathlib import Path
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.config import lmdb_url
+from tidemill.core.config import lmdb_url
+from tidemill.core.errors import TidemillError
+from tidemill.core.job import Record, State
 from tidemill.demo.display import Counts, Display
 from tidemill.demo.files import find_files
 from tidemill.demo.report import Report, make_report, print_report
-from tidemill.errors import TidemillError
-from tidemill.job import Record, State
 
 __all__ = ["Demo"]
 

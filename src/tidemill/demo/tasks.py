@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import Fail, JobContext, Retries, Tidemill, current_job
-from tidemill.config import lmdb_url
+from tidemill.core.config import lmdb_url
 from tidemill.demo.images import image_size
 from tidemill.demo.ledger import Ledger
 

@@ -1,9 +1,9 @@
-"""Schedules: when a job is to be put again and again, and who puts it.
+"""Schedules: rules by which jobs are put again and again.
 
-    rules     when: cron, intervals, calendar steps, once; pure arithmetic of time
-    reading   what a user says, checked, made a rule
-    stored    what a record's bytes say, and how it goes on when it fires
-    book      ``mill.schedules``: what people do with them
+    rules     the times of a rule: cron, intervals, calendar steps, once; pure arithmetic
+    parse     user input, checked and turned into a rule
+    record    the bytes of a stored schedule, and its changes when it fires
+    declare   ``mill.schedules``: schedules in code and at run time
 
-That one fires exactly once is the broker's part: :mod:`tidemill.brokers.schedules`.
+The broker makes each schedule fire exactly once: :mod:`tidemill.brokers.contract.schedules`.
 """

@@ -1,14 +1,14 @@
-"""When: the times of a rule, one after the other. Pure arithmetic, no clock is read here.
+"""The times of a rule, one after the other. Pure arithmetic without a clock.
 
 Times are wall time in epoch seconds. A rule is one of four: cron, an interval, a calendar step, or
-a single time. An interval is elapsed time: every 24 hours is 25 o'clock on the day the clock is set
-back. A calendar step keeps the local time of its zone, and the day of its start where the month has
-it: from 31 January a month goes to 28 February and on to 31 March.
+a single time. An interval is elapsed time: on the day on which the clock goes back, 24 hours end an
+hour earlier by the clock. A calendar step keeps the local time of its zone, and the day of its
+start where the month has it: from 31 January a month goes to 28 February and on to 31 March.
 
-Local times that do not exist, or exist twice, are as Debian's cron has them. A time that is skipped
-comes at the first moment after it; one that comes twice counts the first time. So each intended
-local time comes once. A cron whose minute or hour begins with ``*`` follows the clock instead: it
-does not make up for an hour that is skipped, and runs through one that comes twice.
+Local times that do not exist, or exist twice, follow Debian's cron. A skipped time comes at the
+first moment after it. A repeated time counts the first time. So each intended local time comes
+once. A cron whose minute or hour begins with ``*`` follows the clock instead: it does not make up
+for a skipped hour, and runs through a repeated hour.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ UNITS = ("day", "week", "month", "year")
 
 
 class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of ``cron``, ``every``, ``unit`` with ``count``, or ``at``; empty or 0 where not meant.
+    """One of ``cron``, ``every``, ``unit`` with ``count``, or ``at``; the others are empty or 0.
 
     Attributes:
         cron: five fields, or six with seconds first.
         zone: of cron and calendar steps, by its IANA name; empty for UTC.
-        every: seconds of an interval.
+        every: the seconds of an interval.
         count, unit: of a calendar step, as 3 and ``month``.
         at: the single time.
-        start: nothing comes before it. What intervals and steps count from: it is their first.
-        end: nothing comes after it; 0 for no end.
+        start: the earliest time. Intervals and steps count from it, and it is their first time.
+        end: the latest time; 0 for no end.
     """
 
     cron: str = ""
@@ -76,7 +76,7 @@ def next_time(rule: Rule, after: float) -> float:
 
 
 def times(rule: Rule, after: float, most: int) -> list[float]:
-    """The next times, at most so many."""
+    """The next times, up to the given number."""
     found: list[float] = []
     while len(found) < most and (after := next_time(rule, after)) < math.inf:
         found.append(after)
@@ -97,7 +97,7 @@ def _next_interval(rule: Rule, after: float) -> float:
 
 
 def _instant(local: dt.datetime, tz: dt.tzinfo) -> float:
-    """When a local time is: the first time if it comes twice, the next moment if it is skipped."""
+    """The moment of a local time: the first if it comes twice, the next if it is skipped."""
     aware = local.replace(tzinfo=tz)
     when = aware.timestamp()
     back = dt.datetime.fromtimestamp(when, tz).replace(tzinfo=None)
@@ -139,7 +139,7 @@ def _next_step(rule: Rule, after: float) -> float:
 
 
 def _steps_until(rule: Rule, first: dt.datetime, now: dt.datetime) -> int:
-    """About how many steps lie between two local times; no more than that."""
+    """A lower bound of the steps between two local times, close to their number."""
     if rule.unit in ("day", "week"):
         return (now - first).days // (rule.count * (7 if rule.unit == "week" else 1))
     months = (now.year - first.year) * 12 + now.month - first.month

@@ -1,20 +1,17 @@
-"""The job server: any broker over HTTP, for other machines and other languages.
+"""The job server: any broker over HTTP and beanstalkd's protocol, for other machines and languages.
 
-    run         one process: sockets, signals, a graceful end, workers beside it
-    settings    how it is to be, as its command line says
-    app         the ASGI application: what lies under which path
-    edge        what holds for every request: ids, access, sizes, times, the access log (logs)
-    access      who may come in; tokens: what with, with which role
-    connection  what holds for every connection before there is a request
-    problems    errors in the one form they all have (RFC 9457); sentences: of bad inputs
-    endpoints   how a part of the JSON API is declared, found and answered
-    openapi     the description made of those declarations; pages: the same for people
-    shapes      what requests and answers look like
-    api/        the JSON API under /v1
-    backend     what all of that acts on: the app, the desk
-    desk, asks  many clients take and settle jobs as one owner, in shared commits
+    run              the server process: sockets, signals, shutdown
+    settings         the settings of its command line
+    tokens           the file of API tokens, with their roles
+    embedded_worker  a worker that the server runs
+    shared_owner     one owner of the store through which many clients reserve and settle jobs
+    dispatcher       its thread, with waiters and pending_verdicts
+    delivery         messages on their way to a client, at most once with ttr 0
+    deadlines        the ends of waits, rounded so that many end at once
+    http/            requests: request_pipeline (the steps), endpoints, api/, schemas/, broker_rpc
+    beanstalk/       the port for beanstalkd's protocol
 
-Many clients share commits: what they put goes through ``Tidemill.gathered``, what they take and
-settle through the desk. Nothing here knows a broker, and nothing is written twice that the app, its
-queues, limits and schedules can do.
+Many clients share commits: puts go through the app's put batching, and everything that is reserved
+and settled goes through a shared owner. The server knows no broker, and repeats nothing that the
+app, its queues, limits and schedules can do.
 """

@@ -1,9 +1,9 @@
-"""Ends of waits, many of them at the same moment.
+"""Deadlines of waits, rounded so that many waits end at the same moment.
 
-Of thousands of long polls one ends every few milliseconds. To wake up for each costs several times
-what it takes to answer it, since by then nothing that this needs is in the processor's caches. So a
-wait lasts up to a hundredth longer than was asked, and never more than half a second, until a round
-moment at which others end, too.
+With thousands of long polls one ends every few milliseconds. A wake-up for each poll costs several
+times as much as its answer, since the processor's caches are cold. So a wait lasts up to 1 % longer
+than requested, and never more than half a second longer, until a round moment at which other waits
+end, too.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ __all__ = ["Deadlines", "round_moment"]
 T = TypeVar("T")
 
 SHARE, MOST = 100, 0.5
-"""By such a part of its length a wait may last longer, and by so many seconds at most."""
+"""A wait may last longer by this fraction (1/SHARE) of its length, and by at most MOST seconds."""
 
 SHORTEST = 0.001
-"""Seconds that a wait has at least, as far as that is concerned."""
+"""Shorter waits are rounded as if they had so many seconds."""
 
 
 def round_moment(now: float, seconds: float) -> float:
-    """When a wait ends that begins now: a multiple of the largest power of two that will do."""
+    """The end of a wait that begins now: a multiple of the largest suitable power of two."""
     _, exponent = math.frexp(min(MOST, max(seconds, SHORTEST) / SHARE))
     step = math.ldexp(0.5, exponent)
     return math.ceil((now + seconds) / step) * step
 
 
 class Deadlines(Generic[T]):
-    """Who is to be told that a time is over; used in one event loop."""
+    """Calls ``on_end`` for each item at its deadline. Used in one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[T], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[T], object]) -> None:
         self._loop = loop
-        self._tell = tell
+        self._on_end = on_end
         self._ends: dict[float, dict[T, None]] = {}
 
-    def begin(self, who: T, seconds: float, latest: float = math.inf) -> float:
-        """Tell them in so many seconds, or a little later; the moment, by which it is ended.
+    def begin(self, item: T, seconds: float, latest: float = math.inf) -> float:
+        """Set a deadline in so many seconds, or a little later, but within ``latest`` seconds.
 
-        It is never later than in ``latest`` seconds.
+        Returns the deadline, as :meth:`end` needs it.
         """
         now = self._loop.time()
         moment = min(round_moment(now, seconds), now + latest)
@@ -50,13 +50,13 @@ class Deadlines(Generic[T]):
         if ends is None:
             ends = self._ends[moment] = {}
             self._loop.call_at(moment, self._over, moment)
-        ends[who] = None
+        ends[item] = None
         return moment
 
-    def end(self, who: T, moment: float) -> None:
-        """They need not be told; nothing happens when they were."""
-        self._ends.get(moment, {}).pop(who, None)
+    def end(self, item: T, moment: float) -> None:
+        """Remove a deadline; does nothing when it has passed."""
+        self._ends.get(moment, {}).pop(item, None)
 
     def _over(self, moment: float) -> None:
-        for who in self._ends.pop(moment):
-            self._tell(who)
+        for item in self._ends.pop(moment):
+            self._on_end(item)

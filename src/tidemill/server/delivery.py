@@ -1,4 +1,4 @@
-"""Hand messages over to the client that asked for them.
+"""Deliver reserved messages to their client.
 
 A message with ttr=0 is delivered at most once. The server leases the message, and stores its
 acknowledgement before the first byte of the answer is written:
@@ -16,66 +16,71 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.base import Broker
-from tidemill.clock import wall_time
-from tidemill.errors import TidemillError
-from tidemill.job import Envelope, Outcome, Verdict
-from tidemill.server.asks import Held
-from tidemill.server.desk import Desk
-from tidemill.undelivered import as_new
+from tidemill.brokers.contract.broker import Broker
+from tidemill.client.undelivered import fresh_copy
+from tidemill.core.clock import wall_time
+from tidemill.core.errors import TidemillError
+from tidemill.core.job import Envelope, Outcome, Verdict
+from tidemill.server.shared_owner import SharedOwner
+from tidemill.server.waiters import ReservedJob
 
 __all__ = ["deliver"]
 
 log = logging.getLogger("tidemill.server")
 
 
-async def deliver(desk: Desk, jobs: Sequence[Held], has_left: Callable[[], bool]) -> Sequence[Held]:
-    """The jobs to show to their client now; none when the client has left.
+async def deliver(
+    shared_owner: SharedOwner, jobs: Sequence[ReservedJob], has_left: Callable[[], bool]
+) -> Sequence[ReservedJob]:
+    """The jobs to write to their client now; none when the client has left.
 
     Raises:
         BrokerUnavailable: an acknowledgement may not have been stored.
     """
-    once = [held for held in jobs if held.envelope.at_most_once]
-    others = [held for held in jobs if not held.envelope.at_most_once]
+    once = [job for job in jobs if job.envelope.at_most_once]
+    others = [job for job in jobs if not job.envelope.at_most_once]
     if has_left():
-        desk.give_all_back(jobs)
+        shared_owner.give_all_back(jobs)
         return []
     if not once:
         return jobs
-    storing = asyncio.ensure_future(_acknowledge(desk, once))
+    storing = asyncio.ensure_future(_acknowledge(shared_owner, once))
     try:
         delivered = await asyncio.shield(storing)
     except BaseException as error:
-        desk.give_all_back(others)
+        shared_owner.give_all_back(others)
         if isinstance(error, asyncio.CancelledError):
-            storing.add_done_callback(lambda _: _take_back(desk, storing))
-        else:  # nobody knows whether that was stored; a message that still is leased goes back
-            desk.give_all_back(once)
+            storing.add_done_callback(lambda _: _put_back_when_stored(shared_owner, storing))
+        else:  # perhaps nothing was stored: messages that are still leased go back
+            shared_owner.give_all_back(once)
         raise
     if has_left():
-        desk.give_all_back(others)
-        restore(desk, delivered)
+        shared_owner.give_all_back(others)
+        _put_back(shared_owner, delivered)
         return []
-    lost = {id(held) for held in once} - {id(held) for held in delivered}
-    return [held for held in jobs if id(held) not in lost]
+    lost = {id(job) for job in once} - {id(job) for job in delivered}
+    return [job for job in jobs if id(job) not in lost]
 
 
-async def _acknowledge(desk: Desk, jobs: Sequence[Held]) -> list[Held]:
-    """The jobs whose leases still stood."""
-    verdicts = [Verdict(h.lease.token, Outcome.SUCCESS, ended=wall_time()) for h in jobs]
-    done = await asyncio.gather(*[desk.settle(verdict) for verdict in verdicts])
-    return [held for held, settled in zip(jobs, done, strict=True) if settled]
+async def _acknowledge(shared_owner: SharedOwner, jobs: Sequence[ReservedJob]) -> list[ReservedJob]:
+    """Acknowledge jobs; return those whose leases still stood."""
+    verdicts = [Verdict(job.lease.token, Outcome.SUCCESS, ended=wall_time()) for job in jobs]
+    done = await asyncio.gather(*[shared_owner.settle(verdict) for verdict in verdicts])
+    return [job for job, settled in zip(jobs, done, strict=True) if settled]
 
 
-def _take_back(desk: Desk, storing: asyncio.Future[list[Held]]) -> None:
+def _put_back_when_stored(
+    shared_owner: SharedOwner, storing: asyncio.Future[list[ReservedJob]]
+) -> None:
     if not storing.cancelled() and storing.exception() is None:
-        restore(desk, storing.result())
+        _put_back(shared_owner, storing.result())
 
 
-def restore(desk: Desk, jobs: Sequence[Held]) -> None:
+def _put_back(shared_owner: SharedOwner, jobs: Sequence[ReservedJob]) -> None:
     """Put messages once more that were acknowledged for a client that has left."""
-    for held in jobs:
-        desk.in_background(_put_again, desk.broker, as_new(held.envelope, held.lease))
+    for job in jobs:
+        message = fresh_copy(job.envelope, job.lease)
+        shared_owner.in_background(_put_again, shared_owner.broker, message)
 
 
 def _put_again(broker: Broker, envelope: Envelope) -> None:
@@ -83,7 +88,7 @@ def _put_again(broker: Broker, envelope: Envelope) -> None:
         broker.put([envelope])
     except TidemillError as error:
         log.error(
-            "message %s (ttr=0) of queue %s is lost: its client left while it was delivered, "
-            "and it could not be put back: %s",
+            "message %s (ttr=0) of queue %s is lost: its client left during the delivery, "
+            "and the message could not be put back: %s",
             *(envelope.id, envelope.queue, error),
         )

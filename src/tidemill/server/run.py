@@ -1,9 +1,9 @@
-"""One process that serves: sockets, signals, a graceful end.
+"""The server process: sockets, signals, and a graceful shutdown.
 
-    TERM, INT   take no more connections, answer long polls, finish what is in hand, end with 0
-    again       stop now
+    TERM, INT   accept no more connections, answer long polls, finish open requests, exit with 0
+    again       stop at once
 
-Whatever a client was told is stored by then: an answer is sent after its commit.
+Both lose nothing that a client was told: each answer is sent after its commit.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 import uvicorn
 
 from tidemill.app import Tidemill
-from tidemill.errors import InvalidOption
-from tidemill.server.app import make_app
-from tidemill.server.backend import Backend
-from tidemill.server.beanstalk.port import port_at
-from tidemill.server.beside import Beside
-from tidemill.server.connection import Connection, connection_class, sweep
-from tidemill.server.edge import Edge
-from tidemill.server.logs import AccessLog
+from tidemill.core.errors import InvalidOption
+from tidemill.server.beanstalk.listener import listener_of
+from tidemill.server.embedded_worker import EmbeddedWorker
+from tidemill.server.http.access_log import AccessLog
+from tidemill.server.http.application import make_app
+from tidemill.server.http.backend import Backend
+from tidemill.server.http.connection import Connection, connection_class, sweep
+from tidemill.server.http.request_pipeline import RequestPipeline
+from tidemill.server.http.tls import TlsListener, tls_context
 from tidemill.server.settings import Settings, check, is_loopback
-from tidemill.server.tls import TlsListener, tls_context
 from tidemill.server.tokens import read
 
 __all__ = ["serve"]
@@ -38,59 +38,63 @@ __all__ = ["serve"]
 log = logging.getLogger("tidemill.server")
 
 SAME_SIGNAL = 0.2
-"""Seconds within which a second TERM or INT is the first: process managers signal a process and its
-group."""
+"""Seconds within which a second TERM or INT counts as the first one.
+
+A process manager signals both the process and its group.
+"""
 
 
 def serve(mill: Tidemill, settings: Settings, worker: Sequence[str] = ()) -> int:
-    """Serve until told to stop; the exit code. ``worker`` has the arguments of one to run beside.
+    """Serve until a signal; return the exit code.
+
+    With ``worker``, the arguments of ``tidemill worker``, the server runs a worker, too.
 
     Raises:
-        InvalidOption: it must not, or cannot, be served so.
+        InvalidOption: the settings are unsafe or cannot be used.
         BrokerUnavailable: the store cannot be reached.
     """
     check(settings)
     if mill.keys and settings.open:
         raise InvalidOption(
-            "the app has secret_keys, and the server would sign jobs for whoever reaches it: "
+            "the app has secret_keys, and the server would sign the jobs of any client: "
             "give --auth FILE with tokens (tidemill token create), or --tls-ca"
         )
     tls = tls_context(settings)
-    _more_files()
+    _raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Server(mill, settings, worker, tls).run())
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn with signals left to us: it would end with the signal, where we end with 0.
+    """uvicorn without its signal handlers, which would end the process by the signal.
 
-    And it looks ten times a second whether it is to end, where we tell it.
+    Its own loop also checks ten times a second whether it should end; here :meth:`end` wakes it.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._signalled_at = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def main_loop(self) -> None:
-        """Once a second, for the date that answers have."""
+        """Tick once a second, which updates the Date header of answers."""
         ticks = 0
         while not await self.on_tick(ticks):
-            ticks += 10  # by which it counts its seconds
+            ticks += 10  # uvicorn counts ten ticks a second
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), 1.0)
+                await asyncio.wait_for(self._signalled_at.wait(), 1.0)
 
     def end(self) -> None:
-        """Take no more connections, finish what is in hand, and end."""
+        """Accept no more connections, finish open requests, and end."""
         self.should_exit = True
-        self._told.set()
+        self._signalled_at.set()
 
 
 class _Server:
-    """The life of one server."""
+    """The life of one server process."""
 
     def __init__(
         self,
@@ -103,19 +107,19 @@ class _Server:
         self._tls = tls
         self._listener: asyncio.Task[None] | None = None
         self._settings = settings
-        self._beside = Beside(worker, self._end_with) if worker else None
+        self._embedded_worker = EmbeddedWorker(worker, self._end_with) if worker else None
         self._code = 0
-        self._told = 0.0  # loop time of the first TERM or INT
+        self._signalled_at = 0.0  # loop time of the first TERM or INT
 
     async def run(self) -> int:
-        """From start to end."""
+        """Open all parts, serve, and close them; return the exit code."""
         settings = self._settings
-        self.port = port_at(self._mill, settings)
+        self.beanstalk = listener_of(self._mill, settings)
         backend = Backend(self._mill, settings)
         try:
             await backend.open()
-            if self.port is not None:
-                await self.port.open()
+            if self.beanstalk is not None:
+                await self.beanstalk.open()
             access_log = None
             if settings.access_log:
                 access_log = AccessLog(sys.stderr, as_json=settings.log_json)
@@ -127,16 +131,16 @@ class _Server:
             if access_log is not None:
                 access_log.flush()
         finally:
-            if self.port is not None:
-                await self.port.close(settings.shutdown_timeout)
+            if self.beanstalk is not None:
+                await self.beanstalk.close(settings.shutdown_timeout)
             await backend.close()
-            if self._beside is not None:
-                self._beside.stop()
-                self._code = self._code or await self._beside.ended()
+            if self._embedded_worker is not None:
+                self._embedded_worker.stop()
+                self._code = self._code or await self._embedded_worker.ended()
         return self._code
 
     def _end_with(self, code: int) -> None:
-        """Something without which this is no server has ended so."""
+        """Shut down because an essential part has ended with this code."""
         self._code = code
         self._stop()
 
@@ -150,8 +154,8 @@ class _Server:
         where = f"[{host}]" if ":" in host else host
         log.info("serving %s at %s://%s:%d", self._mill.broker.url, scheme, where, port)
         _warn(settings)
-        if self._beside is not None:
-            self._beside.start()
+        if self._embedded_worker is not None:
+            self._embedded_worker.start()
         sweeper = loop.create_task(self._sweep())
         if self._tls is not None:
             self._listener = loop.create_task(self._listen_with_tls(sock))
@@ -172,9 +176,9 @@ class _Server:
         await TlsListener(sock, self._tls, protocol, established, self._settings).run()
 
     def _on_listener_end(self, listener: asyncio.Task[None]) -> None:
-        """End the server when nothing accepts connections any more."""
+        """Shut down when the TLS listener has failed."""
         if not listener.cancelled():
-            log.error("no connection can be accepted", exc_info=listener.exception())
+            log.error("the TLS listener failed", exc_info=listener.exception())
             self._end_with(1)
 
     async def _sweep(self) -> None:
@@ -185,32 +189,34 @@ class _Server:
 
     def _on_signal(self, signum: int) -> None:
         now = asyncio.get_running_loop().time()
-        if not self._told:
-            self._told = now
+        if not self._signalled_at:
+            self._signalled_at = now
             log.info("ending: %s", signal.Signals(signum).name)
             self._stop()
-        elif now - self._told > SAME_SIGNAL:
+        elif now - self._signalled_at > SAME_SIGNAL:
             log.warning("stopping now: %s again", signal.Signals(signum).name)
             self.uvicorn.force_exit = True
             for connection in list(self.uvicorn.server_state.connections):
                 connection.transport.abort()
-            if self.port is not None:
-                self.port.abort()
-            if self._beside is not None:
-                self._beside.stop_now()
+            if self.beanstalk is not None:
+                self.beanstalk.abort()
+            if self._embedded_worker is not None:
+                self._embedded_worker.stop_now()
 
     def _stop(self) -> None:
         self.backend.stop()
-        if self.port is not None:
-            self.port.end()
-        if self._beside is not None:
-            self._beside.stop()
+        if self.beanstalk is not None:
+            self.beanstalk.end()
+        if self._embedded_worker is not None:
+            self._embedded_worker.stop()
         if self._listener is not None:
             self._listener.cancel()
         self.uvicorn.end()
 
 
-def _config(app: Edge, settings: Settings, connections: type[Connection]) -> uvicorn.Config:
+def _config(
+    app: RequestPipeline, settings: Settings, connections: type[Connection]
+) -> uvicorn.Config:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # each bad request is a warning
     return uvicorn.Config(
         app,
@@ -227,7 +233,7 @@ def _config(app: Edge, settings: Settings, connections: type[Connection]) -> uvi
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """The socket, bound before anything else is begun."""
+    """The bound socket of the server."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM
@@ -245,9 +251,9 @@ def _listen(settings: Settings) -> socket.socket:
 
 def _warn(settings: Settings) -> None:
     if settings.auth and not settings.tls_cert and not is_loopback(settings.host):
-        log.warning("tokens travel in the clear: give --tls-cert, or put a proxy with TLS before")
+        log.warning("tokens travel unencrypted: give --tls-cert, or put a proxy with TLS in front")
     if settings.auth and not read(settings.auth):
-        log.warning("%s has no tokens: nobody gets in before one is made", settings.auth)
+        log.warning("%s has no tokens: create one, or every request is refused", settings.auth)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -258,8 +264,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-def _more_files() -> None:
-    """Each connection is a file: take as many as this process may."""
+def _raise_file_limit() -> None:
+    """Raise the limit of open files, since each connection is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

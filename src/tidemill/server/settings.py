@@ -1,4 +1,4 @@
-"""How a server is to be, as its command line says."""
+"""The settings of a server, from its command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 import msgspec
 
-from tidemill.errors import InvalidOption
+from tidemill.core.errors import InvalidOption
 from tidemill.server.tokens import Role
 
 __all__ = ["DEFAULT_PORT", "Settings", "check", "is_loopback"]
@@ -19,29 +19,30 @@ MAX_MEMORY = 256 * 1024 * 1024
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations are seconds, sizes bytes.
+    """The settings of one server. Durations are seconds, sizes are bytes.
 
     Attributes:
-        host, port: where it listens; port 0 takes a free one.
-        auth: the file of tokens; empty when everybody who can reach it may do everything.
-        tls_cert, tls_key: files in PEM; ``tls_ca`` signs the certificates that clients must show,
-            and ``tls_role`` is the role of all who have one where there are no tokens, an operator
-            when it is empty.
-        allow_hosts: names that a request may give as Host besides those of this machine.
-        max_request: bytes a request's body may have.
-        max_memory: bytes that large bodies and answers may hold together.
-        rate: requests a second of each token, or each address; 0 for no bound.
-        burst: requests that may come at once.
-        max_connections: open ones.
-        header_timeout: in which a request's head must have come, on a new connection too.
-        body_timeout: in which its body must have come; that an answer may wait to be taken.
-        keep_alive: after which an idle connection is closed.
-        longest_poll: that a long poll may take, whatever is asked for.
-        shutdown_timeout: that requests in hand have to end.
-        access_log: one line for each request; ``log_json`` writes them as JSON.
-        beanstalk: where beanstalkd's protocol is served, HOST:PORT; empty for nowhere. With
-            ``beanstalk_tasks`` bodies may be calls of tasks, ``beanstalk_trust`` says that all who
-            reach that port may be trusted, ``beanstalk_max_job`` bytes a body may have.
+        host, port: the address to listen on; port 0 takes a free port.
+        auth: the file of tokens; empty for a server without tokens.
+        tls_cert, tls_key: the server's certificate and key, files in PEM. With ``tls_ca`` clients
+            need a certificate of this authority. ``tls_role`` is their role when the server has no
+            tokens; empty means operator.
+        allow_hosts: names that a request may have as Host, besides the names of this machine.
+        max_request: the largest body of a request.
+        max_memory: the memory for all large bodies and answers together.
+        rate: requests a second for each token or address; 0 for no bound.
+        burst: requests that a client may send at once.
+        max_connections: the number of open connections.
+        header_timeout: the time for the head of a request, also on a new connection.
+        body_timeout: the time for the body of a request, and for reading an answer.
+        keep_alive: the time after which an idle connection is closed.
+        longest_poll: the longest time of a long poll, whatever the client requests.
+        shutdown_timeout: the time for open requests to finish at a shutdown.
+        access_log: log one line for each request; with ``log_json`` as JSON.
+        beanstalk: the HOST:PORT for beanstalkd's protocol; empty for none.
+        beanstalk_tasks: bodies at the beanstalk port may be calls of tasks.
+        beanstalk_trust: all clients that reach the beanstalk port are trusted.
+        beanstalk_max_job: the largest body at the beanstalk port.
     """
 
     host: str = "127.0.0.1"
@@ -71,29 +72,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """Everybody who reaches it may do everything."""
+        """Whether every client that reaches the server may do everything."""
         return not self.auth and not self.tls_ca
 
 
 def check(settings: Settings) -> Settings:
-    """Refuse what would not be safe, or makes no sense.
+    """Check settings that are unsafe, or contradict each other.
 
     Raises:
-        InvalidOption: the sentence says what to give with it.
+        InvalidOption: a setting is refused; the message names the remedy.
     """
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise InvalidOption("--tls-cert and --tls-key go together; give both")
     if settings.max_memory < settings.max_request:
         raise InvalidOption(
             f"--max-memory {settings.max_memory:,} is less than --max-request "
-            f"{settings.max_request:,}: a request of that size could never be served"
+            f"{settings.max_request:,}: the server could never serve a request of that size"
         )
     if settings.tls_ca and not settings.tls_cert:
-        raise InvalidOption("--tls-ca asks for certificates of clients; give --tls-cert with it")
+        raise InvalidOption("--tls-ca requires certificates of clients; give --tls-cert with it")
     if settings.tls_role and (settings.auth or not settings.tls_ca):
         raise InvalidOption(
-            "--tls-role is for those who show a certificate and no token: give --tls-ca with it, "
-            "and no --auth, where each token has a role of its own"
+            "--tls-role is the role of clients with a certificate and no token: give --tls-ca "
+            "with it, and no --auth, since each token has a role of its own"
         )
     if settings.tls_role and settings.tls_role.upper() not in Role.__members__:
         raise InvalidOption(
@@ -101,7 +102,7 @@ def check(settings: Settings) -> Settings:
         )
     if settings.open and not is_loopback(settings.host):
         raise InvalidOption(
-            f"{settings.host} can be reached from other machines, and everybody there could do "
+            f"other machines can reach {settings.host}, and any client there could do "
             "everything: give --auth FILE with tokens (tidemill token create), or --tls-ca, "
             "or listen on 127.0.0.1"
         )
@@ -109,7 +110,7 @@ def check(settings: Settings) -> Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """True for an address, or a name, that only this machine reaches."""
+    """Whether only this machine can reach an address or a name."""
     if host == "localhost":
         return True
     try:

@@ -1,12 +1,12 @@
-"""Who may do what: tokens with roles, in a file that holds their hashes alone.
+"""API tokens with roles, in a file that holds only their hashes.
 
-A token is 256 random bits, so a plain SHA-256 of it gives nothing away: there is nothing to guess.
-The token is shown once, when it is made. The server reads the file again when it has changed, so
-that a revoked token is refused a second later, with no restart.
+A token has 256 random bits, so its plain SHA-256 reveals nothing. The token is shown once, when it
+is created. The server reads the file again after a change, so a revoked token is refused within a
+second, without a restart.
 
-A server that runs fails closed. A file with a mistake in it adds nothing and still removes: of the
-tokens known before, those stay whose hash stands in it. A file that cannot be read changes nothing,
-and is read again each second until a read succeeds.
+A running server fails closed. An invalid file adds no tokens, but still removes tokens: a known
+token stays valid only if its hash is in the file. An unreadable file changes nothing, and is read
+again each second until a read succeeds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import Annotated
 
 import msgspec
 
-from tidemill.config import check_name
-from tidemill.errors import InvalidOption
-from tidemill.server.sentences import sentence_of
+from tidemill.core.config import check_name
+from tidemill.core.errors import InvalidOption
+from tidemill.server.http.validation_errors import validation_message
 
 __all__ = ["Role", "Token", "Tokens", "create", "read", "revoke"]
 
@@ -40,11 +40,11 @@ log = logging.getLogger("tidemill.server")
 PREFIX = "tidemill_"
 _SHA256 = re.compile("[0-9a-f]{64}")
 LOOK_EVERY = 1.0
-"""Seconds after which the file is looked at again."""
+"""Seconds between two checks of the file."""
 
 
 class Role(enum.IntEnum):
-    """What a token is good for; each may do what those before it may."""
+    """The role of a token; each role includes the roles before it."""
 
     VIEWER = 1  # look
     OPERATOR = 2  # put, reserve, settle; cancel, retry, delete jobs; pause and resume
@@ -54,10 +54,10 @@ class Role(enum.IntEnum):
 class Token(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One token as the file has it. Times are epoch seconds; ``expires`` 0 means never.
+    """One token in the file. Times are epoch seconds; ``expires`` 0 means never.
 
-    A token with ``queues`` reaches only these queues. An empty list of them is a mistake: whoever
-    took the last queue out of it by hand did not mean all queues.
+    A token with ``queues`` may use only these queues. An empty list is invalid: an editor who
+    removed the last queue did not mean all queues.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Token(
 
     @property
     def rank(self) -> Role:
-        """Its role."""
+        """The role as a number."""
         return Role[self.role.upper()]
 
 
@@ -81,14 +81,14 @@ def read(path: str | Path) -> list[Token]:
     """The tokens of a file.
 
     Raises:
-        InvalidOption: it cannot be read, or is no file of tokens.
+        InvalidOption: the file cannot be read, or is not a valid file of tokens.
     """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InvalidOption(
             f"the file of tokens {path} cannot be read: {error.strerror}; "
-            f"make one with: tidemill token create NAME --auth {path}"
+            f"create it with: tidemill token create NAME --auth {path}"
         ) from None
     return _parse(data, path)
 
@@ -97,18 +97,18 @@ def _parse(data: bytes, path: str | Path) -> list[Token]:
     try:
         tokens = msgspec.json.decode(data, type=_File).tokens
     except UnicodeDecodeError as error:
-        raise InvalidOption(f"{path} is no file of tokens: no UTF-8: {error.reason}") from None
+        raise InvalidOption(f"{path} is not a file of tokens: not UTF-8: {error.reason}") from None
     except msgspec.MsgspecError as error:
         raise InvalidOption(
-            f"{path} is no file of tokens: {sentence_of(error, _File)}"
+            f"{path} is not a file of tokens: {validation_message(error, _File)}"
         ) from None
     for token in tokens:
         if token.role.upper() not in Role.__members__:
-            raise InvalidOption(f"{path}: token {token.name!r} has no known role: {token.role!r}")
+            raise InvalidOption(f"{path}: token {token.name!r} has an unknown role: {token.role!r}")
         if not _SHA256.fullmatch(token.sha256):
             raise InvalidOption(
                 f"{path}: the sha256 of token {token.name!r} must be 64 hexadecimal digits; "
-                "revoke the token and create it anew"
+                "revoke the token and create it again"
             )
     return tokens
 
@@ -116,10 +116,10 @@ def _parse(data: bytes, path: str | Path) -> list[Token]:
 def create(
     path: str | Path, name: str, role: Role, expires: float = 0.0, queues: Sequence[str] = ()
 ) -> str:
-    """Add a token to the file, which is made if it is not there; the token itself.
+    """Add a token to the file, which is created if it is missing; return the token.
 
     Raises:
-        InvalidOption: there is one of this name.
+        InvalidOption: a token has this name already.
     """
     check_name("name of a token", name)
     secret = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
@@ -136,17 +136,17 @@ def create(
         tokens = read(file) if file.exists() else []
         if any(token.name == name for token in tokens):
             raise InvalidOption(
-                f"there is a token {name!r} already; revoke it first, or take another name"
+                f"a token {name!r} exists already; revoke it first, or choose another name"
             )
         _write(file, [*tokens, added])
     return secret
 
 
 def revoke(path: str | Path, name: str) -> None:
-    """Take a token out of the file.
+    """Remove a token from the file.
 
     Raises:
-        InvalidOption: there is none of this name.
+        InvalidOption: no token has this name.
     """
     file = Path(path).resolve()
     with _locked(file):
@@ -164,9 +164,9 @@ def _hash(secret: str) -> bytes:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold the lock of the file's folder, so that two changes at a time are both kept.
+    """Lock the file's folder, so that two changes at the same time are both kept.
 
-    The file itself is replaced, so a lock on it would be a lock on what is gone.
+    A change replaces the file, so a lock on the file itself would be a lock on the old file.
     """
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_CLOEXEC)
@@ -180,7 +180,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _write(file: Path, tokens: list[Token]) -> None:
-    """Replace the file as one step. Owner and mode stay; of a new file only its owner may read."""
+    """Replace the file in one step. Owner and mode stay; only its owner may read a new file."""
     data = msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=2)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # 0600
     try:
@@ -203,17 +203,17 @@ def _write(file: Path, tokens: list[Token]) -> None:
 
 
 class Tokens:
-    """The tokens of a file, as they are now."""
+    """The current tokens of a file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._stamp = self._look()
         self._known = {bytes.fromhex(token.sha256): token for token in read(path)}
         self._looked = time.monotonic()
-        self._unread: int | None = None  # the error of the latest read, which the log has
+        self._unread: int | None = None  # the errno of the latest read, if it failed
 
     def find(self, secret: str) -> Token | None:
-        """The token a client shows, if it is one. Takes as long whichever of them it is."""
+        """The token with this secret, or None; in constant time."""
         self.refresh()
         shown, found = _hash(secret), None
         for digest, token in self._known.items():
@@ -222,7 +222,7 @@ class Tokens:
         return found if found is not None and self.is_good(found) else None
 
     def is_good(self, token: Token) -> bool:
-        """True while a token that was found stands in the file as it was, and has not expired."""
+        """Whether a token is still in the file, unchanged, and has not expired."""
         if token.expires and token.expires <= time.time():
             return False
         return self._known.get(bytes.fromhex(token.sha256)) == token
@@ -231,7 +231,7 @@ class Tokens:
         return len(self._known)
 
     def _look(self) -> tuple[int, ...]:
-        """What changes with the file; no program can set its ctime, as ``rsync -t`` does mtime."""
+        """Values that change with the file. ``rsync -t`` can set its mtime, but not its ctime."""
         try:
             stat = os.stat(self._path)
         except OSError:
@@ -239,7 +239,7 @@ class Tokens:
         return stat.st_ino, stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size
 
     def refresh(self) -> None:
-        """Read the file again if it has changed, once a second at most."""
+        """Read the file again if it has changed, at most once a second."""
         now = time.monotonic()
         if now - self._looked < LOOK_EVERY:
             return
@@ -249,10 +249,10 @@ class Tokens:
             return
         try:
             data = Path(self._path).read_bytes()
-        except OSError as error:  # the next look reads again, also a file that stays as it is
+        except OSError as error:  # the next check reads again, even if the file does not change
             if error.errno != self._unread:
                 log.error(
-                    "%s cannot be read (%s): the tokens known before stay valid until it can",
+                    "%s cannot be read (%s): the known tokens stay valid until it can be read",
                     *(self._path, error.strerror),
                 )
             self._unread = error.errno
@@ -263,5 +263,5 @@ class Tokens:
         except InvalidOption as error:
             written = data.lower()
             tokens = [it for it in self._known.values() if it.sha256.encode() in written]
-            log.error("%s; of the tokens known before, those whose sha256 it has stay valid", error)
+            log.error("%s; a known token stays valid if its sha256 is in the file", error)
         self._known = {bytes.fromhex(token.sha256): token for token in tokens}

@@ -1,8 +1,8 @@
-"""What a worker process has to tell its supervisor, gathered into frames.
+"""The outbox of a worker process: verdicts and notes for its supervisor, collected into frames.
 
-Any thread appends. The clerk sends, woken by a bell; a worker thread that runs out of work sends
-itself rather than have the clerk do it later. One thread at a time sends, so that whoever holds
-``sending`` knows that nothing is under way.
+Any thread appends. The timekeeper sends when somebody wakes it. A worker thread that runs out of
+work sends at once by itself. One thread at a time sends: a thread that holds ``sending`` knows that
+no frame is half sent.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.crash import point
-from tidemill.job import Note, Verdict
-from tidemill.worker.wire import Closed, Down, Line, Up
+from tidemill.core.crash_points import point
+from tidemill.core.job import Note, Verdict
+from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Up
 
 __all__ = ["Outbox"]
 
 
 class Outbox:
-    """The outgoing side of a process's line.
+    """The outgoing side of a process's socket.
 
-    ``state`` is called before a frame is made, with the verdicts in it; it answers how many leases
-    the process would like to hold, and whether it is leaving.
+    ``state`` is called with the verdicts of each frame. Its answer is how many leases the process
+    would like to hold, and whether the process leaves.
     """
 
     def __init__(
         self,
-        line: Line[Up, Down],
+        message_socket: MessageSocket[Up, Down],
         state: Callable[[list[Verdict]], tuple[int, bool]],
         give_up: Callable[[str], None],
     ) -> None:
@@ -38,37 +38,37 @@ class Outbox:
         self.stuck: collections.deque[Verdict] = collections.deque()
         self.stacks = ""
         self.sending = threading.Lock()
-        self._line = line
+        self._socket = message_socket
         self._state = state
         self._give_up = give_up
         self._sent: tuple[int, bool] = (-1, False)
         self._unsent: list[Up] = []
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
         self._rung = False
 
     def conclude(self, verdict: Verdict) -> None:
-        """A job has ended."""
+        """Add the verdict on a job, and wake the timekeeper."""
         self.verdicts.append(verdict)
         if not self._rung:
             self.ring()
 
     def ring(self) -> None:
-        """Wake the clerk. Safe in a signal handler."""
+        """Wake the timekeeper. Safe in a signal handler."""
         if not self._rung:
             self._rung = True
             try:
-                self._bell.release()
+                self._wakeup.release()
             except RuntimeError:
-                pass  # another thread rang it at the same moment
+                pass  # another thread rang at the same moment
 
     def sleep(self, timeout: float) -> None:
-        """The clerk: until the bell rings, or ``timeout`` seconds, -1 for no limit."""
-        self._bell.acquire(timeout=timeout)
+        """Sleep until somebody rings, or for ``timeout`` seconds, -1 for no limit."""
+        self._wakeup.acquire(timeout=timeout)
         self._rung = False
 
     def flush(self, *, wait: bool) -> None:
-        """Send what is there. Without ``wait`` leave it to the clerk if somebody else is at it."""
+        """Send all. Without ``wait`` leave it to the timekeeper while another thread sends."""
         if not self.sending.acquire(blocking=wait):
             self.ring()
             return
@@ -80,11 +80,11 @@ class Outbox:
             broken = False
         finally:
             self.sending.release()
-        if broken:  # else the reader sees it too and ends the process
+        if broken:  # otherwise the reading thread sees it, too, and ends the process
             self._give_up("a task closed the worker's descriptors")
 
     def last_words(self, patience: float = 1.0) -> None:
-        """Send what is there, before the process ends; no longer than ``patience`` seconds."""
+        """Send all before the process ends; wait ``patience`` seconds for another sender."""
         if self.sending.acquire(timeout=patience):
             try:
                 self._send()
@@ -92,15 +92,15 @@ class Outbox:
                 pass
             try:
                 if self._unsent:
-                    self._line.leave(self._unsent)
+                    self._socket.leave(self._unsent)
             except BaseException:
-                pass  # nobody hears it; the supervisor settles what is left
+                pass  # the supervisor settles the jobs that are left
             finally:
                 self.sending.release()
 
     def _send(self) -> None:
         verdicts = _emptied(self.verdicts)
-        # Notes after verdicts: what a job said before it ended is then always in the same frame.
+        # Notes after verdicts: the notes of a job that has ended are then always in the same frame.
         notes, returned, stuck = (
             _emptied(self.notes),
             _emptied(self.returned),
@@ -114,12 +114,12 @@ class Outbox:
             notes = _latest(notes) if len(notes) > 1 else notes
             up = Up(verdicts, notes, state[0], returned, stuck, state[1], stacks=stacks)
             self._unsent.append(up)
-            self._line.send(up)
+            self._socket.send(up)
             self._unsent.clear()
             point("process.sent")
 
     def empty(self) -> bool:
-        """True when nothing waits; certain only while ``sending`` is held."""
+        """True when all is sent; certain only while ``sending`` is held."""
         return not (self.verdicts or self.notes or self.returned or self.stuck)
 
 
@@ -128,6 +128,6 @@ def _emptied(box: collections.deque[Any]) -> list[Any]:
 
 
 def _latest(notes: list[Note]) -> list[Note]:
-    """Without the progress that later progress of the same job makes old."""
+    """The notes without progress that is older than other progress of the same job."""
     latest = {note.token: note for note in notes if not note.line}
     return [note for note in notes if note.line or latest[note.token] is note]

@@ -1,10 +1,10 @@
-"""How much a process holds in advance: about a tick's worth of such work as it has done lately."""
+"""How many leases a process holds in advance: enough for a tick of its latest work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.job import Verdict
+from tidemill.core.job import Verdict
 
 __all__ = ["MOST", "TICK", "Prefetch"]
 
@@ -16,14 +16,14 @@ MOST = 4000
 
 
 class Prefetch:
-    """A number of leases besides those that run."""
+    """A number of leases besides the running ones."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self.ahead = slots
 
     def measure(self, verdicts: Sequence[Verdict]) -> None:
-        """Follow what these jobs took; grow in steps, since an average may deceive."""
+        """Follow the time that these jobs took; grow in steps, since an average may deceive."""
         seconds = sum([verdict.ended - verdict.started for verdict in verdicts]) / len(verdicts)
         target = self._slots * TICK / max(seconds, 1e-6)
         grown = 4 * max(self.ahead, self._slots)

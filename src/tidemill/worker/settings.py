@@ -1,4 +1,4 @@
-"""How a worker is to be, as its command line says."""
+"""The settings of a worker, as its command line gives them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 
 import msgspec
 
-from tidemill.brokers.base import Mode
+from tidemill.brokers.contract.exchange import Mode
 
 __all__ = ["Settings"]
 
 
 def _grace() -> float | None:
-    """What $TIDEMILL_UNKNOWN_GRACE says, if anything."""
+    """The value of $TIDEMILL_UNKNOWN_GRACE, if set."""
     text = os.environ.get("TIDEMILL_UNKNOWN_GRACE", "")
     return float(text) if text else None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker is to be. Durations are seconds, ``max_memory`` is bytes.
+    """The settings of a worker. Durations are seconds, ``max_memory`` is bytes.
 
     ``unknown_grace`` is how long a job of an unknown task is kept before it fails; None for ever.
     """

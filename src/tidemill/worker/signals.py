@@ -16,14 +16,14 @@ _SIGNALS = (
 
 
 class Signals:
-    """Signals that have arrived and that nobody has taken yet; and a bell for the main thread."""
+    """Signals that have arrived and wait to be taken, and wake-ups for the supervisor's thread."""
 
     def __init__(self) -> None:
         self._read, self._write = _pair()
-        self._bell_read, self._bell_write = _pair()
+        self._wakeup_read, self._wakeup_write = _pair()
 
     def install(self) -> Callable[[], None]:
-        """Have this process's signals arrive here; returns what undoes it.
+        """Have this process's signals arrive here; returns a function that undoes it.
 
         A handler in Python would not run while the main thread is inside a call of the store. So
         the handlers do nothing, and the interpreter writes the number of each signal here.
@@ -46,7 +46,7 @@ class Signals:
     def ring(self) -> None:
         """Wake the supervisor's own thread, if it sleeps."""
         with contextlib.suppress(OSError):
-            self._bell_write.send(b"x")
+            self._wakeup_write.send(b"x")
 
     def fileno(self) -> int:
         """Readable while a signal waits to be taken."""
@@ -54,11 +54,11 @@ class Signals:
 
     def fds(self) -> list[int]:
         """The descriptors that the supervisor's own thread sleeps on."""
-        return [self._read.fileno(), self._bell_read.fileno()]
+        return [self._read.fileno(), self._wakeup_read.fileno()]
 
     def heard(self) -> None:
-        """The supervisor's own thread is awake. Another thread would take its waking away."""
-        _drain(self._bell_read)
+        """Clear the wake-up; only for the supervisor's own thread, which is awake now."""
+        _drain(self._wakeup_read)
 
     def take(self) -> list[int]:
         """The signals that wait, each once."""
@@ -66,7 +66,7 @@ class Signals:
 
     def close(self) -> None:
         """Close all ends."""
-        for end in (self._read, self._write, self._bell_read, self._bell_write):
+        for end in (self._read, self._write, self._wakeup_read, self._wakeup_write):
             end.close()
 
 

@@ -1,12 +1,13 @@
 """Stacks of a worker process, taken without any risk for the process.
 
-``faulthandler`` with all threads walks the frames of running threads without the interpreter lock,
-which ends a busy process in SIGSEGV. So there are two ways, by who has the interpreter lock:
+``faulthandler`` with all threads walks the frames of running threads without the interpreter lock.
+That ends a busy process in SIGSEGV. So there are two ways, by who has the interpreter lock:
 
-- The clerk of the process gets it: :func:`own_stacks` walks the frames of all threads in Python.
-- A task keeps it: the clerk cannot run. The supervisor sends a signal to each thread that runs a
-  job, and a C handler writes the stack of that thread alone. No other thread can change its frames,
-  and it cannot leave the handler meanwhile.
+- The timekeeper of the process gets it: :func:`own_stacks` walks the frames of all threads in
+  Python.
+- A task keeps it, and the timekeeper cannot run. The supervisor sends a signal to each thread that
+  runs a job, and a C handler writes the stack of that thread alone. No other thread can change its
+  frames, and the thread cannot leave the handler meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import threading
 import traceback
 from collections.abc import Iterable
 
-from tidemill.clock import machine_time
+from tidemill.core.clock import machine_time
 
 __all__ = ["own_stacks", "stacks_of_threads"]
 

@@ -1,7 +1,7 @@
-"""Jobs of a process that gave up: one of them broke it, and nobody knows which.
+"""Suspects: the jobs of a process that gave up, one of which broke it.
 
-Each of them runs alone next, as jobs do that were lost without a witness. No attempt is counted.
-The culprit breaks its process again, with nobody beside it, and that counts.
+Each suspect runs alone next, and no attempt is counted. The job at fault breaks its process again,
+with no other job beside it, and that counts.
 """
 
 from __future__ import annotations
@@ -9,29 +9,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from tidemill.clock import wall_time
-from tidemill.job import Lease, Note
-from tidemill.worker.hand import Hand
+from tidemill.core.clock import wall_time
+from tidemill.core.job import Lease, Note
+from tidemill.worker.worker_process import WorkerProcess
 
 __all__ = ["set_aside"]
 
 log = logging.getLogger("tidemill.worker")
 
 
-def set_aside(hand: Hand, running: Collection[int], spare: list[Lease], notes: list[Note]) -> bool:
+def set_aside(
+    process: WorkerProcess, running: Collection[int], spare: list[Lease], notes: list[Note]
+) -> bool:
     """Move the suspects of a dead process to the spare leases, to run alone.
 
     Returns True when the process gave up because of its jobs, and not right after its start.
     """
-    if not hand.gave_up:
+    if not process.gave_up:
         return False
-    suspects = [token for token in running if token in hand.held and token not in hand.lost]
+    suspects = [token for token in running if token in process.held and token not in process.lost]
     if len(suspects) < 2:
-        return hand.line.left_words
-    log.warning("%s; each of the %d jobs that it ran runs alone next", hand.cause(), len(suspects))
-    line = f"interrupted: {hand.cause()}; the job runs alone next"
+        return process.socket.left_words
+    log.warning(
+        "%s; each of the %d jobs that it ran runs alone next", process.cause(), len(suspects)
+    )
+    line = f"interrupted: {process.cause()}; the job runs alone next"
     for token in suspects:
-        lease = hand.held.pop(token)
+        lease = process.held.pop(token)
         lease.losses += 1
         spare.append(lease)
         notes.append(Note(token, line=line, time=wall_time()))

@@ -1,4 +1,4 @@
-"""Which threads of another process the kernel still has.
+"""The threads of another process that have not ended.
 
 A thread in a system call that nothing interrupts (state D, a dead mount) outlives SIGKILL. All
 other threads of its process end at once and run no further line, though the process stays.

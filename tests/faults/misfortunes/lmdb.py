@@ -20,12 +20,12 @@ __all__ = ["LmdbRig"]
 
 HOLDER = """
 import sys
-from tidemill.brokers.base import open_broker
+from tidemill.brokers.registry import open_broker
 broker = open_broker(sys.argv[1])
 def stay(moves):
     print("inside", flush=True)
     sys.stdin.readline()
-broker._store.commits.run(broker._moves, stay)
+broker._store.commits.run(broker._transitions, stay)
 """
 
 

@@ -1,4 +1,4 @@
-"""The broker of a store that a job server keeps, for workers and producers on other machines."""
+"""The broker of a store behind a job server, for workers and producers on other machines."""
 
 from tidemill.brokers.http.address import check_url
 from tidemill.brokers.http.broker import HttpBroker, open_url

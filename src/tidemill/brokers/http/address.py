@@ -1,9 +1,9 @@
-"""Where the server is, and what to show it: the URL taken apart.
+"""The address of the server: the parts of its URL.
 
     http://:TOKEN@host:8333      the token as the password; or ?token_file=PATH, or the environment
-    https://host/jobs?ca=PATH    behind a path of somebody's proxy; a certificate of one's own
+    https://host/jobs?ca=PATH    behind a path of a proxy, with a certificate authority of your own
 
-Ports are those of the scheme, 80 and 443, where none is given.
+Without a port the URL means the port of its scheme: 80 or 443.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import urllib.parse
 
 import msgspec
 
-from tidemill.brokers.retention import number_option
-from tidemill.config import Url, check_known
-from tidemill.errors import BrokerUnavailable, InvalidOption
+from tidemill.core.config import Url, check_known
+from tidemill.core.errors import BrokerUnavailable, InvalidOption
+from tidemill.core.retention import number_option
 
 __all__ = ["Address", "check_url"]
 
 TOKEN = "TIDEMILL_TOKEN"
-"""The environment variable a token is taken from that the URL does not have."""
+"""The environment variable with the token, when the URL has none."""
 
 _OPTIONS = ("ca", "cert", "key", "owner_lease", "patience", "token_file")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL says.
+    """The parts of a URL.
 
-    ``ca`` is a file of certificates to trust instead of the system's; ``cert`` and ``key`` are the
-    client's own. ``shown`` is the URL without its token.
+    ``ca`` is a file of certificates to trust instead of the system's. ``cert`` and ``key`` are the
+    client's certificate and key. ``shown`` is the URL without its token.
     """
 
     host: str
@@ -50,12 +50,12 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """For a sentence, and for the Host header."""
+        """Host and port, for messages and for the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def token(self) -> str:
-        """The token to show; a file is read anew each time, so that it may be changed.
+        """The token to send. A token file is read each time, so that it may change.
 
         Raises:
             BrokerUnavailable: the file cannot be read.
@@ -72,11 +72,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         elif not token:
             token = os.environ.get(TOKEN, "")
         if token and not _TOKEN.fullmatch(token):
-            raise BrokerUnavailable(f"the token for {self.shown} has characters that no token has")
+            raise BrokerUnavailable(f"the token for {self.shown} has invalid characters")
         return token
 
     def context(self) -> ssl.SSLContext | None:
-        """How to speak TLS, if at all.
+        """The TLS context; None for ``http://``.
 
         Raises:
             BrokerUnavailable: a file of certificates cannot be used.
@@ -98,7 +98,7 @@ def check_url(url: Url) -> Address:
     """Read an ``http://`` or ``https://`` URL.
 
     Raises:
-        InvalidOption: something in it is wrong.
+        InvalidOption: a part of the URL is invalid.
     """
     options = url.options
     check_known(f"an {url.scheme}:// url", options, _OPTIONS)
@@ -139,5 +139,5 @@ def check_url(url: Url) -> Address:
 
 
 def _masked(text: str) -> str:
-    """A URL that may be shown."""
+    """The URL without its secret."""
     return re.sub(r"(://)[^/?#]*@", r"\1***@", text)

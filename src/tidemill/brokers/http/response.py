@@ -1,4 +1,4 @@
-"""Reading an answer of HTTP/1.1 as its bytes come, with the parser that the server reads with."""
+"""Reads an HTTP/1.1 response as its bytes come, with the parser that the server uses, too."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _HEAD_MOST = 64 * 1024
 
 
 class Response:
-    """One answer. :meth:`feed` it until it is ``whole``.
+    """One response. Call :meth:`feed` until it is ``whole``.
 
     Raises:
-        ValueError: these bytes are no answer.
+        ValueError: the bytes are not a response.
     """
 
     __slots__ = (
@@ -26,14 +26,14 @@ class Response:
         self.headers: dict[str, str] = {}
         self.body = b""
         self.whole = False
-        self.keeps = False  # the connection, for another
+        self.keeps = False  # the connection stays open for another request
         self._head: dict[str, str] = {}
         self._parts: list[bytes] = []
         self._fed = 0
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> bool:
-        """Take what has come, no bytes for the end of the line; True when all of it is here."""
+        """Parse bytes, or the end of the connection when there are none; True when complete."""
         if not data:
             self._end()
             return True
@@ -41,38 +41,38 @@ class Response:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise ValueError(f"not an answer of HTTP: {error}") from error
+            raise ValueError(f"not an HTTP response: {error}") from error
         if not self.status and self._fed > _HEAD_MOST:
-            raise ValueError("no whole head of an answer")
+            raise ValueError("the head of the response is too long")
         if self.whole:
-            del self._parser  # which knows us: nobody should have to look for the ring
+            del self._parser  # it refers to this object: no reference cycle is left
         return self.whole
 
     def _end(self) -> None:
-        """The line was closed: that ends an answer which says no other end."""
+        """The connection was closed, which ends a response without a length."""
         if not self._fed:
             raise ValueError(
-                "it closed the line without an answer; if it always does, it may take https:// "
-                "alone, or ask for a certificate (https://…?cert=PATH&key=PATH)"
+                "it closed the connection without a response; if it always does, it may need "
+                "https://, or a client certificate (https://…?cert=PATH&key=PATH)"
             )
         if not self.status:
             raise ValueError("no whole head of an answer")
         if not self.headers.keys().isdisjoint({"content-length", "transfer-encoding"}):
-            raise ValueError("the line was closed in the middle of an answer")
+            raise ValueError("the connection was closed in the middle of a response")
         self._complete()
 
     def _complete(self) -> None:
         self.body = b"".join(self._parts)
         self.whole = True
 
-    # -- what the parser tells --------------------------------------------------------------------
+    # -- called by the parser ---------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One line of the head."""
         self._head[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The head is whole; that of an answer before the answer counts for nothing."""
+        """The head is complete; the head of an informational response (1xx) is ignored."""
         status = self._parser.get_status_code()
         if status >= 200:
             self.status, self.headers = status, self._head
@@ -84,6 +84,6 @@ class Response:
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        """All has come."""
+        """The response is complete."""
         if self.status:
             self._complete()

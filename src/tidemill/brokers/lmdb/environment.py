@@ -18,11 +18,11 @@ from collections.abc import Iterator
 import lmdb
 import lmdb._envid
 
-from tidemill.brokers.lmdb.place import Place
+from tidemill.brokers.lmdb.files import Place
 from tidemill.brokers.lmdb.truncation import check_length
 from tidemill.brokers.lmdb.write_lock import WriteLock
-from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
-from tidemill.files import keep_from_children, take_standard_descriptors
+from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
+from tidemill.core.files import keep_from_children, take_standard_descriptors
 
 __all__ = ["Environment", "folder_of", "translated"]
 

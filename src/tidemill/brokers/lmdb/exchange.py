@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.brokers.base import Mode, Reply, Step, Want
-from tidemill.brokers.early import Heard
-from tidemill.brokers.limiting import GRACE
+from tidemill.brokers.contract.early_leases import LeaseCallback
+from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, lost
+from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.lmdb import schedules
-from tidemill.brokers.lmdb.carrying import take
-from tidemill.brokers.lmdb.flows import flow
+from tidemill.brokers.lmdb.carrier import take
+from tidemill.brokers.lmdb.claim import Leasing
+from tidemill.brokers.lmdb.due import come_due, prune
 from tidemill.brokers.lmdb.handoff import fetch, terms_of
 from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO
-from tidemill.brokers.lmdb.leases import Leasing
-from tidemill.brokers.lmdb.members import Member
-from tidemill.brokers.lmdb.moves import Moves
-from tidemill.brokers.lmdb.moving import departure_of, gone
-from tidemill.brokers.lmdb.roster import is_listed, owner_rows, take_commands
-from tidemill.brokers.lmdb.said import Said, keep_said, read_said, repeat, strays
-from tidemill.brokers.lmdb.timers import come_due, prune
-from tidemill.brokers.lmdb.unknown import bring_back, lend, tell, undo
-from tidemill.brokers.lmdb.verdicts import note, settle, touch
-from tidemill.brokers.lmdb.wake import ALL, MESSAGES, TASKS, UNKNOWN, bloom, digest
-from tidemill.brokers.steps import lost
-from tidemill.job import RELAY, Command, Outcome, Verdict
+from tidemill.brokers.lmdb.owner_table import is_listed, owner_rows, take_commands
+from tidemill.brokers.lmdb.owners import LocalOwner
+from tidemill.brokers.lmdb.reply_cache import (
+    LastReply,
+    keep_last_reply,
+    read_last_reply,
+    repeat,
+    strays,
+)
+from tidemill.brokers.lmdb.settle import note, settle, touch
+from tidemill.brokers.lmdb.transfer import departure_of, gone
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.unknown_tasks import bring_back, lend, tell, undo
+from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, TASKS, UNKNOWN, bloom, digest
+from tidemill.brokers.lmdb.workflows import flow
+from tidemill.core.job import RELAY, Command, Outcome, Verdict
 
 __all__ = ["exchange", "hear_behalf"]
 
@@ -31,52 +36,54 @@ FRESH = 10
 """In such a part of its lease an owner's word need not be written down again."""
 
 
-def exchange(moves: Moves, member: Member, step: Step, heard: Heard | None = None) -> Reply:
+def exchange(
+    commit: Transitions, local_owner: LocalOwner, step: Step, heard: LeaseCallback | None = None
+) -> Reply:
     """Note, settle, touch, take and lease, in that order; and settle what is ``heard`` then."""
-    number = member.number
-    member.near = member.near or not step.serial
-    if not is_listed(moves, number):
+    number = local_owner.number
+    local_owner.near = local_owner.near or not step.serial
+    if not is_listed(commit, number):
         reply = lost(step)
         reply.settled += [False for _ in heard(())] if heard else []
         return reply
-    if step.serial or member.owner.lease:
-        return _hear_elsewhere(moves, member, step)
-    return _exchange(moves, member, step, heard)
+    if step.serial or local_owner.owner.lease:
+        return _hear_elsewhere(commit, local_owner, step)
+    return _exchange(commit, local_owner, step, heard)
 
 
-def hear_behalf(moves: Moves, step: Step) -> Reply:
+def hear_behalf(commit: Transitions, step: Step) -> Reply:
     """What somebody says on behalf of an owner elsewhere, whose own words go on."""
     reply = Reply()
-    for number, owner in owner_rows(moves.txn, moves.t):
+    for number, owner in owner_rows(commit.txn, commit.t):
         if owner.id == step.owner and owner.lease:
-            come_due(moves)
-            _hear(moves, number, owner.name, step, reply)
-            prune(moves, 2 * len(step.verdicts) + 2)
+            come_due(commit)
+            _hear(commit, number, owner.name, step, reply)
+            prune(commit, 2 * len(step.verdicts) + 2)
             return reply
     return lost(step)
 
 
-def _hear_elsewhere(moves: Moves, member: Member, step: Step) -> Reply:
+def _hear_elsewhere(commit: Transitions, local_owner: LocalOwner, step: Step) -> Reply:
     """The word of an owner elsewhere, which may be one that was answered before."""
-    number, said = member.number, read_said(moves, member.number)
+    number, said = local_owner.number, read_last_reply(commit, local_owner.number)
     if 0 < step.serial <= said.serial:
-        return repeat(moves, number, step, said)
-    member.told = said.told
+        return repeat(commit, number, step, said)
+    local_owner.told = said.told
     # Who wants nothing does not mean to sleep here: it may be asleep in another process by now.
-    slot = said.slot if step.want is None else member.sleeper.slot
+    slot = said.slot if step.want is None else local_owner.sleeper.slot
     if said.slot not in (0, slot):  # it spoke through another process before
-        moves.store.bells.unmark(said.slot, number)
-    found = strays(moves, number, step.held)
-    reply = _exchange(moves, member, step)
+        commit.store.wakeups.unmark(said.slot, number)
+    found = strays(commit, number, step.held)
+    reply = _exchange(commit, local_owner, step)
     reply.strays, reply.behind = found, said.serial < step.serial - 1
     if not step.serial and said.slot == slot and not _is_news(reply):
-        fresh = said.at + int(member.owner.lease * MICRO) // FRESH
-        if moves.now < fresh:
+        fresh = said.at + int(local_owner.owner.lease * MICRO) // FRESH
+        if commit.now < fresh:
             return reply  # nobody will ask for it again: not worth a commit
-    now = Said(0, step.serial or said.serial, said.told, moves.last_number, slot)
+    now = LastReply(0, step.serial or said.serial, said.told, commit.last_number, slot)
     now.settled, now.touched, now.taken = reply.settled, reply.touched, reply.taken
     now.commands = reply.commands
-    keep_said(moves, number, now)
+    keep_last_reply(commit, number, now)
     return reply
 
 
@@ -85,108 +92,122 @@ def _is_news(reply: Reply) -> bool:
     return bool(reply.leases or reply.settled or reply.touched or reply.taken or reply.commands)
 
 
-def _exchange(moves: Moves, member: Member, step: Step, heard: Heard | None = None) -> Reply:
-    number = member.number
+def _exchange(
+    commit: Transitions, local_owner: LocalOwner, step: Step, heard: LeaseCallback | None = None
+) -> Reply:
+    number = local_owner.number
     reply = Reply()
-    more = come_due(moves)
-    _hear(moves, number, member.owner.name, step, reply)
-    departure = departure_of(moves)
-    if member.owner.kind == "worker":
-        reply.leases = fetch(moves, member, step.want if departure is None else None)
+    more = come_due(commit)
+    _hear(commit, number, local_owner.owner.name, step, reply)
+    departure = departure_of(commit)
+    if local_owner.owner.kind == "worker":
+        reply.leases = fetch(commit, local_owner, step.want if departure is None else None)
     if step.take:  # after what was handed over while it slept, which has the newest tokens
-        _hand_over(moves, step.take)
-        reply.taken = take(moves, number, step.take, deadlines=member.owner.kind == "consumer")
-        if moves.ended:
-            flow(moves)
-    if departure is not None and step.want and step.want.count:
-        if member.owner.kind == "consumer":
-            raise gone(departure)
-        reply.commands.append(Command("quiet"))
-    elif step.want and step.want.count:
-        _lease(moves, member, step.want, reply)
-    elif step.want and (step.want.tasks or step.want.messages):
-        moves.ring_rest(step.want.queues)  # a hint it was given and cannot follow
+        _hand_over(commit, step.take)
+        reply.taken = take(
+            commit, number, step.take, deadlines=local_owner.owner.kind == "consumer"
+        )
+        if commit.ended:
+            flow(commit)
+    if step.want:
+        _claim(commit, local_owner, step.want, departure, reply)
     if heard is not None:
-        _settle(moves, number, member.owner.name, heard(reply.leases), reply)
+        _settle(commit, number, local_owner.owner.name, heard(reply.leases), reply)
     if reply.settled:
-        prune(moves, 2 * len(reply.settled) + 2)
-    reply.commands += take_commands(moves, number)
+        prune(commit, 2 * len(reply.settled) + 2)
+    reply.commands += take_commands(commit, number)
     if departure is None or not departure.sealed:
-        reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, moves.next_due()))
+        reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, commit.next_due()))
     if step.want:
-        tell(moves, step.want, reply)
-    _hand_out(moves, step.fires if departure is None else 0, reply)
+        tell(commit, step.want, reply)
+    _hand_out(commit, step.fires if departure is None else 0, reply)
     if step.want:
-        _mark(moves, member, step.want, reply)
-    moves.tells(member)
+        _mark(commit, local_owner, step.want, reply)
+    commit.tells(local_owner)
     return reply
 
 
-def _hand_over(moves: Moves, wanted: Sequence[tuple[int, str]]) -> None:
+def _hand_over(commit: Transitions, wanted: Sequence[tuple[int, str]]) -> None:
     """What relays have published and not handed over yet goes to the carrier now."""
-    rows = owner_rows(moves.txn, moves.t)
+    rows = owner_rows(commit.txn, commit.t)
     for relay in [number for number, owner in rows if owner.kind == RELAY]:
         for token, _ in wanted:
-            if moves.txn.get(LEASE_KEY.pack(relay, token), db=moves.t.lease) is not None:
-                settle(moves, relay, "", Verdict(token, Outcome.CARRY))
+            if commit.txn.get(LEASE_KEY.pack(relay, token), db=commit.t.lease) is not None:
+                settle(commit, relay, "", Verdict(token, Outcome.CARRY))
 
 
-def _hear(moves: Moves, number: int, worker: str, step: Step, reply: Reply) -> None:
+def _hear(commit: Transitions, number: int, worker: str, step: Step, reply: Reply) -> None:
     """What it says of what it has."""
     for said in step.notes:
-        note(moves, number, said)
-    _settle(moves, number, worker, step.verdicts, reply)
+        note(commit, number, said)
+    _settle(commit, number, worker, step.verdicts, reply)
     if step.touch:
-        reply.touched = [touch(moves, number, token, seconds) for token, seconds in step.touch]
+        reply.touched = [touch(commit, number, token, seconds) for token, seconds in step.touch]
 
 
 def _settle(
-    moves: Moves, number: int, worker: str, verdicts: Sequence[Verdict], reply: Reply
+    commit: Transitions, number: int, worker: str, verdicts: Sequence[Verdict], reply: Reply
 ) -> None:
-    reply.settled += [settle(moves, number, worker, verdict) for verdict in verdicts]
-    if moves.ended:
-        flow(moves)
+    reply.settled += [settle(commit, number, worker, verdict) for verdict in verdicts]
+    if commit.ended:
+        flow(commit)
 
 
-def _lease(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
-    deadlines = member.owner.kind == "consumer"
-    leasing = Leasing(moves, member.number, deadlines=deadlines, leases=reply.leases)
-    back = bring_back(moves, want, want.count - len(reply.leases)) if want.knows else []
+def _claim(
+    commit: Transitions,
+    local_owner: LocalOwner,
+    want: Want,
+    departure: Departure | None,
+    reply: Reply,
+) -> None:
+    """Lease jobs to the owner; a store that has departed leases none."""
+    if departure is not None and want.count:
+        if local_owner.owner.kind == "consumer":
+            raise gone(departure)
+        reply.commands.append(Command("quiet"))
+    elif want.count:
+        _lease(commit, local_owner, want, reply)
+    elif want.tasks or want.messages:
+        commit.ring_rest(want.queues)  # pass on a hint that this owner cannot follow
+
+
+def _lease(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply) -> None:
+    deadlines = local_owner.owner.kind == "consumer"
+    leasing = Leasing(commit, local_owner.number, deadlines=deadlines, leases=reply.leases)
+    back = bring_back(commit, want, want.count - len(reply.leases)) if want.knows else []
     if back and not want.tasks:
-        lend(moves, leasing, back, want.count)
+        lend(commit, leasing, back, want.count)
     if want.tasks or want.messages:
-        leasing.take(want, member.last_queue)
+        leasing.take(want, local_owner.last_queue)
     if back:
-        undo(moves, want, back)
+        undo(commit, want, back)
     if want.mode is Mode.FAIR:
-        member.last_queue = leasing.last_queue
+        local_owner.last_queue = leasing.last_queue
     if len(reply.leases) == want.count:
-        moves.ring_rest(want.queues)
-    if leasing.left_place:
-        reply.next_due = GRACE
+        commit.ring_rest(want.queues)
 
 
-def _hand_out(moves: Moves, fires: int, reply: Reply) -> None:
+def _hand_out(commit: Transitions, fires: int, reply: Reply) -> None:
     """Schedules that are due, to an owner that sees to them."""
     if fires:
-        reply.schedules = schedules.hand_out(moves, fires)
-        reply.next_due = min(reply.next_due, schedules.next_due(moves))
+        reply.schedules = schedules.hand_out(commit, fires)
+        reply.next_due = min(reply.next_due, schedules.next_due(commit))
 
 
-def _mark(moves: Moves, member: Member, want: Want, reply: Reply) -> None:
+def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply) -> None:
     """Say that the owner is about to sleep, unless it has something to do."""
-    bells = moves.store.bells
+    wakeups = commit.store.wakeups
     if want.sleep and len(reply.leases) < want.count:  # it has room for what comes next
         kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
         if want.told >= 0 and (want.knows or not want.tasks):
             kinds |= UNKNOWN
         bits = bloom(want.queues) if want.queues else ALL
         endless = reply.next_due == float("inf")
-        until = ALL if endless else moves.now + int(reply.next_due * MICRO)
+        until = ALL if endless else commit.now + int(reply.next_due * MICRO)
         only = digest(want.queues[0]) if len(want.queues) == 1 else 0
-        terms = terms_of(moves, member, want, len(reply.leases))
-        bells.mark(member.sleeper, kinds, bits, until, only, terms)
-        moves.untimed = moves.untimed and not kinds & (TASKS | MESSAGES)  # else it sees to it
+        terms = terms_of(commit, local_owner, want, len(reply.leases))
+        wakeups.mark(local_owner.sleeper, kinds, bits, until, only, terms)
+        commit.untimed = commit.untimed and not kinds & (TASKS | MESSAGES)  # else it sees to it
     else:
-        bells.mark(member.sleeper, 0, 0)
-        moves.untimed = True
+        wakeups.mark(local_owner.sleeper, 0, 0)
+        commit.untimed = True

@@ -12,82 +12,82 @@ board. Messages are never handed over: their ttr would run while nobody knows of
 
 from __future__ import annotations
 
-from tidemill.brokers.base import Mode, Want
-from tidemill.brokers.lmdb.flows import flow
+from tidemill.brokers.contract.exchange import Mode, Want
+from tidemill.brokers.lmdb.claim import Leasing
 from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE
-from tidemill.brokers.lmdb.leases import Leasing
-from tidemill.brokers.lmdb.members import Member
-from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.owner_table import is_listed
+from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.record import Flag
-from tidemill.brokers.lmdb.roster import is_listed
-from tidemill.brokers.lmdb.said import open_lease
-from tidemill.brokers.lmdb.verdicts import settle
-from tidemill.brokers.lmdb.wake import NOTHING, Terms
-from tidemill.crash import point
-from tidemill.job import NOT_STARTED, Lease, Outcome, Verdict
+from tidemill.brokers.lmdb.reply_cache import open_lease
+from tidemill.brokers.lmdb.settle import settle
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.wakeup import NOTHING, SleeperWant
+from tidemill.brokers.lmdb.workflows import flow
+from tidemill.core.crash_points import point
+from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
 
 __all__ = ["fetch", "hand_over", "terms_of"]
 
 _MODES = tuple(Mode)
 
 
-def terms_of(moves: Moves, member: Member, want: Want, taken: int) -> Terms:
+def terms_of(commit: Transitions, local_owner: LocalOwner, want: Want, taken: int) -> SleeperWant:
     """What a writer may lease to the member while it sleeps; nothing unless it takes just tasks."""
-    member.asked = want
-    if member.owner.kind != "worker" or want.messages or member.owner.lease:
+    local_owner.asked = want
+    if local_owner.owner.kind != "worker" or want.messages or local_owner.owner.lease:
         return NOTHING  # one elsewhere may be gone, and nobody knows: it would sit on them
-    rows = [row for name in want.queues if (row := moves.existing_row(name))]
+    rows = [row for name in want.queues if (row := commit.existing_row(name))]
     numbers = tuple(row.number for row in rows) if want.queues else None
-    return Terms(want.count - taken, _MODES.index(want.mode), numbers)
+    return SleeperWant(want.count - taken, _MODES.index(want.mode), numbers)
 
 
-def hand_over(moves: Moves, lines: list[int], owner: int, terms: Terms) -> int:
+def hand_over(commit: Transitions, lines: list[int], owner: int, terms: SleeperWant) -> int:
     """Lease to a sleeper what it would take if it were awake; how many jobs those were.
 
     ``lines`` are those something was added to: in the others there is nothing for a sleeper.
     """
     room, mode, queues = terms
-    if not room or queues == () or not is_listed(moves, owner):
+    if not room or queues == () or not is_listed(commit, owner):
         return 0
-    leasing = Leasing(moves, owner, deadlines=False)
+    leasing = Leasing(commit, owner, deadlines=False)
     if len(lines) > 1:
-        names = tuple(moves.row_of(number * 2).name for number in queues or ())
+        names = tuple(commit.row_of(number * 2).name for number in queues or ())
         leasing.take(Want(room, names, _MODES[mode], alone=False), 0)
     else:
-        row = moves.row_of(lines[0])
+        row = commit.row_of(lines[0])
         if not row.paused and (queues is None or row.number in queues):
             leasing.take_line(row.lines[0], room)
-    flow(moves)  # what had expired was ended on the way
+    flow(commit)  # what had expired was ended on the way
     point("store.handed")
     return len(leasing.leases)
 
 
-def fetch(moves: Moves, member: Member, want: Want | None) -> list[Lease]:
+def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> list[Lease]:
     """The leases made in the member's name while it slept; those it does not want go back."""
     leases: list[Lease] = []
-    tokens = _untold(moves, member)
+    tokens = _untold(commit, local_owner)
     if not tokens:
         return leases
     point("store.fetching")
-    room = want.count if want is not None and _alike(want, member.asked) else 0
+    room = want.count if want is not None and _alike(want, local_owner.asked) else 0
     for token in tokens:
-        lease = _open(moves, member.number, token) if len(leases) < room else None
+        lease = _open(commit, local_owner.number, token) if len(leases) < room else None
         if lease is not None:
             leases.append(lease)
         else:
             back = Verdict(token, Outcome.RELEASE, error=NOT_STARTED)
-            settle(moves, member.number, member.owner.name, back)
+            settle(commit, local_owner.number, local_owner.owner.name, back)
     return leases
 
 
-def _untold(moves: Moves, member: Member) -> list[int]:
+def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
     """Tokens of leases the member was not told of."""
-    cursor = moves.txn.cursor(moves.t.lease)
-    found = cursor.set_range(LEASE_KEY.pack(member.number, member.told + 1))
+    cursor = commit.txn.cursor(commit.t.lease)
+    found = cursor.set_range(LEASE_KEY.pack(local_owner.number, local_owner.told + 1))
     tokens = []
     while found:
         owner, token = LEASE_KEY.unpack(cursor.key())
-        if owner != member.number:
+        if owner != local_owner.number:
             break
         tokens.append(token)
         found = cursor.next()
@@ -104,13 +104,13 @@ def _alike(want: Want, asked: Want | None) -> bool:
     )
 
 
-def _open(moves: Moves, owner: int, token: int) -> Lease | None:
+def _open(commit: Transitions, owner: int, token: int) -> Lease | None:
     """The lease behind a token; None when its job was cancelled or has expired meanwhile."""
-    value = moves.txn.get(LEASE_KEY.pack(owner, token), db=moves.t.lease)
+    value = commit.txn.get(LEASE_KEY.pack(owner, token), db=commit.t.lease)
     assert value is not None
-    stored = moves.load(value[LEASE_VALUE.size :])
+    stored = commit.load(value[LEASE_VALUE.size :])
     assert stored is not None
     head = stored.head
-    if head.flags & Flag.CANCELLING or 0 < head.expires <= moves.now:
+    if head.flags & Flag.CANCELLING or 0 < head.expires <= commit.now:
         return None
-    return open_lease(moves, owner, token)
+    return open_lease(commit, owner, token)

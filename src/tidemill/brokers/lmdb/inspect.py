@@ -8,13 +8,9 @@ from typing import Any
 
 import lmdb
 
-from tidemill.brokers.base import Filter, Page, QueueStats, matches
-from tidemill.brokers.lmdb import unknown
-from tidemill.brokers.lmdb.find import Finding, queue_rows
-from tidemill.brokers.lmdb.flows import counts_of
-from tidemill.brokers.lmdb.gates import GATES, LIMITS, gate_held, gate_shown, names_of, read_limited
-from tidemill.brokers.lmdb.heads import first_ids
-from tidemill.brokers.lmdb.lanes import is_parked, lane_held, lanes_of
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches
+from tidemill.brokers.contract.unknown_tasks import UnknownTask
+from tidemill.brokers.lmdb import unknown_tasks as unknown
 from tidemill.brokers.lmdb.layout import (
     CARRIED_VALUE,
     LEASE_KEY,
@@ -24,15 +20,26 @@ from tidemill.brokers.lmdb.layout import (
     Row,
     Tables,
 )
-from tidemill.brokers.lmdb.moving import departure_in
+from tidemill.brokers.lmdb.limits import (
+    LIMITS,
+    QUEUE_LIMITS,
+    names_of,
+    queue_held,
+    queue_limit_stats,
+    read_limited,
+)
+from tidemill.brokers.lmdb.owner_table import name_of
+from tidemill.brokers.lmdb.partitions import is_parked, partition_held, partitions_of
+from tidemill.brokers.lmdb.queue_heads import first_ids
 from tidemill.brokers.lmdb.record import NOTES, READY, STATES, Flag, Header, Stored
-from tidemill.brokers.lmdb.roster import name_of
+from tidemill.brokers.lmdb.search import Finding, queue_rows
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.storetime import StoreTime
-from tidemill.brokers.unknown import UnknownTask
-from tidemill.errors import InvalidOption
-from tidemill.gate import Held, LimitStats
-from tidemill.job import Record, State, decode_envelope
+from tidemill.brokers.lmdb.store_clock import StoreTime
+from tidemill.brokers.lmdb.transfer import departure_in
+from tidemill.brokers.lmdb.workflows import counts_of
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Record, State, decode_envelope
+from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = ["Holders", "Inspection"]
 
@@ -164,14 +171,16 @@ class Inspection:
         """Every limit in numbers, queues first."""
         store, (now, _) = self._store, self._time.micros()
         with store.reading_txn() as txn:
-            gated = [row for row in queue_rows(store, txn) if row.gated]
-            gates = [(row, read_limited(store, txn, GATES + row.name)) for row in gated]
-            shown = [gate_shown(limited, row, now) for row, limited in gates if limited]
+            has_limit = [row for row in queue_rows(store, txn) if row.has_limit]
+            limiters = [
+                (row, read_limited(store, txn, QUEUE_LIMITS + row.name)) for row in has_limit
+            ]
+            shown = [queue_limit_stats(limited, row, now) for row, limited in limiters if limited]
             for name in names_of(store, txn, LIMITS):
                 limited = read_limited(store, txn, LIMITS + name)
                 assert limited is not None
-                lanes = [lane for _, lane in lanes_of(txn, store.tables, name)]
-                running = sum(lane.running for lane in lanes)
+                partitions = [partition for _, partition in partitions_of(txn, store.tables, name)]
+                running = sum(partition.running for partition in partitions)
                 shown.append(
                     LimitStats(
                         name=name,
@@ -179,7 +188,7 @@ class Inspection:
                         declared=limited.declared,
                         by_hand=limited.by_hand,
                         running=running,
-                        keys=len(lanes),
+                        keys=len(partitions),
                     )
                 )
         return shown
@@ -193,12 +202,12 @@ class Inspection:
             if stored is None or stored.head.state != READY or not self._is_ready(txn, stored):
                 return None
             limited = stored.head.flags & Flag.LIMITED
-            held = lane_held(store, txn, stored, now) if limited else None
+            held = partition_held(store, txn, stored, now) if limited else None
             name = txn.get(store.key(f"n/{stored.head.line >> 1}"))
             assert name is not None
             row = Row(name.decode(), 0, txn.get(store.key("q/" + name.decode())))
-            gate = read_limited(store, txn, GATES + row.name) if row.gated else None
-            return held or (gate_held(gate, row, now) if gate else None)
+            limiter = read_limited(store, txn, QUEUE_LIMITS + row.name) if row.has_limit else None
+            return held or (queue_held(limiter, row, now) if limiter else None)
 
     def _stats_of(self, txn: lmdb.Transaction[bytes], row: Row) -> QueueStats:
         names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest", "consumers"}

@@ -8,7 +8,7 @@
     lease  owner·token → ready key, leased, deadline, id
     carried  as ready → token, leased, id     leases that lie with the carrier; see carrying.py
     due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 that of
-                                              keys that are held, 3 of lanes nobody uses any more,
+                                              held keys, 3 that of unused partitions,
                                               for which nobody is woken
     key    key → who has it                   see keys.py
     fin    class·prune time·seq → finished, id
@@ -16,8 +16,8 @@
     cmd    owner·number → command
     wait   id → how many before it have not ended, and how many did not succeed; of jobs that wait
     note   id → progress and log of a job that said something
-    lane   limit·0·key → record of one key of a limit; see lanes.py
-    park   lane·line·rank·seq → cost, id      the ready jobs of a lane
+    partition   limit·0·key → record of one key of a limit; see partitions.py
+    park   partition·line·rank·seq → cost, id      the ready jobs of a partition
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
     said   o·owner → its last word, of one elsewhere; n·time·nonce → what a put was told;
                                               j, t, u: jobs of unknown tasks, see unknown.py;
@@ -39,11 +39,11 @@ __all__ = [
     "CARRIED_VALUE",
     "DUE_EXPIRY",
     "DUE_FALL",
-    "DUE_GATE",
+    "DUE_LIMITER",
     "DUE_HELD",
     "DUE_JOB",
     "DUE_KEY",
-    "DUE_LANE",
+    "DUE_PARTITION",
     "DUE_LEASE",
     "DUE_TERMS",
     "DUE_UNKNOWN",
@@ -76,8 +76,8 @@ LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 CARRIED_VALUE = struct.Struct(">QQ")  # token, leased (wall); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
-DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_GATE = range(5)
-DUE_LANE, DUE_FALL, DUE_UNKNOWN, DUE_TERMS = range(5, 9)
+DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_LIMITER = range(5)
+DUE_PARTITION, DUE_FALL, DUE_UNKNOWN, DUE_TERMS = range(5, 9)
 HELD, UNUSED = 2, 3
 """The clocks of what nobody needs to be woken for."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
@@ -121,7 +121,7 @@ class Row:
         "expired",
         "failed",
         "forgotten",
-        "gated",
+        "has_limit",
         "max_size",
         "name",
         "number",
@@ -159,7 +159,7 @@ class Row:
             self.retried,
             self.cancelled,
             self.expired,
-            self.gated,
+            self.has_limit,
         ) = values
 
     @property
@@ -211,7 +211,7 @@ class Row:
             self.retried,
             self.cancelled,
             self.expired,
-            self.gated,
+            self.has_limit,
         )
         more = self.carried, self.purged, self.forgotten
         return row + _MORE.pack(*more) if any(more) else row
@@ -230,16 +230,19 @@ class Tables(NamedTuple):
     cmd: lmdb._Database
     wait: lmdb._Database
     note: lmdb._Database
-    lane: lmdb._Database
+    partition: lmdb._Database
     park: lmdb._Database
     schedule: lmdb._Database
     carried: lmdb._Database
     said: lmdb._Database
 
 
+_STORED_NAMES = [{"partition": "lane"}.get(name, name).encode() for name in Tables._fields]
+
+
 def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:
     """Open the named databases of an environment that is open for reading only."""
-    names = [prefix + name.encode() for name in Tables._fields]
+    names = [prefix + name for name in _STORED_NAMES]
     return Tables(*(env.open_db(name, create=False) for name in names))
 
 
@@ -249,4 +252,4 @@ def make_tables(env: lmdb.Environment, txn: lmdb.Transaction[bytes], prefix: byt
     The driver keeps handles of a write transaction only. By itself it would begin a transaction for
     each table, and hold the interpreter lock while that waits for other processes.
     """
-    return Tables(*(env.open_db(prefix + name.encode(), txn=txn) for name in Tables._fields))
+    return Tables(*(env.open_db(prefix + name, txn=txn) for name in _STORED_NAMES))

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import lmdb
 
-from tidemill.brokers.lmdb.carried import carried_in
-from tidemill.brokers.lmdb.keys import Key
+from tidemill.brokers.lmdb.carrier_table import carried_in
 from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, READY_KEY, Row
-from tidemill.brokers.lmdb.moves import Moves
 from tidemill.brokers.lmdb.record import SCHEDULED, WAITING, Stored
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.unknown import ASIDE
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.unique import Key
+from tidemill.brokers.lmdb.unknown_task_index import ASIDE
 
 __all__ = ["ready_ids", "still_unready", "unready_ids"]
 
@@ -55,24 +55,24 @@ def unready_ids(store: Store, queue: str) -> list[bytes]:
     return [job_id for _, job_id in sorted(found)]
 
 
-def still_unready(moves: Moves, row: Row, ids: Sequence[bytes]) -> list[bytes]:
+def still_unready(commit: Transitions, row: Row, ids: Sequence[bytes]) -> list[bytes]:
     """Those jobs that nobody has moved since they were looked up."""
-    jobs = (moves.load(job_id) for job_id in ids)
+    jobs = (commit.load(job_id) for job_id in ids)
     return [stored.id for stored in jobs if stored and _is_unready(stored, row.lines)]
 
 
-def ready_ids(moves: Moves, row: Row, most: int) -> list[bytes]:
+def ready_ids(commit: Transitions, row: Row, most: int) -> list[bytes]:
     """Ids of ready jobs of a queue, wherever they lie."""
     lines = *row.lines, row.lost_line
-    ids = [job_id for line in lines for job_id in _first(moves, line, most)]
-    ids += moves.lanes.jobs_in(lines, most)
-    ids += itertools.islice(carried_in(moves.txn, moves.t, lines), most)
+    ids = [job_id for line in lines for job_id in _first(commit, line, most)]
+    ids += commit.partitions.jobs_in(lines, most)
+    ids += itertools.islice(carried_in(commit.txn, commit.t, lines), most)
     return list(dict.fromkeys(ids))[:most]
 
 
-def _first(moves: Moves, line: int, most: int) -> list[bytes]:
+def _first(commit: Transitions, line: int, most: int) -> list[bytes]:
     """The first jobs of a line."""
-    cursor = moves.txn.cursor(moves.t.ready)
+    cursor = commit.txn.cursor(commit.t.ready)
     found = cursor.set_range(READY_KEY.pack(line, 0, 0))
     ids: list[bytes] = []
     while found and READY_KEY.unpack(cursor.key())[0] == line and len(ids) < most:

@@ -12,8 +12,8 @@ import struct
 import msgspec
 
 from tidemill.brokers.lmdb.layout import LOST, READY_KEY
-from tidemill.gate import Claim
-from tidemill.job import Attempt, Envelope, State, decode_envelope
+from tidemill.core.job import Attempt, Envelope, State, decode_envelope
+from tidemill.core.limit_settings import JobLimit
 
 __all__ = [
     "CANCELLED",
@@ -33,7 +33,7 @@ __all__ = [
     "Notes",
     "Stored",
     "Tail",
-    "claim_of",
+    "job_limit_of",
     "encode",
     "envelope_of",
     "flags_of",
@@ -66,7 +66,7 @@ class Flag:
     RESULT_TTL = 32
     LINKED = 64  # it comes before or after others
     DROPPED = 128  # it ended for how those before it did
-    LIMITED = 256  # it is under a limit, and in a lane
+    LIMITED = 256  # it is under a limit, and in a partition
     UNKNOWN = 512  # it is set aside: scheduled, and in the index by task
 
 
@@ -189,10 +189,10 @@ class _Limited(_Part, array_like=True, gc=False):
     signature: msgspec.Raw
     links: msgspec.Raw
     planned: msgspec.Raw
-    limit: Claim
+    limit: JobLimit
 
 
-def claim_of(envelope: bytes) -> Claim:
+def job_limit_of(envelope: bytes) -> JobLimit:
     """The limit that a job under one is under."""
     return _LIMITED.decode(envelope).limit
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import lmdb
 
+from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
 from tidemill.brokers.lmdb.layout import MICRO
-from tidemill.brokers.lmdb.moves import Moves
-from tidemill.brokers.lmdb.puts import OVERHEAD, put_if_it_fits
-from tidemill.brokers.schedules import CLAIM, Change, Changed, Schedule
-from tidemill.crash import point
+from tidemill.brokers.lmdb.put import OVERHEAD, put_if_it_fits
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.core.crash_points import point
 
 __all__ = ["change", "hand_out", "next_due", "page", "read"]
 
@@ -59,22 +59,22 @@ def page(
     return records
 
 
-def change(moves: Moves, changes: Sequence[Change]) -> list[Changed]:
+def change(commit: Transitions, changes: Sequence[Change]) -> list[Changed]:
     """Change what still is as expected, and put the jobs that come with it."""
     size = sum(OVERHEAD + len(job.body) for change in changes for job in change.jobs)
     size += sum(len(change.body) for change in changes if not change.expect)
     if size:  # to pause and to remove must go on when the disk is full
-        moves.store.room.check(size)
-    return [_change(moves, each) for each in changes]
+        commit.store.room.check(size)
+    return [_change(commit, each) for each in changes]
 
 
-def _change(moves: Moves, change: Change) -> Changed:
-    txn, table, key = moves.txn, moves.t.schedule, _key(change.name)
+def _change(commit: Transitions, change: Change) -> Changed:
+    txn, table, key = commit.txn, commit.t.schedule, _key(change.name)
     data = txn.get(key, db=table)
     clock, time, version, before = _HEAD.unpack_from(data) if data is not None else (0, 0, 0, 0.0)
     if version != change.expect:
         return Changed()
-    left_out = tuple(filter(None, [put_if_it_fits(moves, job) for job in change.jobs]))
+    left_out = tuple(filter(None, [put_if_it_fits(commit, job) for job in change.jobs]))
     if time:
         txn.delete(_ORDER.pack(b"d", clock, time, version), db=table)
     due, body, gone = change.due, change.body, change.gone
@@ -83,23 +83,23 @@ def _change(moves: Moves, change: Change) -> Changed:
     if gone:
         txn.delete(key, db=table)
         return Changed(True, 0, left_out)
-    version = moves.next_number()
+    version = commit.next_number()
     time = int(due * MICRO)
     txn.put(key, _HEAD.pack(_WALL, time, version, due) + body, db=table)
     if time:
         txn.put(_ORDER.pack(b"d", _WALL, time, version), change.name.encode(), db=table)
         if not change.expect or not before or due < before:
-            moves.store.bells.ring_owners()  # one of them shall sleep shorter
+            commit.store.wakeups.ring_owners()  # one of them shall sleep shorter
     return Changed(True, version, left_out)
 
 
-def hand_out(moves: Moves, most: int) -> list[Schedule]:
+def hand_out(commit: Transitions, most: int) -> list[Schedule]:
     """Those that are due, at most so many; for a while nobody else is given them."""
-    txn, table = moves.txn, moves.t.schedule
+    txn, table = commit.txn, commit.t.schedule
     cursor = txn.cursor(table)
-    again = moves.now + int(CLAIM * MICRO)
+    again = commit.now + int(CLAIM * MICRO)
     out: list[Schedule] = []
-    for clock, now in ((_STORE, moves.now), (_WALL, moves.wall)):
+    for clock, now in ((_STORE, commit.now), (_WALL, commit.wall)):
         while len(out) < most and cursor.set_range(_ORDER.pack(b"d", clock, 0, 0)):
             lead, found, time, version = _ORDER.unpack(cursor.key()) if _is_order(cursor) else _END
             if lead != b"d" or found != clock or time > now:
@@ -124,11 +124,11 @@ def _is_order(cursor: lmdb.Cursor[bytes]) -> bool:
     return cursor.key()[:1] == b"d"
 
 
-def next_due(moves: Moves) -> float:
+def next_due(commit: Transitions) -> float:
     """Seconds until one is to be handed out, at least 0; infinity when none will be."""
-    cursor = moves.txn.cursor(moves.t.schedule)
+    cursor = commit.txn.cursor(commit.t.schedule)
     seconds = float("inf")
-    for clock, now in ((_STORE, moves.now), (_WALL, moves.wall)):
+    for clock, now in ((_STORE, commit.now), (_WALL, commit.wall)):
         if cursor.set_range(_ORDER.pack(b"d", clock, 0, 0)) and _is_order(cursor):
             _, found, time, _ = _ORDER.unpack(cursor.key())
             if found == clock:

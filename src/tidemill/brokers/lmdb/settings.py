@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from tidemill.brokers.lmdb.commit import PATIENCE
-from tidemill.brokers.lmdb.place import check_prefix
+from tidemill.brokers.lmdb.files import check_prefix
+from tidemill.brokers.lmdb.group_commit import PATIENCE
 from tidemill.brokers.lmdb.store import MAP_SIZE, PREFIX
-from tidemill.brokers.retention import KEEP_OPTIONS, Retention, number_option
-from tidemill.config import Url, check_known, storable
-from tidemill.errors import InvalidOption
+from tidemill.core.config import Url, check_known, storable
+from tidemill.core.errors import InvalidOption
+from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
 
 __all__ = ["Settings", "check_url"]
 

@@ -18,18 +18,18 @@ from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.commit import PATIENCE, GroupCommit, write
+from tidemill.brokers.lmdb.disk_reserve import Room
 from tidemill.brokers.lmdb.environment import Environment, folder_of, translated
+from tidemill.brokers.lmdb.files import check_prefix, flush_folders, make_folder
+from tidemill.brokers.lmdb.folder_watch import Watch
+from tidemill.brokers.lmdb.group_commit import PATIENCE, GroupCommit, write
 from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, make_tables, open_tables
-from tidemill.brokers.lmdb.place import check_prefix, flush_folders, make_folder
-from tidemill.brokers.lmdb.reading import Reading
-from tidemill.brokers.lmdb.room import Room
-from tidemill.brokers.lmdb.transaction import nested
-from tidemill.brokers.lmdb.wake import Bells
-from tidemill.brokers.lmdb.watch import Watch
-from tidemill.deferral import Deferred, call_off, put_off, restarted
-from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
-from tidemill.files import Folder
+from tidemill.brokers.lmdb.read_transaction import Reading
+from tidemill.brokers.lmdb.wakeup import WakeUps
+from tidemill.brokers.lmdb.write_transaction import nested
+from tidemill.core.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
+from tidemill.core.files import Folder
+from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_signal, resume_signals
 
 __all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_around"]
 
@@ -64,8 +64,10 @@ class Store:
         self._held_up = False  # the lead is ours while the process is copied
         self.brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()  # told when the process forks
         self._keys: dict[str, bytes] = {}  # made once for each queue, not for each step
-        self.lent: dict[int, tuple[bytes, float] | None] = {}  # token → lane, cost: see lanes.py
-        self._bells: Bells | None = None
+        self.lent: dict[
+            int, tuple[bytes, float] | None
+        ] = {}  # token → partition, cost: see partitions.py
+        self._wakeups: WakeUps | None = None
         self.watch: Watch | None = None  # made with the first owner
         if not self.reading:  # beside a data file that is the caller's there is none yet
             above, name = os.path.split(self.folder)
@@ -87,7 +89,7 @@ class Store:
                 self.tables = self.write(lambda txn: make_tables(self.env, txn, prefix))
                 self._check_format()
                 self.env.reader_check()
-                self._bells = Bells(self.folder_of("wake"))
+                self._wakeups = WakeUps(self.folder_of("wake"))
         except BrokerUnavailable as error:
             if not isinstance(error.__cause__, lmdb.DbsFullError):
                 raise
@@ -168,15 +170,15 @@ class Store:
             self.room.check_place()
 
     @property
-    def bells(self) -> Bells:
+    def wakeups(self) -> WakeUps:
         """Where others sleep.
 
         Raises:
             TidemillError: the store was opened to read it.
         """
-        if self._bells is None:
+        if self._wakeups is None:
             raise TidemillError(f"the store in {self.folder} was opened to read it, not to change")
-        return self._bells
+        return self._wakeups
 
     @property
     def url(self) -> str:
@@ -252,14 +254,14 @@ class Store:
         for broker in list(self.brokers):
             broker.after_fork_child()
 
-    @restarted
+    @restart_on_signal
     def ready(self) -> None:
         """Make the store usable in this process, which may be a fork of the one that opened it.
 
         Raises:
             TidemillError: it lies in the caller's own environment.
         """
-        with Deferred(), _lock:
+        with SignalsDeferred(), _lock:
             if self.pid != os.getpid():
                 self.environment.ready()
                 self._open()
@@ -275,8 +277,8 @@ class Store:
             self.environment.close()
 
     def _close_bells(self) -> None:
-        if self._bells is not None:
-            self._bells.close()
+        if self._wakeups is not None:
+            self._wakeups.close()
         if self.watch is not None:
             self.watch.close()
             self.watch = None
@@ -292,7 +294,7 @@ _unopened: dict[_Place, Environment] = {}  # nobody waits for their first commit
 _lock = threading.Lock()
 
 
-@restarted
+@restart_on_signal
 def open_store(
     path: str,
     *,
@@ -315,7 +317,7 @@ def open_store(
     check_prefix(prefix)
     if os.path.isfile(path) and not os.path.isdir(folder_of(path)):
         raise InvalidOption(f"{path} is a file; a store is a directory")
-    with Deferred(), _lock:
+    with SignalsDeferred(), _lock:
         if not reading:
             make_folder(folder_of(path), mode)
         place = _place_of(path)
@@ -336,7 +338,7 @@ def open_store(
     return store
 
 
-@restarted
+@restart_on_signal
 def store_around(env: lmdb.Environment, prefix: str) -> Store:
     """The store inside the caller's own environment.
 
@@ -349,7 +351,7 @@ def store_around(env: lmdb.Environment, prefix: str) -> Store:
         path, sync = os.path.abspath(env.path()), bool(env.flags()["sync"])
     except (AttributeError, TypeError, lmdb.Error) as error:
         raise InvalidOption("env must be an open lmdb.Environment") from error
-    with Deferred(), _lock:
+    with SignalsDeferred(), _lock:
         place = _place_of(path)
         environment = _environment_at(place)
         if environment is None or environment.env is not env:
@@ -398,7 +400,7 @@ def _store_in(
 
 def close_store(store: Store) -> None:
     """Give a store back; the last one out closes it."""
-    with Deferred(), _lock:
+    with SignalsDeferred(), _lock:
         store.users -= 1
         if store.users <= 0:
             for key in [key for key, other in _stores.items() if other is store]:
@@ -411,7 +413,7 @@ _forking = [False]  # handlers of signals are put off
 
 
 def _before_fork() -> None:
-    deferred = put_off()  # a handler that raises would keep the lock for good
+    deferred = defer_signals()  # a handler that raises would keep the lock for good
     _lock.acquire()
     _forking[0] = deferred
     for store in _ours:
@@ -424,7 +426,7 @@ def _after_fork_parent() -> None:
     deferred = _forking[0]
     _lock.release()
     if deferred:
-        call_off()
+        resume_signals()
 
 
 def _after_fork_child() -> None:
@@ -438,7 +440,7 @@ def _after_fork_child() -> None:
         if not store.environment.ours:
             del _stores[key]
     if _forking[0]:
-        call_off()
+        resume_signals()
 
 
 os.register_at_fork(

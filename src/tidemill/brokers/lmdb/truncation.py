@@ -15,7 +15,7 @@ import os
 import struct
 from collections.abc import Iterator
 
-from tidemill.errors import BrokerUnavailable
+from tidemill.core.errors import BrokerUnavailable
 
 __all__ = ["check_length"]
 

@@ -7,15 +7,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.lmdb.calls import Commit
-from tidemill.brokers.lmdb.commit import BRISK, PATIENCE
-from tidemill.brokers.lmdb.flows import is_unfinished
-from tidemill.brokers.lmdb.moves import Moves
+from tidemill.brokers.lmdb.due import come_due
+from tidemill.brokers.lmdb.group_commit import BRISK, PATIENCE
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.timers import come_due
-from tidemill.brokers.lmdb.wake import RESULT, SPACE, Sleeper, bloom
-from tidemill.brokers.watching import Alarm
-from tidemill.errors import BrokerUnavailable
+from tidemill.brokers.lmdb.transitions import Commit, Transitions
+from tidemill.brokers.lmdb.wakeup import RESULT, SPACE, Sleeper, bloom
+from tidemill.brokers.lmdb.workflows import is_unfinished
+from tidemill.brokers.shared.job_watch import Alarm
+from tidemill.core.errors import BrokerUnavailable
 
 __all__ = ["Waits"]
 
@@ -31,12 +30,12 @@ class Waits:
         self._spare: list[Sleeper] = []
 
     def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
-        """See :class:`~tidemill.brokers.watching.Ends`."""
+        """See :class:`~tidemill.brokers.shared.job_watch.Ends`."""
         keys = [job_id.encode() for job_id in ids]
         found = [False] * len(keys)
 
-        def over(moves: Moves) -> bool:
-            found[:] = [not is_unfinished(moves, key) for key in keys]
+        def over(commit: Transitions) -> bool:
+            found[:] = [not is_unfinished(commit, key) for key in keys]
             return any(found)
 
         self.until(over, RESULT, bloom(ids), timeout, alarm)
@@ -45,15 +44,15 @@ class Waits:
     def for_space(self, queue: str, timeout: float) -> bool:
         """Until the queue is below its bound; False when the time is over."""
 
-        def over(moves: Moves) -> bool:
-            row = moves.existing_row(queue)
+        def over(commit: Transitions) -> bool:
+            row = commit.existing_row(queue)
             return row is None or not row.max_size or row.size < row.max_size
 
         return self.until(over, SPACE, bloom([queue]), timeout)
 
     def until(
         self,
-        over: Callable[[Moves], bool],
+        over: Callable[[Transitions], bool],
         kind: int,
         bits: int,
         timeout: float,
@@ -68,15 +67,15 @@ class Waits:
         sleeper: Sleeper | None = None
         next_due = 0.0
 
-        def look(moves: Moves) -> bool:
+        def look(commit: Transitions) -> bool:
             nonlocal sleeper, next_due
-            come_due(moves)
-            if over(moves):
+            come_due(commit)
+            if over(commit):
                 return True
-            next_due = max(0.0, moves.next_due())
+            next_due = max(0.0, commit.next_due())
             if sleeper is None:  # a replay finds it taken
-                sleeper = self._spare.pop() if self._spare else self._store.bells.take()
-            self._store.bells.mark(sleeper, kind, bits)
+                sleeper = self._spare.pop() if self._spare else self._store.wakeups.take()
+            self._store.wakeups.mark(sleeper, kind, bits)
             return False
 
         try:
@@ -94,7 +93,7 @@ class Waits:
                 sleeper.drain()
                 self._spare.append(sleeper)
 
-    def _look(self, look: Callable[[Moves], bool], deadline: float) -> bool:
+    def _look(self, look: Callable[[Transitions], bool], deadline: float) -> bool:
         """One look; another writer may keep it from happening until the time is up."""
         left = max(BRISK, deadline - time.monotonic())
         try:
@@ -109,16 +108,16 @@ class Waits:
         spare, self._spare = self._spare, []
         if spare:
 
-            def free(_: Moves) -> None:
+            def free(_: Transitions) -> None:
                 for sleeper in spare:
-                    self._store.bells.give_up(sleeper)
+                    self._store.wakeups.give_up(sleeper)
 
             try:
                 with contextlib.suppress(BrokerUnavailable):  # a place without a reader is free
                     self._commit(free, patience=BRISK)
             finally:
                 for sleeper in spare:
-                    self._store.bells.close_sleeper(sleeper)
+                    self._store.wakeups.close_sleeper(sleeper)
 
     def after_fork_child(self) -> None:
         """In a forked child: the places are the parent's; close our copies."""

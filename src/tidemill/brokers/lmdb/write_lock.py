@@ -8,7 +8,7 @@ not inherit it, and it tells the holder's process id.
 
 - :meth:`WriteLock.take` never waits.
 - :meth:`WriteLock.wait` waits without limit; only a thread that nobody needs calls it
-  (:class:`tidemill.brokers.lmdb.commit.GroupCommit` has one).
+  (:class:`tidemill.brokers.lmdb.group_commit.GroupCommit` has one).
 
 A program may write in the environment without tidemill. That program holds only LMDB's mutex. The
 kernel keeps the thread id of the owner of a robust mutex in the mutex itself, so one look at the

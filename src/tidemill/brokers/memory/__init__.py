@@ -1,8 +1,11 @@
 """``memory://``: the executable specification. Dicts, one lock, no cleverness.
 
-Everything lives and dies with the process. Other brokers are compared with this one, move by move,
-by the conformance suite and a state machine; where they differ, one of the two is wrong. Its rooms
-have the names of the LMDB broker's, to be read side by side.
+All jobs live and die with the process. The conformance suite and a state machine compare every
+other broker with this one, call by call; where two differ, one of them is wrong. The files have the
+same names as those of the other brokers, so that you can read them side by side.
+
+Read ``broker`` for the calls, ``transitions`` for the states of a job, and then one file for each
+act: ``put``, ``claim``, ``settle``, ``due``.
 """
 
 from tidemill.brokers.memory.broker import MemoryBroker, open_url

@@ -1,14 +1,18 @@
-"""Looking at jobs."""
+"""Read jobs and queues."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from tidemill.brokers.base import Filter, Page, QueueStats, matches, number_of
-from tidemill.brokers.memory.jobs import Jobs
-from tidemill.job import Record, State
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.memory.part import Part
+from tidemill.brokers.memory.transitions import Jobs
+from tidemill.core.clock import id_time
+from tidemill.core.job import Owner, Record, State
 
-__all__ = ["find", "get", "stats"]
+__all__ = ["Inspection", "find", "get", "stats"]
 
 
 def get(jobs: Jobs, job_id: str) -> Record | None:
@@ -26,7 +30,7 @@ def get(jobs: Jobs, job_id: str) -> Record | None:
 
 
 def find(jobs: Jobs, what: Filter, limit: int, cursor: str) -> Page:
-    """Newest first. The cursor is the number of the record to go on below."""
+    """Records that match, newest first. The cursor is the sequence number of the last record."""
     below = number_of(cursor) if cursor else float("inf")
     records = [item.record for item in jobs.items.values()]
     found = [record for record in records if record.seq < below and matches(record, what)]
@@ -45,3 +49,33 @@ def stats(jobs: Jobs) -> list[QueueStats]:
         msgspec.structs.replace(row, oldest=oldest.get(name, 0.0))
         for name, row in sorted(jobs.stats.items())
     ]
+
+
+class Inspection(Part):
+    """Requests that change nothing."""
+
+    def get(self, job_id: str) -> Record | None:
+        with self._lock:
+            return get(self._jobs, job_id)
+
+    def was_here(self, job_id: str) -> bool:
+        made = id_time(job_id)
+        return made is not None and self._jobs.born - 1 <= made <= self._jobs.wall + 1
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        with self._lock:
+            return find(self._jobs, what, limit, cursor)
+
+    def stats(self) -> list[QueueStats]:
+        with self._lock:
+            return stats(self._jobs)
+
+    def owners(self) -> list[Owner]:
+        with self._lock:
+            return list(self._owners.values())
+
+    def info(self) -> dict[str, Any]:
+        with self._lock:
+            departure, count = self._jobs.departure, len(self._jobs.items)
+            facts = {"broker": "memory", "url": self.url, "jobs": count, "durable": False}
+            return facts | ({"moves_to": departure.where} if departure else {})

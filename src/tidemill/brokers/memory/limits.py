@@ -1,38 +1,38 @@
-"""Limits: which ready jobs may start, counted over all owners.
+"""Limits: the ready jobs that may start, counted over all owners.
 
-What is under a limit waits in its line with the others and is passed over. (A store with an index
-keeps what may not start in a table of its own, so that nobody walks over it; what is leased, and
-when, is the same.) A *lane* is one key of one limit. Of a lane only the first job of a line can be
-next; and lanes with a key take turns: who was served stands behind those who were not.
+A job under a limit waits in its ready list with the others, and is passed over while its limit is
+closed. (A store with an index keeps such jobs in a table of their own, so that no claim walks over
+them; it leases the same jobs at the same time.) A *partition* is one key of one limit. In a ready
+list only the first job of each partition can be next. Partitions with a key take turns: after a
+lease, a partition stands behind the partitions that were not served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.brokers.base import Want
-from tidemill.brokers.memory.jobs import LOST, MESSAGES, Item, Jobs, Limited, Line, Ready
-from tidemill.gate import (
+from tidemill.brokers.memory.part import Part
+from tidemill.brokers.memory.transitions import Item, Jobs, Limit, Ready, ReadyList
+from tidemill.core.job import State
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.limits.arithmetic import (
     NEVER,
-    Claim,
-    Gate,
     Held,
+    Limiter,
     LimitStats,
-    Terms,
+    apply_settings,
     change,
     clear_at,
     ended,
     give_back,
     hold,
-    hold_to,
     let_go,
     opens,
-    room,
     take,
 )
-from tidemill.job import State
 
 __all__ = [
+    "Limits",
     "attempted",
     "declare",
     "first_of",
@@ -51,31 +51,34 @@ __all__ = [
 
 
 def micros(jobs: Jobs) -> int:
-    """Now, as gates count."""
+    """Now, in the microseconds of limiters."""
     return int(jobs.now * 1e6)
 
 
 # -- setting -------------------------------------------------------------------------------------
 
 
-def set_limit(jobs: Jobs, name: str, terms: Terms | None, *, queue: bool, declared: bool) -> None:
-    """Have these terms hold, at once."""
+def set_limit(
+    jobs: Jobs, name: str, settings: LimitSettings | None, *, queue: bool, declared: bool
+) -> None:
+    """Apply settings to a limit at once."""
     table = jobs.queue_limits if queue else jobs.limits
     if queue:
         jobs.queue(name)
     known = table.get(name)
     if known is None:
-        known = table[name] = Limited()
-        known.gate.held = jobs.queue(name).carried if queue else 0.0
-    old = hold_to(known, terms, declared=declared)
+        known = table[name] = Limit()
+        known.limiter.held = jobs.queue(name).carried if queue else 0.0
+    old = apply_settings(known, settings, declared=declared)
     if known.terms != old:
-        lanes = [lane.gate for (whose, _), lane in jobs.lanes.items() if whose == name]
-        for gate in [known.gate] if queue else lanes:
-            change(old, known.terms, gate, micros(jobs))
+        rows = jobs.partitions.items()
+        limiters = [partition.limiter for (limit, _), partition in rows if limit == name]
+        for limiter in [known.limiter] if queue else limiters:
+            change(old, known.terms, limiter, micros(jobs))
 
 
-def declare(jobs: Jobs, claim: Claim | None, *, anew: bool = True) -> None:
-    """A job is stored that brings a limit along; without ``anew`` a known one stays."""
+def declare(jobs: Jobs, claim: JobLimit | None, *, anew: bool = True) -> None:
+    """Declare the limit of a job that is stored; without ``anew`` a known limit stays."""
     if claim is not None and (anew or claim.name not in jobs.limits):
         set_limit(jobs, claim.name, claim.terms, queue=False, declared=True)
 
@@ -84,63 +87,33 @@ def declare(jobs: Jobs, claim: Claim | None, *, anew: bool = True) -> None:
 
 
 def is_open(jobs: Jobs, queue: str) -> bool:
-    """Whether a job of the queue may start now, as far as the queue's own limit goes."""
+    """True when the queue's own limit lets a job start now."""
     return not _queue_opens(jobs, queue)
 
 
-def first_of(jobs: Jobs, line: Line, owner: str, want: Want) -> Ready | None:
-    """(rank, turn, id) of the job of a line that is next, for who takes by this want."""
+def first_of(jobs: Jobs, line: ReadyList) -> Ready | None:
+    """(rank, turn, id) of the next job in a ready list that may start now."""
     entries = jobs.ready.get(line, [])
     if not jobs.limits:
         return entries[0] if entries else None
-    return min(_may_start(jobs, entries, owner, want), default=None)
+    return min(_may_start(jobs, entries), default=None)
 
 
 def turn_of(jobs: Jobs, item: Item) -> int:
-    """Where a job stands among those of its priority: its sequence, or the turn of its lane."""
+    """The order of a job within its priority: its sequence, or the turn of its partition."""
     claim = item.record.envelope.limit
-    return max(item.record.seq, jobs.lane(claim).turn if claim and claim.key else 0)
+    return max(item.record.seq, jobs.partition(claim).turn if claim and claim.key else 0)
 
 
-def _may_start(jobs: Jobs, entries: list[Ready], owner: str, want: Want) -> Iterator[Ready]:
-    for item, claim in _fronts(jobs, entries):
-        closed = claim is not None and _lane_opens(jobs, claim)
-        if not closed and not (claim and _leave_place(jobs, item, claim, owner, want)):
+def _may_start(jobs: Jobs, entries: list[Ready]) -> Iterator[Ready]:
+    for item, claim in _firsts(jobs, entries):
+        closed = claim is not None and _partition_opens(jobs, claim)
+        if not closed:
             yield item.record.rank, turn_of(jobs, item), item.record.envelope.id
 
 
-def _leave_place(jobs: Jobs, item: Item, claim: Claim, owner: str, want: Want) -> bool:
-    """Whether older jobs of the lane wait elsewhere for others, who sleep for them."""
-    heirs: list[str] = []
-    for (queue, kind), entries in jobs.ready.items() if want.queues else ():
-        if kind == LOST or queue in want.queues:
-            continue
-        if jobs.queue(queue).paused or not is_open(jobs, queue):
-            continue
-        sleepers = [
-            sleeper
-            for sleeper, lacks in jobs.hungry.items()
-            if sleeper != owner
-            and (lacks.messages if kind == MESSAGES else lacks.tasks)
-            and (not lacks.queues or queue in lacks.queues)
-        ]
-        for front, other in _fronts(jobs, entries):
-            same = other is not None and (other.name, other.key) == (claim.name, claim.key)
-            if sleepers and same and _age(front) < _age(item):
-                heirs.append(sleepers[0])
-    lane, terms = jobs.lane(claim), jobs.limits[claim.name].terms
-    if not heirs or room(terms, lane.gate, lane.running, micros(jobs), len(heirs) + 1) > len(heirs):
-        return False
-    jobs.heirs.update(heirs)
-    return True
-
-
-def _age(item: Item) -> tuple[int, int]:
-    return item.record.rank, item.record.seq
-
-
-def _fronts(jobs: Jobs, entries: list[Ready]) -> Iterator[tuple[Item, Claim | None]]:
-    """The first job of each lane of a line, and every job without a limit."""
+def _firsts(jobs: Jobs, entries: list[Ready]) -> Iterator[tuple[Item, JobLimit | None]]:
+    """The first job of each partition in a ready list, and every job without a limit."""
     seen: set[tuple[str, str]] = set()
     for _, _, job_id in entries:
         item = jobs.items[job_id]
@@ -156,27 +129,27 @@ def _queue_opens(jobs: Jobs, queue: str) -> int:
     limited = jobs.queue_limits.get(queue)
     if limited is None:
         return 0
-    return opens(limited.terms, limited.gate, _running(jobs, queue), micros(jobs))
+    return opens(limited.terms, limited.limiter, _running(jobs, queue), micros(jobs))
 
 
 def _running(jobs: Jobs, queue: str) -> int:
-    """How many jobs of a queue have been leased; what is carried, too, keeps its place."""
+    """The number of running jobs of a queue; carried jobs count, since they keep their place."""
     row = jobs.queue(queue)
     return row.running + row.carried
 
 
-def _lane_opens(jobs: Jobs, claim: Claim) -> int:
-    lane, terms = jobs.lane(claim), jobs.limits[claim.name].terms
-    return opens(terms, lane.gate, lane.running, micros(jobs), claim.cost)
+def _partition_opens(jobs: Jobs, claim: JobLimit) -> int:
+    partition, settings = jobs.partition(claim), jobs.limits[claim.name].terms
+    return opens(settings, partition.limiter, partition.running, micros(jobs), claim.cost)
 
 
 def next_opening(jobs: Jobs) -> float:
-    """Seconds until a limit lets a ready job start that may not now; infinity when none will."""
+    """Seconds until the next closed limit opens for a ready job; infinity when none will."""
     rows = [jobs.queue(name) for name in jobs.queue_limits]
     times = [_queue_opens(jobs, row.name) for row in rows if row.ready > row.carried]
     if jobs.limits:
         for entries in jobs.ready.values():
-            times += [_lane_opens(jobs, claim) for _, claim in _fronts(jobs, entries) if claim]
+            times += [_partition_opens(jobs, claim) for _, claim in _firsts(jobs, entries) if claim]
     times = [when for when in times if 0 < when < NEVER]
     return min(times) / 1e6 - jobs.now if times else float("inf")
 
@@ -185,78 +158,78 @@ def next_opening(jobs: Jobs) -> float:
 
 
 def start(jobs: Jobs, item: Item, number: int) -> None:
-    """A job is leased: its tokens are taken, and its lane goes behind the others."""
+    """Take the tokens of a leased job, and put its partition behind the others."""
     envelope, now = item.record.envelope, micros(jobs)
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
-        take(limited.terms, limited.gate, now)
+        take(limited.terms, limited.limiter, now)
     if envelope.limit is not None:
-        lane = jobs.lane(envelope.limit)
-        take(jobs.limits[envelope.limit.name].terms, lane.gate, now, envelope.limit.cost)
-        lane.turn = number
+        partition = jobs.partition(envelope.limit)
+        take(jobs.limits[envelope.limit.name].terms, partition.limiter, now, envelope.limit.cost)
+        partition.turn = number
 
 
 def unstart(jobs: Jobs, item: Item) -> None:
-    """A lease goes back and the job never ran: it gets its tokens back."""
+    """Refund the tokens of a lease that goes back without a run."""
     taken = _charged(jobs, item)
-    for terms, gate, cost in _gates_of(jobs, item):
+    for settings, limiter, cost in _limiters_of(jobs, item):
         if item.is_carried:
-            let_go(gate, cost)
+            let_go(limiter, cost)
         else:
-            give_back(terms, gate, taken, cost)
+            give_back(settings, limiter, taken, cost)
 
 
 def set_aside(jobs: Jobs, item: Item) -> None:
-    """A lease goes to the carrier: its tokens are taken when the job starts."""
+    """Reserve the tokens of a lease that goes to the carrier until its job starts."""
     taken = _charged(jobs, item)
-    for terms, gate, cost in _gates_of(jobs, item):
-        hold(terms, gate, taken, cost)
+    for settings, limiter, cost in _limiters_of(jobs, item):
+        hold(settings, limiter, taken, cost)
 
 
 def restart(jobs: Jobs, item: Item) -> None:
-    """A job is taken from the carrier: now it starts."""
-    for terms, gate, cost in _gates_of(jobs, item):
-        let_go(gate, cost)
-        take(terms, gate, micros(jobs), cost)
+    """Take the reserved tokens of a carried job that starts now."""
+    for settings, limiter, cost in _limiters_of(jobs, item):
+        let_go(limiter, cost)
+        take(settings, limiter, micros(jobs), cost)
     item.charged = item.record.leased
 
 
-def _gates_of(jobs: Jobs, item: Item) -> Iterator[tuple[Terms, Gate, float]]:
-    """What a job is under, and what it costs there."""
+def _limiters_of(jobs: Jobs, item: Item) -> Iterator[tuple[LimitSettings, Limiter, float]]:
+    """The limits of a job, with its cost in each."""
     envelope = item.record.envelope
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
-        yield limited.terms, limited.gate, 1.0
+        yield limited.terms, limited.limiter, 1.0
     if envelope.limit is not None:
-        terms = jobs.limits[envelope.limit.name].terms
-        yield terms, jobs.lane(envelope.limit).gate, envelope.limit.cost
+        settings = jobs.limits[envelope.limit.name].terms
+        yield settings, jobs.partition(envelope.limit).limiter, envelope.limit.cost
 
 
 def _charged(jobs: Jobs, item: Item) -> int:
-    """When its tokens were taken, as gates count."""
+    """The time at which its tokens were taken, in the microseconds of limiters."""
     return int((jobs.now - jobs.wall + item.charged) * 1e6)
 
 
 def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
-    """An attempt has ended: what a breaker goes by."""
+    """Tell the breaker of the queue how an attempt ended."""
     limited = jobs.queue_limits.get(item.record.envelope.queue)
     if limited is not None:
-        ended(limited.terms, limited.gate, micros(jobs), well=well)
+        ended(limited.terms, limited.limiter, micros(jobs), well=well)
 
 
 # -- showing -------------------------------------------------------------------------------------
 
 
 def held(jobs: Jobs, job_id: str) -> Held | None:
-    """What keeps a ready job waiting."""
+    """The limit that keeps a ready job waiting."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state is not State.READY or item.is_carried:
         return None
     claim, queue = item.record.envelope.limit, item.record.envelope.queue
-    when = _lane_opens(jobs, claim) if claim else 0
+    when = _partition_opens(jobs, claim) if claim else 0
     if claim and when:
-        terms, running = jobs.limits[claim.name].terms, jobs.lane(claim).running
-        return Held(claim.name, claim.key, False, _seconds(jobs, when), running, terms)
+        settings, running = jobs.limits[claim.name].terms, jobs.partition(claim).running
+        return Held(claim.name, claim.key, False, _seconds(jobs, when), running, settings)
     when = _queue_opens(jobs, queue)
     if not when:
         return None
@@ -274,7 +247,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
             declared=limited.declared,
             by_hand=limited.by_hand,
             running=_running(jobs, name),
-            failures=limited.gate.failures,
+            failures=limited.limiter.failures,
             until=_seconds(jobs, _queue_opens(jobs, name)),
         )
         for name, limited in sorted(jobs.queue_limits.items())
@@ -286,8 +259,8 @@ def show(jobs: Jobs) -> list[LimitStats]:
             terms=limited.terms,
             declared=limited.declared,
             by_hand=limited.by_hand,
-            running=sum(lane.running for (whose, _), lane in jobs.lanes.items() if whose == name),
-            keys=sum(whose == name for whose, _ in jobs.lanes),
+            running=sum(one.running for key, one in jobs.partitions.items() if key[0] == name),
+            keys=sum(limit == name for limit, _ in jobs.partitions),
         )
         for name, limited in sorted(jobs.limits.items())
     ]
@@ -300,13 +273,33 @@ def _seconds(jobs: Jobs, when: int) -> float:
 
 
 def sweep(jobs: Jobs) -> None:
-    """Forget lanes that nothing is in and that are as if they had never been used."""
+    """Forget empty partitions whose limiter is as good as new."""
     ready = [entry[2] for entries in jobs.ready.values() for entry in entries]
     claims = [jobs.items[job_id].record.envelope.limit for job_id in ready]
     used = {(claim.name, claim.key) for claim in claims if claim}
-    for place, lane in list(jobs.lanes.items()):
-        terms = jobs.limits[place[0]].terms
-        if place not in used and not lane.running and clear_at(terms, lane.gate) <= micros(jobs):
-            del jobs.lanes[place]
+    for place, partition in list(jobs.partitions.items()):
+        clear = clear_at(jobs.limits[place[0]].terms, partition.limiter)
+        if place not in used and not partition.running and clear <= micros(jobs):
+            del jobs.partitions[place]
     for name, key in used:
-        jobs.lane(Claim(name, key))
+        jobs.partition(JobLimit(name, key))
+
+
+class Limits(Part):
+    """Calls that set and show limits."""
+
+    def set_limit(
+        self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        with self._lock:
+            self._jobs.check_here()
+            set_limit(self._jobs, name, terms, queue=queue, declared=declared)
+            self._wake_all()
+
+    def limits(self) -> list[LimitStats]:
+        with self._lock:
+            return show(self._jobs)
+
+    def held(self, job_id: str) -> Held | None:
+        with self._lock:
+            return held(self._jobs, job_id)

@@ -5,26 +5,28 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from tidemill.brokers.memory.jobs import Jobs
-from tidemill.brokers.memory.puts import put_if_it_fits
-from tidemill.brokers.schedules import CLAIM, Change, Changed, Schedule
+from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
+from tidemill.brokers.memory.due import come_due
+from tidemill.brokers.memory.part import Part
+from tidemill.brokers.memory.put import put_if_it_fits
+from tidemill.brokers.memory.transitions import Jobs
 
-__all__ = ["Book"]
+__all__ = ["ScheduleTable", "Schedules"]
 
 _Entry = tuple[float, int, str]  # when, version, name
 
 
-class Book:
+class ScheduleTable:
     """All schedules of one broker; used under its lock.
 
-    Entries of the heaps stay when a record changes; their version tells that they mean nothing.
+    When a record changes, its heap entries stay; their old version marks them as stale.
     """
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
         self.records: dict[str, Schedule] = {}
         self._due: list[_Entry] = []  # by wall time
-        self._claims: list[_Entry] = []  # those handed out: when to hand them out again, by machine
+        self._claims: list[_Entry] = []  # claims, by the machine time at which they end
 
     def page(self, after: str, limit: int) -> list[Schedule]:
         """Records by name, from the first one behind ``after`` on."""
@@ -32,7 +34,7 @@ class Book:
         return [self.records[name] for name in names[:limit]]
 
     def change(self, changes: Sequence[Change]) -> list[Changed]:
-        """Change what still is as expected, and put the jobs that come with it."""
+        """Change the records that still have the expected version, and put their jobs."""
         return [self._change(change) for change in changes]
 
     def _change(self, change: Change) -> Changed:
@@ -54,7 +56,7 @@ class Book:
         return Changed(True, version, left_out)
 
     def hand_out(self, most: int) -> list[Schedule]:
-        """Those that are due, at most so many; for a while nobody else is given them."""
+        """Claim up to ``most`` due records for the caller."""
         out: list[Schedule] = []
         for heap, now in ((self._claims, self._jobs.now), (self._due, self._jobs.wall)):
             while self._first(heap) <= now and len(out) < most:
@@ -64,12 +66,12 @@ class Book:
         return out
 
     def next_due(self) -> float:
-        """Seconds until one is to be handed out, at least 0; infinity when none will be."""
+        """Seconds until a record comes due, at least 0; infinity when none will."""
         claimed = self._first(self._claims) - self._jobs.now
         return max(0.0, min(claimed, self._first(self._due) - self._jobs.wall))
 
     def _first(self, heap: list[_Entry]) -> float:
-        """When the first of a heap comes that still means something."""
+        """The time of the first entry of a heap that is not stale."""
         while heap:
             when, version, name = heap[0]
             record = self.records.get(name)
@@ -77,3 +79,25 @@ class Book:
                 return when
             heapq.heappop(heap)
         return float("inf")
+
+
+class Schedules(Part):
+    """Calls on records of schedules."""
+
+    _schedules: ScheduleTable
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        with self._lock:
+            return [self._schedules.records.get(name) for name in names]
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        with self._lock:
+            return self._schedules.page(after, limit)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        with self._lock:
+            self._jobs.check_here()
+            come_due(self._jobs)
+            changed = self._schedules.change(changes)
+            self._wake_all()
+            return changed

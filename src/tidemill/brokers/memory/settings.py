@@ -1,9 +1,9 @@
-"""What a ``memory://`` URL asks for."""
+"""The options of a ``memory://`` URL."""
 
 from __future__ import annotations
 
-from tidemill.brokers.retention import KEEP_OPTIONS, Retention
-from tidemill.config import Url, check_known
+from tidemill.core.config import Url, check_known
+from tidemill.core.retention import KEEP_OPTIONS, Retention
 
 __all__ = ["check_url"]
 

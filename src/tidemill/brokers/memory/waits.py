@@ -1,27 +1,27 @@
-"""Sleeping until something holds: for those who wait without being owners."""
+"""Waits of callers that own nothing: for jobs to end, and for room in a queue."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.memory.jobs import Jobs
-from tidemill.brokers.memory.timers import come_due
-from tidemill.brokers.watching import Alarm
-from tidemill.locks import Condition
+from tidemill.brokers.memory.due import come_due
+from tidemill.brokers.memory.transitions import Jobs
+from tidemill.brokers.shared.job_watch import Alarm
+from tidemill.core.locks import Condition
 
 __all__ = ["Waits"]
 
 
 class Waits:
-    """Those who wait for jobs of a broker; ``lock`` is told of every change."""
+    """The waits of a broker; every change notifies ``lock``."""
 
     def __init__(self, lock: Condition, jobs: Jobs) -> None:
         self._lock = lock
         self._jobs = jobs
 
     def until(self, over: Callable[[], bool], timeout: float, alarm: Alarm | None = None) -> bool:
-        """Sleep until ``over`` holds; False when the time is over, or the alarm rings."""
+        """Sleep until ``over`` is true; False when the time is over or the alarm rings."""
         deadline = time.monotonic() + timeout
         with self._lock:
             while True:
@@ -34,7 +34,7 @@ class Waits:
                 self._lock.wait(min(left, self._jobs.next_due()))
 
     def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
-        """See :class:`~tidemill.brokers.watching.Ends`."""
+        """See :class:`~tidemill.brokers.shared.job_watch.Ends`."""
         items = self._jobs.items
         found: list[bool] = []
 
@@ -42,10 +42,10 @@ class Waits:
             found[:] = [i not in items or items[i].record.state.finished for i in ids]
             return any(found)
 
-        alarm.tell = self._news
+        alarm.tell = self._notify
         self.until(over, timeout, alarm)
         return found
 
-    def _news(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             self._lock.notify_all()

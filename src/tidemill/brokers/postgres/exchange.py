@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.brokers.base import Reply, Step, Want
-from tidemill.brokers.postgres.connection import Connection
-from tidemill.brokers.postgres.lines import Line
-from tidemill.brokers.postgres.puts import pack_jobs
+from tidemill.brokers.contract.exchange import Reply, Step, Want, late, lost
+from tidemill.brokers.contract.unknown_tasks import MOST_NAMED
+from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of, texts
+from tidemill.brokers.postgres.errors import Unfit
+from tidemill.brokers.postgres.owner import AttachedOwner
+from tidemill.brokers.postgres.put import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
-from tidemill.brokers.postgres.trouble import Unfit
-from tidemill.brokers.postgres.wire import blobs, clean, floats, ints, json, leases_of, texts
-from tidemill.brokers.steps import late, lost
-from tidemill.brokers.unknown import TOLD_MOST
-from tidemill.errors import StoreMoved
-from tidemill.job import Command, Outcome, Owner, Verdict
+from tidemill.brokers.postgres.timed_connection import Connection
+from tidemill.core.errors import StoreMoved
+from tidemill.core.job import Command, Outcome, Owner, Verdict
 
 if TYPE_CHECKING:
-    from tidemill.brokers.postgres.member import Member
-    from tidemill.brokers.postgres.session import Session
+    from tidemill.brokers.postgres.statements import Session
 
 __all__ = ["send"]
 
@@ -52,101 +50,161 @@ class _Answer(msgspec.Struct):
     strays: Sequence[int] = ()
 
 
-def send(session: Session, member: Member, step: Step, serial: int) -> Reply:
+class _Parts(msgspec.Struct):
+    """The verdicts of a step by how they are settled."""
+
+    plain: list[Verdict]
+    carried: list[Verdict]
+    others: list[Verdict]
+
+
+def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> Reply:
     """Carry a step to the store; the same step under the same serial is done once.
 
-    The serial 0 is that of who speaks on behalf of an owner elsewhere.
+    A step on behalf of a remote owner has the serial 0.
     """
-    handed, unserved = member.handed, session.unserved
-    if unserved is not None and step.want is not None:
-        if member.owner.kind == "consumer":
-            raise unserved
-        step = msgspec.structs.replace(step, want=_NOTHING, fires=0)
-    if (reply := handed.take(step)) is not None:
-        member.partial = True
+    unserved = session.unserved
+    if unserved is not None:
+        step = _without_want(unserved, attached, step)
+    if (reply := attached.hand_off.take(step)) is not None:
+        attached.partial = True
         return reply
-    plain = [verdict for verdict in step.verdicts if _is_plain(verdict)]
-    over = [verdict for verdict in step.verdicts if _goes_over(verdict)]
-    others = [v for v in step.verdicts if not (_is_plain(v) or _goes_over(v))]
-    want = step.want or _NOTHING
-    known = session.known(want.queues)
-    queues = [known[name] for name in want.queues]
-    told = len(handed.told)
-    arguments: list[Any] = [
-        member.number,
-        serial,
-        ints([v.token for v in plain]),
-        floats([v.started for v in plain]),
-        floats([v.ended for v in plain]),
-        blobs([v.result for v in plain]),
-        json([_row(v) for v in others]) if others else None,
-        *_followers(session, others),
+    parts = _split(step)
+    told = len(attached.hand_off.told)
+    queues = session.known(step.want.queues if step.want else ())
+    arguments = _pack(session, attached, step, serial, parts, queues)
+    attached.hand_off.sent()
+    try:
+        answer, leases = _call(session, arguments, queues)
+    except Unfit as error:
+        if attached.owner.kind == "consumer" or not session.outgrown():
+            raise
+        return _leave(attached, step, error)
+    if answer.last:
+        raise late(step, answer.last)
+    reply = _reply(step, parts, answer, leases)
+    if serial:
+        _go_on(session, attached, step, answer, reply, told)
+        if unserved is not None:
+            _leaves(attached, unserved)
+            reply.commands.append(Command("quiet"))
+    return reply
+
+
+def _without_want(unserved: Exception, attached: AttachedOwner, step: Step) -> Step:
+    """The step without its want: a newer release no longer serves this one."""
+    if step.want is None:
+        return step
+    if attached.owner.kind == "consumer":
+        raise unserved
+    return msgspec.structs.replace(step, want=_NOTHING, fires=0)
+
+
+def _split(step: Step) -> _Parts:
+    parts = _Parts([], [], [])
+    for verdict in step.verdicts:
+        if _is_plain(verdict):
+            parts.plain.append(verdict)
+        elif _goes_over(verdict):
+            parts.carried.append(verdict)
+        else:
+            parts.others.append(verdict)
+    return parts
+
+
+def _pack(
+    session: Session,
+    attached: AttachedOwner,
+    step: Step,
+    serial: int,
+    parts: _Parts,
+    queues: Mapping[str, int],
+) -> list[Any]:
+    """The arguments of ``exchange``: the request, the followers, the want, and the preferences."""
+    return [
+        *(attached.number, serial),
+        ints([v.token for v in parts.plain]),
+        floats([v.started for v in parts.plain]),
+        floats([v.ended for v in parts.plain]),
+        blobs([v.result for v in parts.plain]),
+        json([_row(v) for v in parts.others]) if parts.others else None,
         ints([token for token, _ in step.touch]),
         floats([seconds for _, seconds in step.touch]),
         json([[n.token, n.done, n.total, clean(n.line), n.time] for n in step.notes])
         if step.notes
         else None,
-        want.count,
-        queues or None,
-        None if step.want is None else str(want.mode),
-        *(want.tasks, want.messages, want.sleep, want.alone),
-        _may_be_handed(member.owner) and handed.may_come(want),
-        list(want.knows) or None,
-        want.told,
-        ints(handed.told),
-        ints([v.token for v in over]),
+        ints(attached.hand_off.told),
+        ints([v.token for v in parts.carried]),
         ints([token for token, _ in step.take]),
         texts([clean(job_id) for _, job_id in step.take]),
         None if step.held is None else ints(list(step.held)),
+        *_followers(session, parts.others),
+        *_want(attached, step.want, queues),
         session.prefs(),
         session.chores(len(step.verdicts)),
     ]
 
-    def work(_: Line, conn: Connection) -> tuple[Any, ...]:
-        session.check_numbers(known)
+
+def _want(attached: AttachedOwner, asked: Want | None, queues: Mapping[str, int]) -> list[Any]:
+    want = asked or _NOTHING
+    return [
+        want.count,
+        [queues[name] for name in want.queues] or None,
+        None if asked is None else str(want.mode),
+        *(want.tasks, want.messages, want.sleep, want.alone),
+        _may_be_handed(attached.owner) and attached.hand_off.may_come(want),
+        list(want.knows) or None,
+        want.told,
+    ]
+
+
+def _call(
+    session: Session, arguments: list[Any], queues: Mapping[str, int]
+) -> tuple[_Answer, bytes]:
+    """The answer to a step, and the packed leases of both its transactions."""
+
+    def work(_: object, conn: Connection) -> tuple[Any, ...]:
+        session.check_numbers(queues)
         row = conn.execute(session.statements.exchange, arguments, binary=True).fetchone()
         assert row is not None
         return row
 
-    handed.sent()
-    try:
-        answer, leases, more = session.lines.run(work)
-    except Unfit as error:
-        if member.owner.kind == "consumer" or not session.outgrown():
-            raise
-        return _leave(member, step, error)
-    said = msgspec.convert(answer, _Answer)
-    if said.last:
-        raise late(step, said.last)
-    reply = _reply(step, plain, said, leases + (more or b""))
-    if not serial:
-        return reply
-    member.turned(said.turn)
-    if step.fires and said.firing is not None:
-        hand_out(session, step, reply, said.firing)
-    handed.answered(said.turn, step.want, told, reply.next_due)
-    if said.leaves is not None:
-        if member.owner.kind == "consumer":
-            raise StoreMoved(f"this store moves to {said.leaves}; use that url")
-        reply.commands.append(Command("quiet"))
-    if unserved is not None:
-        _leaves(member, unserved)
-        reply.commands.append(Command("quiet"))
-    # It was not marked asleep: what it got starts at once, and it looks again before it sleeps.
-    member.partial = want.sleep and 0 < len(reply.leases) < want.count
-    return reply
+    answer, leases, more = session.connections.run(work)
+    return msgspec.convert(answer, _Answer), leases + (more or b"")
 
 
-def _leave(member: Member, step: Step, error: Unfit) -> Reply:
+def _go_on(
+    session: Session,
+    attached: AttachedOwner,
+    step: Step,
+    answer: _Answer,
+    reply: Reply,
+    told: int,
+) -> None:
+    """Note what the step did to its owner, and add schedules and commands to the reply."""
+    attached.turned(answer.turn)
+    if step.fires and answer.firing is not None:
+        hand_out(session, step, reply, answer.firing)
+    attached.hand_off.answered(answer.turn, step.want, told, reply.next_due)
+    if answer.leaves is not None:
+        if attached.owner.kind == "consumer":
+            raise StoreMoved(f"this store moves to {answer.leaves}; use that url")
+        reply.commands.append(Command("quiet"))
+    # The store did not mark the owner asleep: what it got starts at once, and then it looks again.
+    want = step.want or _NOTHING
+    attached.partial = want.sleep and 0 < len(reply.leases) < want.count
+
+
+def _leave(attached: AttachedOwner, step: Step, error: Unfit) -> Reply:
     """A worker that the store has outgrown ends what it runs and goes, so that others run that."""
-    _leaves(member, error)
+    _leaves(attached, error)
     lost = [False] * len(step.verdicts), [False] * len(step.touch)
     return Reply(*lost, commands=[Command("quiet")], next_due=float("inf"))
 
 
-def _leaves(member: Member, error: Exception) -> None:
-    if not member.outgrown:
-        member.outgrown = True
+def _leaves(attached: AttachedOwner, error: Exception) -> None:
+    if not attached.outgrown:
+        attached.outgrown = True
         _LOG.error("%s; this worker leaves, what it cannot hand in runs again", error)
 
 
@@ -191,13 +249,12 @@ def _followers(session: Session, verdicts: Sequence[Verdict]) -> Sequence[Any]:
     return pack_jobs(session, [f for _, f in followers], [place for place, _ in followers])
 
 
-def _reply(step: Step, plain: Sequence[Verdict], answer: _Answer, leases: bytes) -> Reply:
+def _reply(step: Step, parts: _Parts, answer: _Answer, leases: bytes) -> Reply:
     if answer.gone:  # given up for dead: all it held is lost
         return lost(step)
-    over = sum(map(_goes_over, step.verdicts))
-    missed = iter(_settled(len(plain), answer.missed))
-    kept = iter(_settled(over, answer.kept))
-    others = iter(_settled(len(step.verdicts) - len(plain) - over, answer.lost))
+    missed = iter(_settled(len(parts.plain), answer.missed))
+    kept = iter(_settled(len(parts.carried), answer.kept))
+    others = iter(_settled(len(parts.others), answer.lost))
     reply = Reply(
         settled=[
             next(missed if _is_plain(v) else kept if _goes_over(v) else others)
@@ -213,7 +270,7 @@ def _reply(step: Step, plain: Sequence[Verdict], answer: _Answer, leases: bytes)
         behind=answer.behind,
         strays=list(answer.strays),
     )
-    if len(reply.unknown) == TOLD_MOST:
+    if len(reply.unknown) == MOST_NAMED:
         reply.next_due = 0.0  # more follow
     return reply
 

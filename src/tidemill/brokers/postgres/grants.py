@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.errors import InvalidOption
+from tidemill.core.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from tidemill.brokers.postgres.session import Session
+    from tidemill.brokers.postgres.statements import Session
 
 __all__ = ["missing", "statements"]
 

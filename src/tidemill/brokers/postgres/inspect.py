@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.base import KEEP_ATTEMPTS, Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.contract.broker import KEEP_ATTEMPTS
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.postgres import grants
-from tidemill.brokers.postgres.horizon import held_back_by
-from tidemill.brokers.postgres.session import Session
-from tidemill.brokers.postgres.wire import texts
-from tidemill.brokers.unknown import COUNTED_MOST, UnknownTask
-from tidemill.job import Attempt, Outcome, Record, State, decode_envelope, run_of
+from tidemill.brokers.postgres.encoding import texts
+from tidemill.brokers.postgres.statements import Session
+from tidemill.brokers.postgres.vacuum_horizon import held_back_by
+from tidemill.core.job import Attempt, Outcome, Record, State, decode_envelope, run_of
 
 __all__ = ["find", "get", "head", "info", "stats", "unknown_tasks"]
 
@@ -201,7 +202,7 @@ def unknown_tasks(session: Session) -> list[UnknownTask]:
     """The tasks that have jobs set aside, by name."""
     rows = session.query(f'SELECT * FROM "{session.address.schema}".unknown_tasks()')
     return [
-        UnknownTask(task, queues, min(many, COUNTED_MOST), decode_envelope(oldest).created)
+        UnknownTask(task, queues, min(many, MOST_COUNTED), decode_envelope(oldest).created)
         for task, queues, many, oldest in rows
     ]
 
@@ -234,8 +235,8 @@ def info(session: Session) -> dict[str, Any]:
         "format": session.installed.version,
         "tables_bytes": size,
         "connections": f"{connections} of {most}",
-        "pooled": bool(session.lines.pooled),
-        "hears": session.hearing is not None or not session.lines.pooled,
+        "pooled": bool(session.connections.pooled),
+        "hears": session.wake_ups is not None or not session.connections.pooled,
         "server_time": now,
         "server": f"PostgreSQL {version}",
         "missing_grants": grants.missing(session),

@@ -1,12 +1,13 @@
-"""Limits as they cross the line; ``sql/26_gates.sql`` and ``sql/27_limits.sql`` do the rest."""
+"""Limits as they cross the line; ``sql/26_limiter.sql`` and ``sql/27_limits.sql`` do the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.postgres.session import Session
-from tidemill.gate import Claim, Held, LimitStats, Terms
+from tidemill.brokers.postgres.statements import Session
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = ["all_limits", "held", "lane_of", "numbers", "set_limit"]
 
@@ -14,12 +15,12 @@ _CUT = "\x1f"
 """Between the name and the key of a lane: neither has control characters."""
 
 
-def lane_of(claim: Claim) -> str:
+def lane_of(claim: JobLimit) -> str:
     """The lane of a job: one key of one limit."""
     return f"n{claim.name}{_CUT}{claim.key}"
 
 
-def numbers(terms: Terms) -> list[float | None]:
+def numbers(terms: LimitSettings) -> list[float | None]:
     """Terms as the server has them."""
     none = (None, None)
     rate, window, breaker = terms.rate or none, terms.window or none, terms.breaker or none
@@ -28,7 +29,7 @@ def numbers(terms: Terms) -> list[float | None]:
 
 
 def set_limit(
-    session: Session, name: str, terms: Terms | None, *, queue: bool, declared: bool
+    session: Session, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
 ) -> None:
     """Have these terms hold."""
     queues = session.known([name]) if queue else session.queues
@@ -78,9 +79,9 @@ def _empty_inbox(session: Session) -> bool:
     return bool(more)
 
 
-def _terms(found: Sequence[Any]) -> Terms:
+def _terms(found: Sequence[Any]) -> LimitSettings:
     rate, seconds, burst, most, length, concurrency, failures, pause = found
-    return Terms(
+    return LimitSettings(
         rate=None if rate is None else (rate, seconds),
         burst=burst,
         window=None if most is None else (most, length),

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.base import Reply, Step
-from tidemill.brokers.postgres.connection import Connection
-from tidemill.brokers.postgres.lines import Line
-from tidemill.brokers.postgres.puts import pack_jobs
-from tidemill.brokers.postgres.session import Session
-from tidemill.brokers.postgres.wire import blobs, floats, ints, texts
-from tidemill.brokers.schedules import CLAIM, Change, Changed, Schedule
-from tidemill.errors import BrokerUnavailable, TidemillError
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
+from tidemill.brokers.postgres.connections import ServerConnection
+from tidemill.brokers.postgres.encoding import blobs, floats, ints, texts
+from tidemill.brokers.postgres.put import pack_jobs
+from tidemill.brokers.postgres.statements import Session
+from tidemill.brokers.postgres.timed_connection import Connection
+from tidemill.core.errors import BrokerUnavailable, TidemillError
 
 __all__ = ["change", "get", "hand_out", "page"]
 
@@ -66,21 +66,21 @@ def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
         ints([change.gone for change in changes]),
         floats([change.instead[0] for change in changes]),
         blobs([change.instead[1] for change in changes]),
-        *pack_jobs(session, jobs),
         ints([n for n, change in enumerate(changes, 1) for _ in change.jobs]),
+        *pack_jobs(session, jobs),
         session.prefs(),
     ]
     serials: dict[str, int] = {}
 
-    def work(line: Line, conn: Connection) -> Any:
+    def work(connection: ServerConnection, conn: Connection) -> Any:
         session.check_numbers(queues)
-        if line.id not in serials:  # else it is done again, its reply was lost
-            line.serial += 1
-            serials[line.id] = line.serial
-        values = [line.id, serials[line.id], *arguments]
+        if connection.id not in serials:  # else it is done again, its reply was lost
+            connection.serial += 1
+            serials[connection.id] = connection.serial
+        values = [connection.id, serials[connection.id], *arguments]
         row = conn.execute(session.statements.change_schedules, values, binary=True).fetchone()
         assert row is not None
         return row[0]
 
-    answer = session.lines.run(work, patience=session.address.patience)
+    answer = session.connections.run(work, patience=session.address.patience)
     return [Changed(done, version, tuple(left_out)) for done, version, left_out in answer]

@@ -22,8 +22,8 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from tidemill.brokers.postgres.trouble import NOT_MIGRATED, Outgrown, Refused
-from tidemill.clock import new_id
+from tidemill.brokers.postgres.errors import NOT_MIGRATED, Outgrown, Refused
+from tidemill.core.clock import new_id
 
 __all__ = [
     "LOCK_TIMEOUT",

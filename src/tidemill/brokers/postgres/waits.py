@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.postgres.session import Session
-from tidemill.brokers.postgres.wire import texts
-from tidemill.brokers.watching import Alarm
-from tidemill.locks import Condition
+from tidemill.brokers.postgres.encoding import texts
+from tidemill.brokers.postgres.statements import Session
+from tidemill.brokers.shared.job_watch import Alarm
+from tidemill.core.locks import Condition
 
 __all__ = ["Waits"]
 
@@ -56,7 +56,7 @@ class Waits:
             self._until([texts(known), None], time.monotonic() + timeout, len(ids))
 
     def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
-        """See :class:`~tidemill.brokers.watching.Ends`."""
+        """See :class:`~tidemill.brokers.shared.job_watch.Ends`."""
         known = [job_id for job_id in ids if "\0" not in job_id]
         alarm.tell = self.heard
         if len(known) == len(ids):

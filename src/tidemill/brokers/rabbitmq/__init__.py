@@ -4,12 +4,12 @@ Quorum queues, publisher confirms, delays held by the server. What the protocol 
 a queue, take a job back, keep a result) is not claimed, and refused by name.
 """
 
-from tidemill.brokers.base import Feature
+from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.rabbitmq.broker import RabbitBroker
-from tidemill.brokers.rabbitmq.opening import open_url, read_url
+from tidemill.brokers.rabbitmq.open import open_url, read_url
 from tidemill.brokers.rabbitmq.settings import check_url
-from tidemill.brokers.schemes import features_of as store_features
-from tidemill.config import Url
+from tidemill.brokers.registry import features_of as store_features
+from tidemill.core.config import Url
 
 __all__ = ["RabbitBroker", "check_url", "features_of", "open_url", "read_url"]
 

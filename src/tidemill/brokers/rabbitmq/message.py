@@ -20,15 +20,15 @@ from typing import Any, cast
 import msgspec
 import pika
 
-from tidemill.brokers.rabbitmq.dead_letters import death_of, without_traces
-from tidemill.brokers.rabbitmq.delays import Clockwork, longest, split
-from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
-from tidemill.brokers.rabbitmq.names import Names, Place, server_priority
-from tidemill.brokers.rabbitmq.plain import CONTENT_TYPE, plain_properties, plain_run
-from tidemill.brokers.rabbitmq.publisher import Outgoing
+from tidemill.brokers.rabbitmq.amqp.death_header import death_of, without_traces
+from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
+from tidemill.brokers.rabbitmq.amqp.properties import CONTENT_TYPE, plain_properties, plain_run
+from tidemill.brokers.rabbitmq.due import DelayQueues, longest, split
+from tidemill.brokers.rabbitmq.layout import Names, Place, server_priority
+from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.timer_queues import HOME, LONGEST, TimerQueues
-from tidemill.clock import wall_time
-from tidemill.job import Envelope, decode_envelope, encode_envelope
+from tidemill.core.clock import wall_time
+from tidemill.core.job import Envelope, decode_envelope, encode_envelope
 
 __all__ = ["Carried", "Writer", "read"]
 
@@ -65,10 +65,10 @@ class Writer:
     """
 
     def __init__(
-        self, names: Names, clockwork: Clockwork, by_workers: Callable[[], bool] = lambda: False
+        self, names: Names, delays: DelayQueues, by_workers: Callable[[], bool] = lambda: False
     ) -> None:
         self._names = names
-        self._clockwork = clockwork
+        self._delays = delays
         self._timers = TimerQueues(names)
         self._by_workers = by_workers
         self._mark = uuid.uuid4().hex[:16]
@@ -104,7 +104,7 @@ class Writer:
             headers[HOME], home = home.name, self._timers.for_delay(delay)
             return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
         digits = split(delay)
-        exchange, key = self._clockwork.route(digits, home.name)
+        exchange, key = self._delays.route(digits, home.name)
         return Outgoing(exchange, key, self._properties(job, headers), job.encoded, home, digits)
 
     def write_new(self, job: Envelope, delay: float, now: float = 0.0) -> Outgoing:
@@ -112,8 +112,7 @@ class Writer:
         return self.write(Carried(job, encode_envelope(job)), delay, now)
 
     def write_failed(self, job: Carried, reason: str, when: float = 0.0) -> Outgoing:
-        """A job that is kept for a human, with why; it failed just now, or ``when`` that is known.
-        """
+        """A failed job with its reason; it failed at ``when``, or now if that is 0."""
         home: Place = self._names.failed
         headers = {
             "attempt": job.attempt,

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tidemill.brokers.policing import Danger, Policed
-from tidemill.brokers.rabbitmq.names import Names, Place
+from tidemill.brokers.contract.policies import Danger, ServerPolicies
+from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
+from tidemill.brokers.rabbitmq.layout import Names, Place
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.timer_queues import by_workers, forwards
-from tidemill.brokers.rabbitmq.visit import visit
 
 __all__ = ["examine", "of_delays", "of_policies", "of_version"]
 
@@ -35,7 +35,7 @@ Rows = list[dict[str, Any]]
 
 def examine(
     settings: Settings, names: Names, queues: Iterable[str], version: str
-) -> Policed:
+) -> ServerPolicies:
     """What can destroy jobs of these queues, and all others under the prefix, or hold them up."""
     rows: Rows | None = None
     seen = ""
@@ -47,10 +47,10 @@ def examine(
             seen = seen or f"cannot be read: the management plugin at {base} says: {error}"
     dangers, delays = list(of_version(settings, version)), of_delays(settings, version)
     if rows is not None:
-        return Policed(seen, [*dangers, *of_policies(rows, names)], delays)
+        return ServerPolicies(seen, [*dangers, *of_policies(rows, names)], delays)
     older = _older(settings, [p for q in queues for p in _places(names, q)])
     dangers += [_of_older(settings, names, older)] if older else []
-    return Policed(seen, dangers, delays)
+    return ServerPolicies(seen, dangers, delays)
 
 
 def of_version(settings: Settings, version: str) -> Iterator[Danger]:
@@ -179,7 +179,7 @@ def _places(names: Names, queue: str) -> list[Place]:
 
 def _older(settings: Settings, places: Iterable[Place]) -> list[str]:
     """The places that an earlier release declared."""
-    with visit(settings) as server:
+    with short_connection(settings) as server:
         there = [place for place in places if server.look(place) is not None]
         return [place.name for place in there if not server.is_declared_so(place)]
 

@@ -11,10 +11,10 @@ import urllib.parse
 import msgspec
 import pika
 
-from tidemill.brokers.retention import number_option
-from tidemill.brokers.schemes import check_url as check_store
-from tidemill.config import Url, check_known
-from tidemill.errors import InvalidOption
+from tidemill.brokers.registry import check_url as check_store
+from tidemill.core.config import Url, check_known
+from tidemill.core.errors import InvalidOption
+from tidemill.core.retention import number_option
 
 __all__ = ["TLS_PORT", "Settings", "check_url"]
 

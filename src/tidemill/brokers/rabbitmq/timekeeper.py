@@ -25,15 +25,15 @@ from typing import Any
 
 import pika
 
-from tidemill.brokers.rabbitmq.declaring import Declarer
-from tidemill.brokers.rabbitmq.frames import Properties, decoded, encoded
-from tidemill.brokers.rabbitmq.lanes import Outgoing
-from tidemill.brokers.rabbitmq.line import Line
+from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.topology import Declarer
+from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.message import Writer
-from tidemill.brokers.rabbitmq.names import Names
-from tidemill.brokers.rabbitmq.publisher import Publisher
-from tidemill.brokers.rabbitmq.shelf import Shelf
-from tidemill.brokers.rabbitmq.tap import Arrival, Tap
+from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.queue_state import QueueState
 from tidemill.brokers.rabbitmq.timer_queues import (
     HOME,
     LEVELS,
@@ -42,9 +42,9 @@ from tidemill.brokers.rabbitmq.timer_queues import (
     level_of,
     most,
 )
-from tidemill.clock import machine_time, wall_time
-from tidemill.crash import point
-from tidemill.locks import Event, Lock
+from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.crash_points import point
+from tidemill.core.locks import Event, Lock
 
 __all__ = ["Timekeeper", "Timekeeping"]
 
@@ -97,10 +97,10 @@ class _Held:
 class _Queue:
     """A timer queue that this process serves, with what is held of it, earliest first."""
 
-    def __init__(self, level: int, shelf: Shelf) -> None:
+    def __init__(self, level: int, state: QueueState) -> None:
         self.level = level
-        self.shelf = shelf
-        shelf.credit = _WINDOW
+        self.state = state
+        state.credit = _WINDOW
         self.waiting: list[tuple[float, int, _Held]] = []
         self.moving = 0
 
@@ -112,11 +112,11 @@ class _Queue:
     @property
     def is_full(self) -> bool:
         """Whether the server may have more that it does not hand out."""
-        return self.in_hand >= self.shelf.credit
+        return self.in_hand >= self.state.credit
 
     def shrink(self) -> None:
         """Hold no more than now."""
-        self.shelf.credit, self.shelf.trim = max(1, self.in_hand), True
+        self.state.credit, self.state.trim = max(1, self.in_hand), True
 
     def take_until(self, due: float) -> list[_Held]:
         """Take out what is due by then."""
@@ -138,19 +138,19 @@ class Timekeeper:
 
     def __init__(
         self,
-        line: Line,
+        thread: ConnectionThread,
         declarer: Declarer,
         publisher: Publisher,
         names: Names,
         writer: Writer,
     ) -> None:
-        self._line = line
+        self._thread = thread
         self._publisher = publisher
         self._names = names
         self._writer = writer
         self._timers = TimerQueues(names)
         self._numbers = itertools.count()
-        self._in_use = Shelf(self._timers.in_use)
+        self._in_use = QueueState(self._timers.in_use)
         self._in_use.credit = 2 * LEVELS
         self._noticed: dict[int, tuple[int, int]] = {}  # by level: tag and era of a notice we hold
         self._queues: dict[str, _Queue] = {}  # by name
@@ -159,43 +159,45 @@ class Timekeeper:
         self._bytes = 0  # of bodies that are held, or move
         self._alarm = float("inf")  # machine time for which a timer is set
         self._closing = False
-        self._tap = Tap(line, declarer, "timekeeper", self._came, self._lost, self._shelves)
-        line.do(self._renew)
+        self._channel = ConsumerChannel(
+            thread, declarer, "timekeeper", self._came, self._lost, self._states
+        )
+        thread.do(self._renew)
 
     # -- from any thread ------------------------------------------------------------------------
 
     def close(self, patience: float) -> None:
         """Give back what is held, when what has moved on is acknowledged."""
         stopped = Event()
-        self._line.do(lambda: self._stop(stopped))
+        self._thread.do(lambda: self._stop(stopped))
         stopped.wait(patience)
         self._publisher.flush(patience)
-        self._tap.close(patience)
+        self._channel.close(patience)
 
     # -- in the thread of the line --------------------------------------------------------------
 
     def _stop(self, stopped: Event) -> None:
         self._closing = True
-        for shelf in self._shelves():
-            shelf.credit = 0
-        self._tap.adjust()
+        for state in self._states():
+            state.credit = 0
+        self._channel.adjust()
         stopped.set()
 
-    def _shelves(self) -> list[Shelf]:
-        return [self._in_use, *(queue.shelf for queue in self._queues.values())]
+    def _states(self) -> list[QueueState]:
+        return [self._in_use, *(queue.state for queue in self._queues.values())]
 
     def _came(self, arrivals: Sequence[Arrival]) -> None:
-        for shelf, tag, _, properties, body, wanted in arrivals:
-            queue = self._queues.get(shelf.place.name)
+        for state, tag, _, properties, body, wanted in arrivals:
+            queue = self._queues.get(state.place.name)
             if self._closing or not wanted:
-                self._tap.nack(tag, self._tap.era)
+                self._channel.nack(tag, self._channel.era)
             elif queue is None:
                 self._notice(tag, body)
             else:
                 self._hold(queue, tag, properties, body)
-                if self._bytes > _BYTES and queue.in_hand < queue.shelf.credit:
+                if self._bytes > _BYTES and queue.in_hand < queue.state.credit:
                     queue.shrink()
-                    self._tap.adjust()
+                    self._channel.adjust()
         self._look()
 
     def _notice(self, tag: int, body: bytes) -> None:
@@ -203,37 +205,35 @@ class Timekeeper:
         level = int(body) if body.isdigit() else LEVELS
         place = self._timers.at(level)
         if level in self._noticed or level >= LEVELS:
-            self._tap.ack(tag, self._tap.era)
+            self._channel.ack(tag, self._channel.era)
             return
-        self._noticed[level] = tag, self._tap.era
+        self._noticed[level] = tag, self._channel.era
         if place.name not in self._queues:
-            self._queues[place.name] = _Queue(level, Shelf(place))
-            self._tap.adjust()
+            self._queues[place.name] = _Queue(level, QueueState(place))
+            self._channel.adjust()
 
     def _hold(self, queue: _Queue, tag: int, properties: Properties, body: bytes) -> None:
         said = decoded(properties)
         try:
-            held = _Held(queue, tag, self._tap.era, said, body)
+            held = _Held(queue, tag, self._channel.era, said, body)
         except (KeyError, TypeError, ValueError):
             self._put_aside(queue, tag, said, body)
             return
         before = self._moving.get(held.key)
         if before is not None:  # the line was lost while it moved
-            before.tag, before.era = tag, self._tap.era
+            before.tag, before.era = tag, self._channel.era
         elif held.key in self._moved:
-            self._tap.ack(tag, self._tap.era)
+            self._channel.ack(tag, self._channel.era)
         else:
             heapq.heappush(queue.waiting, (held.due, next(self._numbers), held))
             self._bytes += len(body)
 
-    def _put_aside(
-        self, queue: _Queue, tag: int, said: pika.BasicProperties, body: bytes
-    ) -> None:
+    def _put_aside(self, queue: _Queue, tag: int, said: pika.BasicProperties, body: bytes) -> None:
         """Keep what is no delayed job of ours with what failed."""
-        place, era = queue.shelf.place, self._tap.era
+        place, era = queue.state.place, self._channel.era
         log.error("a message in %s is put aside: it does not say when it is due", place.name)
         item = self._writer.write_unreadable(place, said, body, "it does not say when it is due")
-        self._publisher.send([item], lambda: self._line.do(lambda: self._tap.ack(tag, era)))
+        self._publisher.send([item], lambda: self._thread.do(lambda: self._channel.ack(tag, era)))
 
     # -- moving on ------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Timekeeper:
         first = min((queue.next for queue in self._queues.values()), default=float("inf"))
         if first < self._alarm:
             self._alarm = first
-            self._line.later(max(0.0, first - now), self._ring)
+            self._thread.later(max(0.0, first - now), self._ring)
 
     def _ring(self) -> None:
         if machine_time() >= self._alarm - _GRAIN:  # else another timer is set for what is next
@@ -271,7 +271,7 @@ class Timekeeper:
                     self._moving[held.key] = held
             if items:
                 stored = functools.partial(self._stored, together)
-                self._publisher.send(items, functools.partial(self._line.do, stored))
+                self._publisher.send(items, functools.partial(self._thread.do, stored))
 
     def _onward(self, held: _Held) -> Outgoing | None:
         """The message for where it goes next; None if it does not say where that is."""
@@ -300,18 +300,18 @@ class Timekeeper:
             if len(self._moved) > _REMEMBERED:
                 del self._moved[next(iter(self._moved))]
             if held.tag:
-                self._tap.ack(held.tag, held.era)
+                self._channel.ack(held.tag, held.era)
         self._grow()
         self._look()
 
     def _grow(self) -> None:
         """Open the windows again that large bodies have made smaller."""
         if self._bytes <= _BYTES // 2:
-            small = [one for one in self._queues.values() if one.shelf.credit < _WINDOW]
+            small = [one for one in self._queues.values() if one.state.credit < _WINDOW]
             for queue in small:
-                queue.shelf.credit = min(_WINDOW, 2 * queue.shelf.credit)
+                queue.state.credit = min(_WINDOW, 2 * queue.state.credit)
             if small:
-                self._tap.adjust()
+                self._channel.adjust()
 
     # -- giving back ----------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Timekeeper:
         """Give back what has been held for long: it comes anew, at once."""
         if self._closing:
             return
-        self._line.later(_LOOK_EVERY, self._renew)
+        self._thread.later(_LOOK_EVERY, self._renew)
         before = machine_time() - _HOLD_MOST
         for queue in self._queues.values():
             old = [one for one in queue.waiting if one[2].taken <= before]
@@ -328,9 +328,9 @@ class Timekeeper:
                 heapq.heapify(queue.waiting)
                 for held in sorted((held for *_, held in old), key=lambda held: held.tag):
                     self._bytes -= len(held.body)
-                    self._tap.nack(held.tag, held.era)
+                    self._channel.nack(held.tag, held.era)
         for tag, era in self._noticed.values():
-            self._tap.nack(tag, era)
+            self._channel.nack(tag, era)
         self._noticed.clear()
 
     def _lost(self) -> None:
@@ -338,7 +338,7 @@ class Timekeeper:
         self._in_use.drop()
         self._noticed.clear()
         for queue in self._queues.values():
-            queue.shelf.drop()
+            queue.state.drop()
             queue.waiting.clear()
         self._bytes = sum(len(held.body) for held in self._moving.values())
         for held in self._moving.values():

@@ -1,7 +1,7 @@
 """Timer queues: where delayed jobs lie while workers keep their time, instead of the server.
 
 RabbitMQ before 3.12.5 cannot be trusted with delays in a cluster. The server's dead-letter worker
-moves messages from each queue of the clock (:mod:`.delays`) to the next, and remembers the leader
+moves messages from each queue of the clock (:mod:`.due`) to the next, and remembers the leader
 of that next queue. While the node of that leader is lost, the dead-letter worker moves no message.
 So in a cluster each delayed job goes to a plain quorum queue, and a worker of ours moves the job on
 when it is due (:mod:`.timekeeper`).
@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import pika
 
-from tidemill.brokers.rabbitmq.frames import encoded
-from tidemill.brokers.rabbitmq.lanes import Outgoing
-from tidemill.brokers.rabbitmq.names import NEVER, Names, Place, safe
+from tidemill.brokers.rabbitmq.amqp.frames import encoded
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.layout import NEVER, Names, Place, safe
 from tidemill.brokers.rabbitmq.settings import Settings
 
 __all__ = ["HOME", "LEVELS", "LONGEST", "TimerQueues", "by_workers", "forwards"]

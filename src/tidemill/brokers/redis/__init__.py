@@ -1,6 +1,6 @@
 """``redis://``: jobs on a Redis server (7 or later, or Valkey), for workers on many machines.
 
-Every call of the seam is one Lua script, which the server runs alone: see ``lua/store.lua`` for
+Every call of the contract is one Lua script, which the server runs alone: see ``lua/store.lua`` for
 what lies where. As durable as the server's append-only file.
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tidemill.config import Url, check_known
-from tidemill.errors import InvalidOption
+from tidemill.core.config import Url, check_known
+from tidemill.core.errors import InvalidOption
 
 __all__ = ["Address", "parse_address"]
 

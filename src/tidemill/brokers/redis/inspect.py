@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.base import Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
+from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info, server_facts
-from tidemill.brokers.redis.lines import Lines
 from tidemill.brokers.redis.record import STATES, read_record
-from tidemill.brokers.unknown import COUNTED_MOST, UnknownTask
-from tidemill.errors import TidemillError
-from tidemill.job import Record, State, decode_envelope
+from tidemill.core.errors import TidemillError
+from tidemill.core.job import Record, State, decode_envelope
 
 __all__ = ["Inspection"]
 
@@ -31,7 +31,7 @@ _COUNTERS = (
 class Inspection:
     """Reads one store."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
@@ -39,7 +39,7 @@ class Inspection:
         records: list[Record | None] = []
         for i in range(0, len(ids), _GET_MOST):
             some = [job_id.encode() for job_id in ids[i : i + _GET_MOST]]
-            shown = self._lines.call("look", b"get", *some)
+            shown = self._lines.call("inspect", b"get", *some)
             records += [read_record(one) if one else None for one in shown]
         return records
 
@@ -50,7 +50,7 @@ class Inspection:
         most = limit if what == Filter() else max(limit, _SCAN)
         below = str(number_of(cursor)) if cursor else ""
         while True:
-            on, shown = self._lines.call("look", b"find", below.encode(), b"%d" % most, states)
+            on, shown = self._lines.call("inspect", b"find", below.encode(), b"%d" % most, states)
             for one in shown:
                 record = read_record(one)
                 if matches(record, what):
@@ -68,7 +68,9 @@ class Inspection:
         kind, place = b"%d" % STATES.index(state), b""
         while True:
             wanted = b"%d" % (count - len(found))
-            place, *shown = self._lines.call("look", b"head", queue.encode(), kind, wanted, place)
+            place, *shown = self._lines.call(
+                "inspect", b"head", queue.encode(), kind, wanted, place
+            )
             found += [read_record(one) for one in shown]
             if not place or len(found) >= count:
                 return found
@@ -78,7 +80,7 @@ class Inspection:
         found: list[QueueStats] = []
         behind = b""
         while True:
-            rows = self._lines.call("look", b"stats", behind, _QUEUES_MOST)
+            rows = self._lines.call("inspect", b"stats", behind, _QUEUES_MOST)
             found += [_stats(*rows[i : i + 3]) for i in range(0, len(rows), 3)]
             if len(rows) < 3 * int(_QUEUES_MOST):
                 return found
@@ -86,7 +88,7 @@ class Inspection:
 
     def unknown_tasks(self) -> list[UnknownTask]:
         """The tasks that have jobs set aside, by name."""
-        rows = self._lines.call("look", b"unknown")
+        rows = self._lines.call("inspect", b"unknown")
         return sorted((_unknown(*row) for row in rows), key=lambda task: task.task)
 
     def info(self, replicas: int) -> dict[str, Any]:
@@ -103,7 +105,7 @@ class Inspection:
 def _unknown(task: bytes, queues: Sequence[bytes], count: int, oldest: bytes) -> UnknownTask:
     created = decode_envelope(oldest).created if oldest else 0.0
     names = sorted(queue.decode() for queue in queues)
-    return UnknownTask(task.decode(), names, min(count, COUNTED_MOST), created)
+    return UnknownTask(task.decode(), names, min(count, MOST_COUNTED), created)
 
 
 def _stats(queue: bytes, row: Sequence[bytes], oldest: bytes) -> QueueStats:

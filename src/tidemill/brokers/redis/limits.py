@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.record import TERMS, pack_terms
-from tidemill.brokers.redis.servertime import MICRO
-from tidemill.gate import Held, LimitStats, Terms
+from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = ["Ledger", "change"]
 
@@ -20,7 +21,7 @@ _LANES_MOST = b"500"
 class Ledger:
     """Reads the limits of one store."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
 
     def all(self) -> list[LimitStats]:
@@ -28,7 +29,7 @@ class Ledger:
 
         The keys of a limit are counted in pieces; jobs may start and end in between.
         """
-        facts = self._lines.call("look", b"limits")
+        facts = self._lines.call("inspect", b"limits")
         rows = [self._counted(_stats(*facts[i : i + 8])) for i in range(0, len(facts), 8)]
         return sorted(rows, key=lambda row: (not row.queue, row.name))
 
@@ -38,14 +39,16 @@ class Ledger:
             return row
         running, keys, behind = 0, 0, b""
         while True:
-            piece = self._lines.call("look", b"lanes", row.name.encode(), behind, _LANES_MOST)
+            piece = self._lines.call(
+                "inspect", b"partitions", row.name.encode(), behind, _LANES_MOST
+            )
             running, keys, behind = running + piece[0], keys + piece[1], piece[2]
             if not behind:
                 return msgspec.structs.replace(row, running=running, keys=keys)
 
     def held(self, job_id: str) -> Held | None:
         """What keeps a ready job waiting."""
-        facts = self._lines.call("look", b"held", job_id.encode())
+        facts = self._lines.call("inspect", b"held", job_id.encode())
         if not facts:
             return None
         name, key, queue, until, running, terms, broken = facts
@@ -57,7 +60,9 @@ class Ledger:
         )
 
 
-def change(name: str, terms: Terms | None, *, queue: bool, declared: bool) -> Sequence[bytes]:
+def change(
+    name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
+) -> Sequence[bytes]:
     """The arguments of a change."""
     packed = pack_terms(terms) if terms is not None else b""
     kind = b"q" if queue else b"n"
@@ -90,9 +95,9 @@ def _seconds(until: int) -> float:
     return until / MICRO if until >= 0 else float("inf")
 
 
-def _read_terms(packed: bytes) -> Terms:
+def _read_terms(packed: bytes) -> LimitSettings:
     which, jobs, seconds, burst, most, length, concurrency, failures, pause = TERMS.unpack(packed)
-    return Terms(
+    return LimitSettings(
         rate=(jobs, seconds) if which & 1 else None,
         burst=burst,
         window=(most, length) if which & 2 else None,

@@ -9,24 +9,24 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tidemill.brokers.links import check_links, was_dropped
-from tidemill.brokers.redis.servertime import MICRO
-from tidemill.errors import InvalidOption
-from tidemill.gate import Claim, Terms
-from tidemill.job import (
+from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.core.dependencies import check_links, was_dropped
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import (
     Attempt,
     Conflict,
     Envelope,
     Input,
     Lease,
     Record,
+    RunOn,
     State,
     Unique,
     Verdict,
-    Waits,
     decode_envelope,
     encode_envelope,
 )
+from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 __all__ = [
     "PUT_MOST",
@@ -64,7 +64,7 @@ _LEASE = struct.Struct(">QIIIQdQd")
 _SHORT = struct.Struct(">H")
 _PAIR = struct.Struct(">dd")
 _DOUBLE = struct.Struct(">d")
-_WAITS = {"": 0, Waits.SUCCESS: 1, Waits.ANY: 2, Waits.FAILURE: 3, Waits.BARRIER: 4}
+_WAITS = {"": 0, RunOn.SUCCESS: 1, RunOn.ANY: 2, RunOn.FAILURE: 3, RunOn.BARRIER: 4}
 _CONFLICTS = {Conflict.KEEP: 0, Conflict.REJECT: 1, Conflict.REPLACE: 2, Conflict.MERGE: 3}
 
 
@@ -121,13 +121,13 @@ def pack_holds(
     return held
 
 
-def _pack_lane(claim: Claim) -> bytes:
+def _pack_lane(claim: JobLimit) -> bytes:
     """Where it waits for its limit, and what it costs there."""
     lane = f"{claim.name}\0{claim.key}".encode()
     return _SHORT.pack(len(lane)) + lane + _DOUBLE.pack(claim.cost)
 
 
-def pack_terms(t: Terms, *, if_new: bool = False) -> bytes:
+def pack_terms(t: LimitSettings, *, if_new: bool = False) -> bytes:
     """Which terms there are, and their numbers; ``if_new``: they change no limit that is known."""
     which = (t.rate is not None) | (t.window is not None) << 1 | if_new << 4
     which |= (t.concurrency is not None) << 2 | (t.breaker is not None) << 3
@@ -239,7 +239,7 @@ def _read_input(job_id: bytes, state: int | bytes, result: bytes, error: bytes) 
 
 
 def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
-    """A record as it stands: what ``look.lua`` returns for one job."""
+    """A record as it stands: what ``inspect.lua`` returns for one job."""
     _, data, envelope, worker, progress, lines, result, wait, until = shown
     assert isinstance(data, bytes)
     assert isinstance(envelope, bytes)
@@ -266,17 +266,29 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
     )
     if wait:
         record.pending, record.failures, _, _ = _COUNTS.unpack(wait)
-    at = _SEQ.size + _HEAD.size
-    at += 1 + data[at]  # queue
-    at += 1 + data[at]  # key
-    if flags & _LIMITED:
-        at += _SHORT.size + int(_SHORT.unpack_from(data, at)[0]) + _DOUBLE.size  # lane and cost
+    at = _past_limit(data, flags)
     if flags & _TIMED:
         due, expires, _, _, _ = _TIMES.unpack_from(data, at)
         record.due, record.expires = due / MICRO, expires / MICRO
         at += _TIMES.size
     if state == _SCHEDULED and not record.due:
         record.unknown, record.due = True, float(until or 0) / MICRO
+    _read_end(record, data, at, state, flags)
+    return record
+
+
+def _past_limit(data: bytes, flags: int) -> int:
+    """Where a record goes on behind its queue, its key and its limit."""
+    at = _SEQ.size + _HEAD.size
+    at += 1 + data[at]  # queue
+    at += 1 + data[at]  # key
+    if flags & _LIMITED:
+        at += _SHORT.size + int(_SHORT.unpack_from(data, at)[0]) + _DOUBLE.size  # partition, cost
+    return at
+
+
+def _read_end(record: Record, data: bytes, at: int, state: int, flags: int) -> None:
+    """Read the last part of a record: its lease or its end, the error, and the attempts."""
     if state == _RUNNING:
         _, leased, _, size = _LEASED.unpack_from(data, at)
         record.leased = leased / MICRO
@@ -285,10 +297,8 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         record.finished = _FINISHED.unpack_from(data, at)[0] / MICRO
         at += _FINISHED.size
     if flags & _TAIL:
-        error, at = _text(data, at)
-        record.error = error
+        record.error, at = _text(data, at)
         record.attempts = list(_attempts(data, at + 1 + _SIZE.size))
-    return record
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:

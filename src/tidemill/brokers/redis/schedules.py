@@ -6,9 +6,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.contract.schedules import Change, Changed, Schedule
+from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.record import pack_put
-from tidemill.brokers.schedules import Change, Changed, Schedule
 
 __all__ = ["Book", "pack_adopted", "pack_changes", "read_changed", "read_schedules"]
 
@@ -19,19 +19,19 @@ _CHANGE = struct.Struct(">QdBId")  # version expected, due, gone, number of jobs
 class Book:
     """Reads the schedules of one store."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
 
     def get(self, names: Sequence[str]) -> list[Schedule | None]:
         """The records of these names, of one moment."""
-        found = self._lines.call("look", b"schedules", *(name.encode() for name in names))
+        found = self._lines.call("inspect", b"schedules", *(name.encode() for name in names))
         return [
             _opened(name, data) if data else None for name, data in zip(names, found, strict=True)
         ]
 
     def page(self, after: str, limit: int) -> list[Schedule]:
         """Records by name, from the first one behind ``after`` on."""
-        found = self._lines.call("look", b"schedules_after", after.encode(), b"%d" % limit)
+        found = self._lines.call("inspect", b"schedules_after", after.encode(), b"%d" % limit)
         return read_schedules(found)
 
 
@@ -53,7 +53,7 @@ def pack_changes(changes: Sequence[Change]) -> tuple[str, list[bytes]]:
         packed = _CHANGE.pack(c.expect, c.due, c.gone, len(c.jobs), due)
         args += (c.name.encode(), packed, c.body, body, *pack_put(c.jobs))
     grows = any(change.jobs or not change.expect for change in changes)
-    return "schedule" if grows else "unschedule", args
+    return "schedules_change" if grows else "schedules_drop", args
 
 
 def pack_adopted(schedules: Sequence[Schedule]) -> list[bytes]:

@@ -7,9 +7,9 @@ import re
 import msgspec
 
 from tidemill.brokers.redis.address import Address, parse_address, prefix_of
-from tidemill.brokers.retention import Retention, number_option
-from tidemill.config import Url
-from tidemill.errors import InvalidOption
+from tidemill.core.config import Url
+from tidemill.core.errors import InvalidOption
+from tidemill.core.retention import Retention, number_option
 
 __all__ = ["Settings", "check_url"]
 

@@ -6,14 +6,14 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from tidemill.brokers.redis.lines import Lines
+from tidemill.brokers.redis.connections import ServerConnections
+from tidemill.brokers.redis.errors import Away
 from tidemill.brokers.redis.record import read_record
-from tidemill.brokers.redis.servertime import MICRO
-from tidemill.brokers.redis.sleeper import Sleeper
-from tidemill.brokers.redis.trouble import Away
-from tidemill.brokers.watching import Alarm
-from tidemill.clock import new_id
-from tidemill.locks import Lock
+from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.redis.wakeup import Wakeup
+from tidemill.brokers.shared.job_watch import Alarm
+from tidemill.core.clock import new_id
+from tidemill.core.locks import Lock
 
 __all__ = ["Waits"]
 
@@ -25,19 +25,19 @@ _SHOWN = 8  # records looked at in one call: each may have a megabyte
 class Waits:
     """Places to sleep in one store, kept for the next who waits."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
         self._lock = Lock()
-        self._spare: list[tuple[bytes, Sleeper]] = []
+        self._spare: list[tuple[bytes, Wakeup]] = []
 
     def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
-        """See :class:`~tidemill.brokers.watching.Ends`."""
+        """See :class:`~tidemill.brokers.shared.job_watch.Ends`."""
         names = [job_id.encode() for job_id in ids]
         if not self.until(b"first", names, timeout, alarm):
             return [False] * len(names)
         found: list[bool] = []
         for first in range(0, len(names), _SHOWN):
-            shown = self._lines.call("look", b"get", *names[first : first + _SHOWN])
+            shown = self._lines.call("inspect", b"get", *names[first : first + _SHOWN])
             found += [not one or read_record(one).state.finished for one in shown]
         return found
 
@@ -56,7 +56,7 @@ class Waits:
             while True:
                 with contextlib.suppress(Away):  # the call has more patience, and says why
                     sleeper.ready()  # before the store may think that it hears
-                due = int(self._lines.call("watch", verb, name, *names))
+                due = int(self._lines.call("waits", verb, name, *names))
                 if due == _HOLDS:
                     return True
                 left = deadline - time.monotonic()
@@ -69,13 +69,13 @@ class Waits:
         finally:
             if verb != b"space":
                 with contextlib.suppress(Away):
-                    self._lines.call("watch", b"leave", name, *names)
+                    self._lines.call("waits", b"leave", name, *names)
             with self._lock:
                 self._spare.append((name, sleeper))
 
-    def _new(self) -> tuple[bytes, Sleeper]:
+    def _new(self) -> tuple[bytes, Wakeup]:
         name = new_id().encode()
-        return name, Sleeper(self._lines.server, self._lines.key + b":w:" + name)
+        return name, Wakeup(self._lines.server, self._lines.key + b":w:" + name)
 
     def close(self) -> None:
         """Give up the places."""

@@ -1,8 +1,14 @@
-"""The beanstalkd protocol: a port at which every client of beanstalkd works with our queues.
+"""The beanstalk port: every client of beanstalkd can work with the queues. A tube is a queue.
 
-``doc/protocol.txt`` of beanstalkd 1.12 is what is kept to, and where that is silent, what its
-``prot.c`` does. A tube is a queue. Bytes become commands in :mod:`.reading`, one client's line is
-in :mod:`.connection`, what it has in :mod:`.client`, what commands do in :mod:`.commands` and
-:mod:`.taking`, how jobs look from here in :mod:`.bodies` and :mod:`.numbers`, and the whole in
-:mod:`.port`.
+The port follows ``doc/protocol.txt`` of beanstalkd 1.12, and its ``prot.c`` where the text is
+silent.
+
+    listener      the port: opening, draining, closing
+    connection    one client's connection
+    parser        bytes to commands
+    commands      the effect of each command; reserve: of those that reserve jobs
+    client        the state of one client: its tubes and reservations
+    shared_state  the state that all clients share
+    bodies        jobs as clients see them; job_numbers: their numbers
+    stats, tubes  statistics, and the tubes
 """

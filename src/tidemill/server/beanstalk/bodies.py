@@ -1,10 +1,11 @@
-"""What clients see of a job, and what becomes of what they put.
+"""Bodies: jobs as the clients of the port see them.
 
-put here                   a message of those bytes; or, where the port was told to, a task
-bytes put elsewhere        those bytes
-text                       UTF-8
-other plain data           JSON
-a task                     JSON: {"task": …, "args": […], "kwargs": {…}, "id": …}
+A put makes a message of its bytes, or a call of a task if the port serves tasks. A client gets
+
+bytes                      as they are
+text                       as UTF-8
+other plain data           as JSON
+a task                     as JSON: {"task": …, "args": […], "kwargs": {…}, "id": …}
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import Any
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.arguments import TEXT_OF_BODY, summary
-from tidemill.codec import pack, pack_pickle, unpack, unpack_pickle
-from tidemill.errors import CodecError, InvalidOption
-from tidemill.job import Envelope
-from tidemill.retry import ENDLESS
-from tidemill.server.beanstalk.reading import Given
-from tidemill.trust import trusted
+from tidemill.client.arguments import TEXT_OF_BODY, summary
+from tidemill.core.codec import pack, pack_pickle, unpack, unpack_pickle
+from tidemill.core.errors import CodecError, InvalidOption
+from tidemill.core.job import Envelope
+from tidemill.core.retry import ENDLESS
+from tidemill.core.signatures import trusted
+from tidemill.server.beanstalk.parser import PutJob
 
-__all__ = ["envelope_of", "shown"]
+__all__ = ["envelope_of", "body_of"]
 
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
-    """A task as it travels through the port."""
+    """A call of a task in the body of a job."""
 
     task: str
     args: list[Any] = []
@@ -38,11 +39,11 @@ _read_call = msgspec.json.Decoder(_Call).decode
 _write = msgspec.json.Encoder(enc_hook=str).encode
 
 
-def shown(mill: Tidemill, envelope: Envelope) -> bytes:
-    """The body as a client gets it.
+def body_of(mill: Tidemill, envelope: Envelope) -> bytes:
+    """The body of a job for a client.
 
     Raises:
-        CodecError: it is not what a put of ours wrote, or not signed though it should be.
+        CodecError: the body cannot be decoded, or is not signed as it should be.
     """
     trusted(envelope, mill.keys)
     body = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
@@ -61,27 +62,27 @@ def _json(value: Any) -> bytes:
         return repr(value).encode("utf-8", "backslashreplace")  # JSON has no such keys
 
 
-def envelope_of(mill: Tidemill, tube: str, given: Given, job_id: str, *, tasks: bool) -> Envelope:
-    """The job that was put.
+def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, *, tasks: bool) -> Envelope:
+    """The job of a put.
 
     Raises:
-        InvalidOption: the task cannot be called so, or the body is nested too deeply.
+        InvalidOption: the task does not take these arguments, or the body is nested too deeply.
     """
-    call = _call_in(given.body) if tasks else None
+    call = _call_in(job.body) if tasks else None
     if call is not None:
-        return _task(mill, tube, given, call, job_id)
+        return _task(mill, tube, job, call, job_id)
     envelope = Envelope(
-        id=given.id or job_id,
+        id=job.id or job_id,
         queue=tube,
-        body=pack_pickle(given.body) if mill.pickles else pack(given.body),
-        rank=given.rank,
-        delay=given.delay,
-        ttr=given.ttr,
+        body=pack_pickle(job.body) if mill.pickles else pack(job.body),
+        rank=job.rank,
+        delay=job.delay,
+        ttr=job.ttr,
         retries=ENDLESS,
-        key=given.key,
+        key=job.key,
     )
     if len(envelope.body) <= TEXT_OF_BODY:
-        envelope.text = summary((given.body,), {})
+        envelope.text = summary((job.body,), {})
     return mill.seal(envelope)
 
 
@@ -96,14 +97,14 @@ def _call_in(body: bytes) -> _Call | None:
         return None
 
 
-def _task(mill: Tidemill, tube: str, given: Given, call: _Call, job_id: str) -> Envelope:
+def _task(mill: Tidemill, tube: str, job: PutJob, call: _Call, job_id: str) -> Envelope:
     try:
         asked = mill.call(call.task, *call.args, **call.kwargs).using(queue=tube)
-        envelope = mill.envelope(asked, given.id or call.id or job_id)
+        envelope = mill.envelope(asked, job.id or call.id or job_id)
     except TypeError as error:
-        raise InvalidOption(f"{call.task} cannot be called so: {error}") from None
+        raise InvalidOption(f"{call.task} cannot be called with these arguments: {error}") from None
     except CodecError as error:
         raise InvalidOption(f"the arguments of {call.task} cannot be stored: {error}") from None
-    envelope.rank, envelope.delay, envelope.ttr = given.rank, given.delay, given.ttr
-    envelope.key = given.key or envelope.key
-    return envelope  # what is signed has not changed
+    envelope.rank, envelope.delay, envelope.ttr = job.rank, job.delay, job.ttr
+    envelope.key = job.key or envelope.key
+    return envelope  # these fields are not signed

@@ -1,4 +1,4 @@
-"""What one client has: the tube it uses, those it watches, and the jobs it has reserved."""
+"""The state of one client: the tube that it uses, its watched tubes, and its reservations."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidemill.server.asks import Pledge
 from tidemill.server.beanstalk.tubes import Tube, Tubes
+from tidemill.server.waiters import PendingCommit
 
-__all__ = ["MARGIN", "Client", "Hold"]
+__all__ = ["MARGIN", "Client", "Reservation"]
 
 MARGIN = 1.0
-"""Seconds before the end of a ttr from which on a client is told DEADLINE_SOON."""
+"""Seconds before the end of a ttr in which a client gets DEADLINE_SOON."""
 
 _NEVER = float("inf")
 
 
-class Hold(msgspec.Struct, gc=False):
+class Reservation(msgspec.Struct, gc=False):
     """A job that a client has reserved.
 
-    ``deadline`` is monotonic time; infinity for a job with ttr 0, which is acknowledged already.
+    ``deadline`` is monotonic time; infinity for a job with ttr 0, which is already acknowledged.
     """
 
     number: int
@@ -30,17 +30,17 @@ class Hold(msgspec.Struct, gc=False):
     ttr: float
     leased: float
     deadline: float
-    pledge: Pledge | None = None
+    commit: PendingCommit | None = None
 
 
 class Client:
-    """One connection's state.
+    """The state of one connection.
 
-    ``interrupt`` has it look again at what it waits for, ``hang_up`` ends the line at once.
+    ``interrupt`` makes a waiting client look again; ``hang_up`` closes the connection at once.
     """
 
     def __init__(
-        self, tubes: Tubes, timed_out: Callable[[Hold], None], hang_up: Callable[[], None]
+        self, tubes: Tubes, timed_out: Callable[[Reservation], None], hang_up: Callable[[], None]
     ) -> None:
         self._tubes = tubes
         self._timed_out = timed_out
@@ -49,38 +49,38 @@ class Client:
         self.watch: dict[str, Tube] = {"default": self.use}
         self.use.using += 1
         self.use.watching += 1
-        self.holds: dict[int, Hold] = {}
-        self._first: float | None = None  # the earliest deadline of those; None: not known
+        self.reservations: dict[int, Reservation] = {}
+        self._first: float | None = None  # the earliest deadline; None: unknown
         self.produces = self.works = False
         self.waiting = False
-        self.has_ended = False  # it sends nothing more
-        self.has_left = False  # its connection is closed: it is told nothing more
+        self.has_ended = False  # the client sends nothing more
+        self.has_left = False  # the connection is closed
         self.interrupt: Callable[[], None] = _nothing
 
-    def close(self) -> list[Hold]:
-        """It has gone; what it held."""
+    def close(self) -> list[Reservation]:
+        """Leave all tubes; return the reservations that are left."""
         self.use.using -= 1
         for tube in self.watch.values():
             tube.watching -= 1
         self.watch = {}
-        return list(self.holds.values())
+        return list(self.reservations.values())
 
     # -- tubes ------------------------------------------------------------------------------------
 
     def use_tube(self, name: str) -> None:
-        """Put and look there from now on."""
+        """Use a tube for puts and peeks."""
         self.use.using -= 1
         self.use = self._tubes[name]
         self.use.using += 1
 
     def watch_tube(self, name: str) -> None:
-        """Reserve from it, too."""
+        """Watch a tube, too."""
         if name not in self.watch:
             tube = self.watch[name] = self._tubes[name]
             tube.watching += 1
 
     def ignore_tube(self, name: str) -> bool:
-        """Reserve from it no more; False when it is the only one."""
+        """Stop watching a tube; False when it is the only watched tube."""
         if name in self.watch:
             if len(self.watch) == 1:
                 return False
@@ -88,7 +88,7 @@ class Client:
         return True
 
     def wait(self, waiting: bool) -> None:
-        """Whether it waits for a job."""
+        """Set whether the client waits for a job."""
         if waiting != self.waiting:
             self.waiting = waiting
             for tube in self.watch.values():
@@ -96,41 +96,48 @@ class Client:
 
     # -- jobs -------------------------------------------------------------------------------------
 
-    def keep(self, hold: Hold) -> None:
-        """It has reserved a job, or has more time for it."""
-        self.holds[hold.number] = hold
+    def keep(self, reservation: Reservation) -> None:
+        """Add a reservation, or update its deadline."""
+        self.reservations[reservation.number] = reservation
         self._first = None
 
-    def hold(self, number: int) -> Hold | None:
-        """A job it has reserved, if its time is not over."""
-        hold = self.holds.get(number)
-        if hold is not None and hold.deadline <= time.monotonic():
+    def reservation(self, number: int) -> Reservation | None:
+        """The reservation of a job; None without one, or when its time is over."""
+        reservation = self.reservations.get(number)
+        if reservation is not None and reservation.deadline <= time.monotonic():
             self.end_late()
             return None
-        return hold
+        return reservation
 
-    def drop(self, hold: Hold) -> None:
-        """It has the job no more."""
-        if self.holds.pop(hold.number, None) is not None and hold.deadline == self._first:
+    def drop(self, reservation: Reservation) -> None:
+        """Remove a reservation."""
+        if (
+            self.reservations.pop(reservation.number, None) is not None
+            and reservation.deadline == self._first
+        ):
             self._first = None
 
     def end_late(self) -> None:
-        """Forget the jobs whose time is over: the store gives them to others."""
+        """Remove reservations whose time is over: the store gives their jobs to others."""
         now = time.monotonic()
         if self._earliest() > now:
             return
-        for hold in [hold for hold in self.holds.values() if hold.deadline <= now]:
-            self.drop(hold)
-            self._timed_out(hold)
+        for reservation in [
+            reservation for reservation in self.reservations.values() if reservation.deadline <= now
+        ]:
+            self.drop(reservation)
+            self._timed_out(reservation)
 
     def soonest(self) -> float:
-        """When it has to be told that the time of a job is nearly over; infinity for never."""
+        """The time at which the client must get DEADLINE_SOON; infinity for never."""
         self.end_late()
         return self._earliest() - MARGIN
 
     def _earliest(self) -> float:
         if self._first is None:
-            self._first = min((hold.deadline for hold in self.holds.values()), default=_NEVER)
+            self._first = min(
+                (reservation.deadline for reservation in self.reservations.values()), default=_NEVER
+            )
         return self._first
 
 

@@ -1,6 +1,6 @@
-"""What each command does, but for those that take jobs (:mod:`.taking`).
+"""The effect of each command, except those that reserve jobs (:mod:`.reserve`).
 
-A command answers at once, or with something to await. Whatever a client is told has been stored.
+A command answers at once, or with a coroutine. Every change is stored before its answer is sent.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from tidemill.clock import wall_time
-from tidemill.errors import BrokerUnavailable, DuplicateJob
-from tidemill.job import Outcome, Record, State, Verdict
-from tidemill.server.beanstalk import stats, taking
-from tidemill.server.beanstalk.backing import Backing
-from tidemill.server.beanstalk.bodies import envelope_of, shown
+from tidemill.core.clock import wall_time
+from tidemill.core.errors import BrokerUnavailable, DuplicateJob
+from tidemill.core.job import Outcome, Record, State, Verdict
+from tidemill.server.beanstalk import reserve, stats
+from tidemill.server.beanstalk.bodies import body_of, envelope_of
 from tidemill.server.beanstalk.client import Client
-from tidemill.server.beanstalk.numbers import id_of
-from tidemill.server.beanstalk.reading import Command, Given
+from tidemill.server.beanstalk.job_numbers import id_of
+from tidemill.server.beanstalk.parser import Command, PutJob
 from tidemill.server.beanstalk.replies import (
     BURIED,
     DELETED,
@@ -30,46 +29,47 @@ from tidemill.server.beanstalk.replies import (
     TOUCHED,
     job_reply,
 )
+from tidemill.server.beanstalk.shared_state import PortState
 
 __all__ = ["Answer", "answer"]
 
 WATCHED_MOST = 1000
-"""Tubes that one client may watch."""
+"""The most tubes that one client may watch."""
 
 KICKED_AT_ONCE = 1000
 
 Answer = bytes | Coroutine[Any, Any, bytes]
 
 
-def answer(backing: Backing, client: Client, command: Command) -> Answer:
-    """Do what a client asks for."""
+def answer(port: PortState, client: Client, command: Command) -> Answer:
+    """Do a command of a client."""
     if command.job is not None:
         client.produces = True
-        return _put(backing, client.use.name, command.job)
-    return _HOW[command.verb](backing, client, *command.args)
+        return _put(port, client.use.name, command.job)
+    return _HANDLERS[command.verb](port, client, *command.args)
 
 
 # -- putting -------------------------------------------------------------------------------------
 
 
-async def _put(backing: Backing, tube: str, given: Given) -> bytes:
-    if backing.draining:
+async def _put(port: PortState, tube: str, job: PutJob) -> bytes:
+    if port.draining:
         return DRAINING
     clashes = 0
     while True:
-        number = await backing.numbers.draw()
-        envelope = envelope_of(backing.mill, tube, given, id_of(number), tasks=backing.tasks)
+        number = await port.numbers.draw()
+        envelope = envelope_of(port.mill, tube, job, id_of(number), tasks=port.tasks)
         own = envelope.id == id_of(number)
         try:
-            put = await backing.mill.gathered.put(envelope)
+            put = await port.mill.put_batching.put(envelope)
         except DuplicateJob as error:
-            if not own:  # the user's id: it is there already
-                return b"INSERTED %d\r\n" % await backing.numbers.of(error.job_id or envelope.id)
+            if not own:  # the user chose the id, and a job has it already
+                return b"INSERTED %d\r\n" % await port.numbers.of(error.job_id or envelope.id)
             clashes += 1
-            await backing.numbers.skip(1 << min(clashes, 40))
+            await port.numbers.skip(1 << min(clashes, 40))
             continue
         if put.id != id_of(number):
-            number = await backing.numbers.of(put.id)
+            number = await port.numbers.of(put.id)
         return b"INSERTED %d\r\n" % number
 
 
@@ -77,92 +77,94 @@ async def _put(backing: Backing, tube: str, given: Given) -> bytes:
 
 
 async def _settle(
-    backing: Backing, client: Client, number: int, outcome: Outcome, **more: Any
+    port: PortState, client: Client, number: int, outcome: Outcome, **more: Any
 ) -> bool:
-    """Say what became of a job that the client has reserved; False when it has not."""
-    hold = client.hold(number)
-    if hold is None:
+    """Settle a reserved job; False when the client has not reserved it."""
+    reservation = client.reservation(number)
+    if reservation is None:
         return False
-    client.drop(hold)
-    verdict = Verdict(hold.token, outcome, started=hold.leased, ended=wall_time(), **more)
+    client.drop(reservation)
+    verdict = Verdict(
+        reservation.token, outcome, started=reservation.leased, ended=wall_time(), **more
+    )
     try:
-        return await backing.desk.settle(verdict, hold.pledge)
+        return await port.shared_owner.settle(verdict, reservation.commit)
     except BrokerUnavailable:
-        client.keep(hold)  # nobody knows whether it was done: it may say so again
+        client.keep(reservation)  # the verdict may not have been stored: the client may repeat it
         raise
     finally:
-        if hold.pledge is not None and hold.pledge.broken:
-            client.hang_up()  # as who holds such a job still
+        if reservation.commit is not None and reservation.commit.failed:
+            client.hang_up()  # the job was lost with its commit
 
 
-async def _delete(backing: Backing, client: Client, number: int) -> bytes:
-    hold = client.hold(number)
-    tube = None if hold is None else hold.tube
-    if hold is None:
-        tube = await backing.run(_delete_unreserved, backing, backing.numbers.id_of(number))
-    elif not hold.ttr:  # it was acknowledged when it was delivered
-        client.drop(hold)
-    elif not await _settle(backing, client, number, Outcome.SUCCESS):
+async def _delete(port: PortState, client: Client, number: int) -> bytes:
+    reservation = client.reservation(number)
+    tube = None if reservation is None else reservation.tube
+    if reservation is None:
+        tube = await port.run(_delete_unreserved, port, port.numbers.id_of(number))
+    elif not reservation.ttr:  # the job was acknowledged when it was delivered
+        client.drop(reservation)
+    elif not await _settle(port, client, number, Outcome.SUCCESS):
         tube = None
     if tube is None:
         return NOT_FOUND
-    backing.deleted(number, tube)
+    port.deleted(number, tube)
     return DELETED
 
 
-def _delete_unreserved(backing: Backing, job_id: str) -> str | None:
-    """Delete a job that nobody has; its tube. It is leased first, lest others get it meanwhile."""
-    lease = backing.take_named(job_id)
+def _delete_unreserved(port: PortState, job_id: str) -> str | None:
+    """Delete a job that is not reserved; return its tube. Lease it first: no other may get it."""
+    lease = port.take_named(job_id)
     if lease is None:
         return None
-    backing.broker.delete([job_id])
+    port.broker.delete([job_id])
     return lease.open().queue
 
 
-async def _release(backing: Backing, client: Client, number: int, rank: int, delay: int) -> bytes:
-    if not await _settle(backing, client, number, Outcome.RELEASE, rank=rank, delay=float(delay)):
+async def _release(port: PortState, client: Client, number: int, rank: int, delay: int) -> bytes:
+    if not await _settle(port, client, number, Outcome.RELEASE, rank=rank, delay=float(delay)):
         return NOT_FOUND
-    backing.tally(number).releases += 1
-    backing.tally(number).delay = delay
+    port.counters_of(number).releases += 1
+    port.counters_of(number).delay = delay
     return RELEASED
 
 
-async def _bury(backing: Backing, client: Client, number: int, rank: int) -> bytes:
-    if not await _settle(backing, client, number, Outcome.FAIL, rank=rank, error="buried"):
+async def _bury(port: PortState, client: Client, number: int, rank: int) -> bytes:
+    if not await _settle(port, client, number, Outcome.FAIL, rank=rank, error="buried"):
         return NOT_FOUND
-    backing.tally(number).buries += 1
+    port.counters_of(number).buries += 1
     return BURIED
 
 
-async def _touch(backing: Backing, client: Client, number: int) -> bytes:
-    hold = client.hold(number)
-    if hold is None or not hold.ttr:
+async def _touch(port: PortState, client: Client, number: int) -> bytes:
+    reservation = client.reservation(number)
+    if reservation is None or not reservation.ttr:
         return NOT_FOUND
-    if not await backing.desk.touch(hold.token, pledge=hold.pledge):
+    if not await port.shared_owner.touch(reservation.token, commit=reservation.commit):
         return NOT_FOUND
-    taking.begin_ttr(client, hold)
+    reserve.begin_ttr(client, reservation)
     return TOUCHED
 
 
 # -- kicking -------------------------------------------------------------------------------------
 
 
-async def _kick(backing: Backing, client: Client, count: int) -> bytes:
-    kicked = await backing.run(_kick_first, backing, client.use.name, count)
+async def _kick(port: PortState, client: Client, count: int) -> bytes:
+    kicked = await port.run(_kick_first, port, client.use.name, count)
     for job_id in kicked:
-        backing.tally(await backing.numbers.of(job_id)).kicks += 1
+        port.counters_of(await port.numbers.of(job_id)).kicks += 1
     return b"KICKED %d\r\n" % len(kicked)
 
 
-def _kick_first(backing: Backing, tube: str, count: int) -> list[str]:
-    """Those that are buried, or, if there is none, those that are delayed."""
-    backing.come_due()
+def _kick_first(port: PortState, tube: str, count: int) -> list[str]:
+    """Kick buried jobs, or delayed jobs if no job is buried."""
+    port.come_due()
     kicked: list[str] = []
     for state in (State.FAILED, State.SCHEDULED):
         while len(kicked) < count:
             few = min(count - len(kicked), KICKED_AT_ONCE)
-            ids = [record.envelope.id for record in backing.naming.head(tube, state, few)]
-            done = [i for i, ok in zip(ids, backing.broker.kick(ids), strict=True) if ok]
+            ids = [record.envelope.id for record in port.store_numbers.head(tube, state, few)]
+            done = [i for i, ok in zip(ids, port.broker.kick(ids), strict=True) if ok]
             kicked += done
             if not done:
                 break
@@ -171,85 +173,85 @@ def _kick_first(backing: Backing, tube: str, count: int) -> list[str]:
     return kicked
 
 
-async def _kick_job(backing: Backing, client: Client, number: int) -> bytes:
-    done = await backing.run(_kick_one, backing, backing.numbers.id_of(number))
+async def _kick_job(port: PortState, client: Client, number: int) -> bytes:
+    done = await port.run(_kick_one, port, port.numbers.id_of(number))
     if not done:
         return NOT_FOUND
-    backing.tally(number).kicks += 1
+    port.counters_of(number).kicks += 1
     return KICKED
 
 
-def _kick_one(backing: Backing, job_id: str) -> bool:
-    backing.come_due()
-    record = backing.broker.get(job_id)
+def _kick_one(port: PortState, job_id: str) -> bool:
+    port.come_due()
+    record = port.broker.get(job_id)
     if record is None or record.state not in (State.FAILED, State.SCHEDULED):
         return False
-    return backing.broker.kick([job_id])[0]
+    return port.broker.kick([job_id])[0]
 
 
 # -- looking -------------------------------------------------------------------------------------
 
 
-async def _peek(backing: Backing, client: Client, number: int) -> bytes:
-    record = await backing.run(stats.record_of, backing, number)
-    return await _found(backing, [record] if record else [])
+async def _peek(port: PortState, client: Client, number: int) -> bytes:
+    record = await port.run(stats.record_of, port, number)
+    return await _found(port, [record] if record else [])
 
 
-def _peek_first(state: State) -> Callable[[Backing, Client], Answer]:
-    async def peek(backing: Backing, client: Client) -> bytes:
-        return await _found(backing, await backing.run(_first, backing, client.use.name, state))
+def _peek_first(state: State) -> Callable[[PortState, Client], Answer]:
+    async def peek(port: PortState, client: Client) -> bytes:
+        return await _found(port, await port.run(_first, port, client.use.name, state))
 
     return peek
 
 
-def _first(backing: Backing, tube: str, state: State) -> Sequence[Record]:
-    backing.come_due()
-    return backing.naming.head(tube, state, 1)
+def _first(port: PortState, tube: str, state: State) -> Sequence[Record]:
+    port.come_due()
+    return port.store_numbers.head(tube, state, 1)
 
 
-async def _found(backing: Backing, records: Sequence[Record]) -> bytes:
+async def _found(port: PortState, records: Sequence[Record]) -> bytes:
     for record in records:
-        body = shown(backing.mill, record.envelope)
-        return job_reply(b"FOUND", await backing.numbers.of(record.envelope.id), body)
+        body = body_of(port.mill, record.envelope)
+        return job_reply(b"FOUND", await port.numbers.of(record.envelope.id), body)
     return NOT_FOUND
 
 
 # -- tubes ---------------------------------------------------------------------------------------
 
 
-def _use(backing: Backing, client: Client, name: str) -> bytes:
+def _use(port: PortState, client: Client, name: str) -> bytes:
     client.use_tube(name)
-    return _used(backing, client)
+    return _used(port, client)
 
 
-def _used(backing: Backing, client: Client) -> bytes:
+def _used(port: PortState, client: Client) -> bytes:
     return b"USING %b\r\n" % client.use.name.encode()
 
 
-def _watch(backing: Backing, client: Client, name: str) -> bytes:
+def _watch(port: PortState, client: Client, name: str) -> bytes:
     if len(client.watch) >= WATCHED_MOST and name not in client.watch:
         return OUT_OF_MEMORY
     client.watch_tube(name)
     return b"WATCHING %d\r\n" % len(client.watch)
 
 
-def _ignore(backing: Backing, client: Client, name: str) -> bytes:
+def _ignore(port: PortState, client: Client, name: str) -> bytes:
     if not client.ignore_tube(name):
         return NOT_IGNORED
     return b"WATCHING %d\r\n" % len(client.watch)
 
 
-async def _pause(backing: Backing, client: Client, name: str, seconds: int) -> bytes:
-    if not backing.tubes.is_in_use(name) and not await backing.run(stats.has_jobs, backing, name):
+async def _pause(port: PortState, client: Client, name: str, seconds: int) -> bytes:
+    if not port.tubes.is_in_use(name) and not await port.run(stats.has_jobs, port, name):
         return NOT_FOUND
-    backing.pause(name, seconds)
+    port.pause(name, seconds)
     return PAUSED
 
 
-_HOW: dict[str, Callable[..., Answer]] = {
-    "reserve": taking.reserve,
-    "reserve-with-timeout": taking.reserve,
-    "reserve-job": taking.reserve_job,
+_HANDLERS: dict[str, Callable[..., Answer]] = {
+    "reserve": reserve.reserve,
+    "reserve-with-timeout": reserve.reserve,
+    "reserve-job": reserve.reserve_job,
     "delete": _delete,
     "release": _release,
     "bury": _bury,

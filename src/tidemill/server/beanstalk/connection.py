@@ -1,8 +1,8 @@
-"""One client's line: commands are done one after the other, however many come at once.
+"""The connection of one client: its commands are done one after the other.
 
-What a client sends ahead is kept up to ``AHEAD`` bytes, then it is not read from; what it does not
-read is kept up to the transport's mark, then nothing more is done for it. So none can have the port
-use more memory than that and one job.
+The port keeps up to ``AHEAD`` bytes of later commands, and then stops reading. It keeps unread
+answers up to the transport's mark, and then stops working for the client. So no client can make the
+port use more memory than these bounds and one job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from tidemill.errors import (
+from tidemill.core.errors import (
     BrokerUnavailable,
     InvalidOption,
     QueueFull,
@@ -20,56 +20,56 @@ from tidemill.errors import (
     StoreMoved,
     TidemillError,
 )
-from tidemill.server.beanstalk.backing import Backing
 from tidemill.server.beanstalk.client import Client
 from tidemill.server.beanstalk.commands import answer
-from tidemill.server.beanstalk.reading import BAD_FORMAT, HANG_UP, Command, Reader, Refused
+from tidemill.server.beanstalk.parser import BAD_FORMAT, HANG_UP, Command, Reader, Refused
 from tidemill.server.beanstalk.replies import DRAINING, INTERNAL_ERROR, OUT_OF_MEMORY
+from tidemill.server.beanstalk.shared_state import PortState
 
 __all__ = ["Connection"]
 
 log = logging.getLogger("tidemill.server")
 
 AHEAD = 1 << 16
-"""Bytes that a client may send while its last command is being done."""
+"""Bytes that a client may send ahead while a command is being done."""
 
 AT_ONCE = 100
-"""Commands after which others have their turn."""
+"""Commands of one client that are done before other clients have their turn."""
 
 
 class Connection(asyncio.Protocol):
-    """What asyncio tells of a line. ``most`` are open at once."""
+    """The protocol of one connection. At most ``most`` connections are open."""
 
-    def __init__(self, backing: Backing, lines: set[Connection], most: int) -> None:
-        self._backing = backing
-        self._lines = lines
+    def __init__(self, port: PortState, connections: set[Connection], most: int) -> None:
+        self._port = port
+        self._connections = connections
         self._most = most
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader(backing.max_job_size)
+        self._reader = Reader(port.max_job_size)
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._is_slow = False  # it does not read what it was sent
+        self._is_slow = False  # the client does not read its answers
         self._is_read = True
         self._later: asyncio.Handle | None = None
         self._ending = False  # the port takes no more commands
         self._closing = False
 
-    # -- told by asyncio --------------------------------------------------------------------------
+    # -- called by asyncio --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._lines) >= self._most:
-            log.warning("a client of the beanstalk port is turned away: %d are there", self._most)
+        if len(self._connections) >= self._most:
+            log.warning("the beanstalk port refuses a connection: %d are open", self._most)
             self._transport.abort()
             return
-        self._lines.add(self)
-        self._client = self._backing.enter(self.abort)
+        self._connections.add(self)
+        self._client = self._port.enter(self.abort)
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         if self._task is None and self._later is None:
-            self._go_on()
+            self._do_commands()
         if self._reader.size > AHEAD and (self._is_slow or self._task or self._later):
             self._read(False)
 
@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
             client.interrupt()
         elif self._task is None and self._later is None:
             return False
-        return True  # what it asked for is answered still
+        return True  # its command is still answered
 
     def pause_writing(self) -> None:
         self._is_slow = True
@@ -90,10 +90,10 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_slow = False
         if self._task is None and self._later is None:
-            self._go_on()
+            self._do_commands()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lines.discard(self)
+        self._connections.discard(self)
         self._leave()
         if self._later is not None:
             self._later.cancel()
@@ -101,46 +101,46 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         if self._client is not None:
             client, self._client = self._client, None
-            self._backing.leave(client)
+            self._port.leave(client)
 
-    # -- doing what it asks for -------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Do what is there, until something has to be waited for."""
+    def _do_commands(self) -> None:
+        """Do the commands that have arrived, until one has to wait."""
         self._later = None
-        client, said = self._client, list[bytes]()
+        client, replies = self._client, list[bytes]()
         if client is None:
             return
         for _ in range(AT_ONCE):
             if self._is_slow or self._closing:
                 break
-            what = self._reader.next()
-            if what is None:
+            item = self._reader.next()
+            if item is None:
                 break
-            if isinstance(what, Refused):
-                self._count(what.verb)
-                client.produces |= what.produces
-                said.append(what.reply)
+            if isinstance(item, Refused):
+                self._count(item.verb)
+                client.produces |= item.produces
+                replies.append(item.reply)
                 continue
-            if what.verb == HANG_UP:
+            if item.verb == HANG_UP:
                 log.warning("the beanstalk port hangs up on a client that speaks HTTP or TLS")
                 self.abort()
                 return
-            if what.verb == "quit":
-                self._say(b"".join(said))
+            if item.verb == "quit":
+                self._send(b"".join(replies))
                 self.close()
                 return
-            self._count(what.verb)
-            reply = answer(self._backing, client, what)
+            self._count(item.verb)
+            reply = answer(self._port, client, item)
             if isinstance(reply, bytes):
-                said.append(reply)
+                replies.append(reply)
                 continue
-            self._say(b"".join(said))
-            self._begin(reply, what)
+            self._send(b"".join(replies))
+            self._begin(reply, item)
             return
         else:
-            self._later = self._loop.call_soon(self._go_on)
-        self._say(b"".join(said))
+            self._later = self._loop.call_soon(self._do_commands)
+        self._send(b"".join(replies))
         if self._later is None and not self._is_slow:
             if client.has_ended:
                 self.close()
@@ -148,38 +148,38 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
         self._task = self._loop.create_task(self._wait(reply, command))
-        self._task.add_done_callback(lambda _: reply.close())  # it may never have begun
+        self._task.add_done_callback(lambda _: reply.close())  # it may never have started
 
     async def _wait(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
         try:
-            said = await reply
+            result = await reply
         except (StoreFull, QueueFull):
-            said = OUT_OF_MEMORY
+            result = OUT_OF_MEMORY
         except StoreMoved:
-            said = DRAINING
+            result = DRAINING
         except InvalidOption as error:
             log.info("%s at the beanstalk port: %s", command.verb, error)
-            said = BAD_FORMAT
+            result = BAD_FORMAT
         except BrokerUnavailable as error:
             log.warning("%s at the beanstalk port: %s", command.verb, error)
-            said = INTERNAL_ERROR
+            result = INTERNAL_ERROR
         except Exception as error:
             known = isinstance(error, TidemillError)
             log.error("%s at the beanstalk port: %s", command.verb, error, exc_info=not known)
-            said = INTERNAL_ERROR
+            result = INTERNAL_ERROR
         self._task = None
         if not self._closing:
-            self._say(said)
+            self._send(result)
             if self._ending:
                 self.close()
             else:
-                self._go_on()
+                self._do_commands()
 
     def _count(self, verb: str) -> None:
         if verb:
-            self._backing.counts[verb] += 1
+            self._port.counts[verb] += 1
 
-    def _say(self, replies: bytes) -> None:
+    def _send(self, replies: bytes) -> None:
         if replies and self._transport is not None and not self._closing:
             self._transport.write(replies)
 
@@ -191,21 +191,21 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
-    # -- the end ----------------------------------------------------------------------------------
+    # -- the end ------------------------------------------------------------------------------
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """What is being done for it."""
+        """The task of the current command."""
         return self._task
 
     def close(self) -> None:
-        """Hang up, when it has read what it was sent."""
+        """Close the connection after the client has read its answers."""
         self._leave()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Hang up now."""
+        """Close the connection at once."""
         self._leave()
         if self._transport is not None:
             self._transport.abort()
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
             self._client.has_left = True
 
     def end(self) -> None:
-        """Hang up, once the command that is being done has its answer; who waits gets none."""
+        """Close the connection after the current command. A waiting client gets no answer."""
         self._ending = True
         if self._task is None or (self._client is not None and self._client.waiting):
             self.close()

@@ -1,4 +1,4 @@
-"""What the port says."""
+"""The replies of the beanstalk port."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ TOUCHED = b"TOUCHED\r\n"
 
 
 def job_reply(word: bytes, number: int, body: bytes) -> bytes:
-    """A job: ``RESERVED`` or ``FOUND``, its number, and its body."""
+    """The reply with a job: ``RESERVED`` or ``FOUND``, its number, and its body."""
     return b"%b %d %d\r\n%b\r\n" % (word, number, len(body), body)
 
 
-def yaml_reply(lines: list[str]) -> bytes:
-    """Lines of YAML."""
-    text = "".join(f"{line}\n" for line in ("---", *lines)).encode()
+def yaml_reply(connections: list[str]) -> bytes:
+    """The reply with lines of YAML."""
+    text = "".join(f"{line}\n" for line in ("---", *connections)).encode()
     return b"OK %d\r\n%b\r\n" % (len(text), text)

@@ -1,7 +1,7 @@
-"""Statistics, as YAML with every field of beanstalkd's.
+"""Statistics in YAML, with every field of beanstalkd.
 
-Counters of commands, connections, and of what happened to single jobs are kept in memory, since the
-port began. How many jobs are urgent or buried is counted up to ``COUNTED`` a tube.
+Counters of commands, connections and single jobs are kept in memory since the port was opened.
+Urgent and buried jobs are counted up to ``COUNTED`` in each tube.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import resource
 import socket
 import time
 
-from tidemill.brokers.base import QueueStats
-from tidemill.clock import wall_time
-from tidemill.job import Record, State
-from tidemill.server.beanstalk.backing import Backing
-from tidemill.server.beanstalk.client import Client, Hold
+from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.core.clock import wall_time
+from tidemill.core.job import Record, State
+from tidemill.server.beanstalk.client import Client, Reservation
 from tidemill.server.beanstalk.replies import NOT_FOUND, yaml_reply
+from tidemill.server.beanstalk.shared_state import PortState
 
 __all__ = [
     "has_jobs",
@@ -29,8 +29,8 @@ __all__ = [
     "tube_stats",
 ]
 
-SPOKEN = "1.12"
-"""The version of beanstalkd whose commands are there: clients look at it for that."""
+VERSION = "1.12"
+"""The version of beanstalkd whose commands the port has: clients check it."""
 
 COUNTED = 1000
 URGENT = 1024
@@ -54,91 +54,95 @@ _COMMANDS = (
 # -- one job -------------------------------------------------------------------------------------
 
 
-def record_of(backing: Backing, number: int) -> Record | None:
-    """The record of a job that is there, for a client."""
-    backing.come_due()
-    record = backing.broker.get(backing.numbers.id_of(number))
+def record_of(port: PortState, number: int) -> Record | None:
+    """The record of a job; None for a job that clients do not see."""
+    port.come_due()
+    record = port.broker.get(port.numbers.id_of(number))
     return record if record is not None and record.state in _SHOWN else None
 
 
-async def job_stats(backing: Backing, client: Client, number: int) -> bytes:
+async def job_stats(port: PortState, client: Client, number: int) -> bytes:
     """The fields of one job."""
-    record = await backing.run(record_of, backing, number)
+    record = await port.run(record_of, port, number)
     if record is None:
         return NOT_FOUND
-    backing.end_late()
-    tally, envelope, now = backing.tally(number), record.envelope, wall_time()
+    port.end_late()
+    counters, envelope, now = port.counters_of(number), record.envelope, wall_time()
     facts = {
         "id": number,
         "tube": envelope.queue,
         "state": _SHOWN[record.state],
         "pri": record.rank,
         "age": max(0, int(now - envelope.created)),
-        "delay": tally.delay if tally.delay >= 0 else int(envelope.delay),
+        "delay": counters.delay if counters.delay >= 0 else int(envelope.delay),
         "ttr": int(envelope.ttr) if envelope.ttr > 0 else 60,
-        "time-left": _time_left(backing, number, record),
+        "time-left": _time_left(port, number, record),
         "file": 0,
-        "reserves": tally.reserves,
-        "timeouts": tally.timeouts,
-        "releases": tally.releases,
-        "buries": tally.buries,
-        "kicks": tally.kicks,
+        "reserves": counters.reserves,
+        "timeouts": counters.timeouts,
+        "releases": counters.releases,
+        "buries": counters.buries,
+        "kicks": counters.kicks,
     }
     return yaml_reply([f"{name}: {value}" for name, value in facts.items()])
 
 
-def _time_left(backing: Backing, number: int, record: Record) -> int:
+def _time_left(port: PortState, number: int, record: Record) -> int:
     if record.state is State.SCHEDULED:
         return max(0, int(record.due - wall_time()))
     if record.state is not State.RUNNING:
         return 0
-    holds = (client.holds.get(number) for client in backing.clients)
-    hold: Hold | None = next((hold for hold in holds if hold), None)
-    if hold is None or not hold.ttr:  # it runs elsewhere
+    reservations = (client.reservations.get(number) for client in port.clients)
+    reservation: Reservation | None = next(
+        (reservation for reservation in reservations if reservation), None
+    )
+    if reservation is None or not reservation.ttr:  # the job is not reserved at this port
         return 0
-    return max(0, int(hold.deadline - time.monotonic()))
+    return max(0, int(reservation.deadline - time.monotonic()))
 
 
 # -- tubes ---------------------------------------------------------------------------------------
 
 
-def _rows(backing: Backing) -> dict[str, QueueStats]:
-    return {row.name: row for row in backing.broker.stats()}
+def _rows(port: PortState) -> dict[str, QueueStats]:
+    return {row.name: row for row in port.broker.stats()}
 
 
-def has_jobs(backing: Backing, name: str) -> bool:
+def has_jobs(port: PortState, name: str) -> bool:
     """True when the store has jobs of a tube."""
-    row = _rows(backing).get(name)
-    return row is not None and _has_jobs(backing, row)
+    row = _rows(port).get(name)
+    return row is not None and _has_jobs(port, row)
 
 
-def _has_jobs(backing: Backing, row: QueueStats) -> bool:
-    return row.size > 0 or (row.failed > 0 and bool(backing.naming.head(row.name, State.FAILED, 1)))
+def _has_jobs(port: PortState, row: QueueStats) -> bool:
+    return row.size > 0 or (
+        row.failed > 0 and bool(port.store_numbers.head(row.name, State.FAILED, 1))
+    )
 
 
-def _existing(backing: Backing) -> dict[str, QueueStats]:
-    """All tubes that are there, in order of creation; the port has not seen the last of them."""
-    backing.come_due()
-    rows = _rows(backing)
-    names = set(backing.tubes.in_use())
-    names |= {name for name, row in rows.items() if name not in names and _has_jobs(backing, row)}
-    places = backing.tubes.places()
+def _existing(port: PortState) -> dict[str, QueueStats]:
+    """All tubes in the order of their creation; tubes that no client of the port used come last."""
+    port.come_due()
+    rows = _rows(port)
+    names = set(port.tubes.in_use())
+    names |= {name for name, row in rows.items() if name not in names and _has_jobs(port, row)}
+    places = port.tubes.places()
     ordered = sorted(names, key=lambda name: (places.get(name, len(places)), name))
     return {name: rows.get(name) or QueueStats(name=name) for name in ordered}
 
 
-async def list_tubes(backing: Backing, client: Client) -> bytes:
-    """All tubes that are there."""
-    return yaml_reply([f"- {name}" for name in await backing.run(_existing, backing)])
+async def list_tubes(port: PortState, client: Client) -> bytes:
+    """List all tubes."""
+    return yaml_reply([f"- {name}" for name in await port.run(_existing, port)])
 
 
-def list_watched(backing: Backing, client: Client) -> bytes:
-    """The tubes that the client watches."""
+def list_watched(port: PortState, client: Client) -> bytes:
+    """List the tubes that the client watches."""
     return yaml_reply([f"- {name}" for name in client.watch])
 
 
-def _counted(backing: Backing, row: QueueStats) -> dict[str, int]:
-    head = backing.naming.head
+def _counted(port: PortState, row: QueueStats) -> dict[str, int]:
+    head = port.store_numbers.head
     ready = head(row.name, State.READY, COUNTED) if row.ready else []
     return {
         "current-jobs-urgent": sum(record.rank < URGENT for record in ready),
@@ -150,12 +154,12 @@ def _counted(backing: Backing, row: QueueStats) -> dict[str, int]:
     }
 
 
-async def tube_stats(backing: Backing, client: Client, name: str) -> bytes:
+async def tube_stats(port: PortState, client: Client, name: str) -> bytes:
     """The fields of one tube."""
-    numbers = await backing.run(_tube_numbers, backing, name)
+    numbers = await port.run(_tube_numbers, port, name)
     if numbers is None:
         return NOT_FOUND
-    tube = backing.tubes[name]
+    tube = port.tubes[name]
     left = tube.pause_left()
     facts = {
         "name": name,
@@ -171,47 +175,47 @@ async def tube_stats(backing: Backing, client: Client, name: str) -> bytes:
     return yaml_reply([f"{fact}: {value}" for fact, value in facts.items()])
 
 
-def _tube_numbers(backing: Backing, name: str) -> dict[str, int] | None:
-    backing.come_due()
-    row = _rows(backing).get(name) or QueueStats(name=name)
-    if not backing.tubes.is_in_use(name) and not _has_jobs(backing, row):
+def _tube_numbers(port: PortState, name: str) -> dict[str, int] | None:
+    port.come_due()
+    row = _rows(port).get(name) or QueueStats(name=name)
+    if not port.tubes.is_in_use(name) and not _has_jobs(port, row):
         return None
-    return _counted(backing, row)
+    return _counted(port, row)
 
 
 # -- the server ----------------------------------------------------------------------------------
 
 
-async def server_stats(backing: Backing, client: Client) -> bytes:
+async def server_stats(port: PortState, client: Client) -> bytes:
     """The fields of the server."""
-    tubes, numbers = await backing.run(_all_numbers, backing)
-    backing.end_late()
-    clients, usage = backing.clients, resource.getrusage(resource.RUSAGE_SELF)
+    tubes, numbers = await port.run(_all_numbers, port)
+    port.end_late()
+    clients, usage = port.clients, resource.getrusage(resource.RUSAGE_SELF)
     total = numbers.pop("total-jobs")
     facts = {
         **numbers,
-        **{f"cmd-{verb}": backing.counts[verb] for verb in _COMMANDS},
-        "job-timeouts": backing.timeouts,
+        **{f"cmd-{verb}": port.counts[verb] for verb in _COMMANDS},
+        "job-timeouts": port.timeouts,
         "total-jobs": total,
-        "max-job-size": backing.max_job_size,
+        "max-job-size": port.max_job_size,
         "current-tubes": tubes,
         "current-connections": len(clients),
         "current-producers": sum(client.produces for client in clients),
         "current-workers": sum(client.works for client in clients),
         "current-waiting": sum(client.waiting for client in clients),
-        "total-connections": backing.connections,
+        "total-connections": port.connections,
         "pid": os.getpid(),
-        "version": f'"{SPOKEN}"',
+        "version": f'"{VERSION}"',
         "rusage-utime": f"{usage.ru_utime:.6f}",
         "rusage-stime": f"{usage.ru_stime:.6f}",
-        "uptime": int(time.monotonic() - backing.begun),
+        "uptime": int(time.monotonic() - port.begun),
         "binlog-oldest-index": 0,
         "binlog-current-index": 0,
         "binlog-records-migrated": 0,
         "binlog-records-written": 0,
         "binlog-max-size": 0,
-        "draining": "true" if backing.draining else "false",
-        "id": backing.instance,
+        "draining": "true" if port.draining else "false",
+        "id": port.instance,
         # In quotes, as from beanstalkd 1.13 on: a kernel's version that begins with # is a comment.
         "hostname": f'"{socket.gethostname()}"',
         "os": f'"{platform.version()}"',
@@ -220,8 +224,8 @@ async def server_stats(backing: Backing, client: Client) -> bytes:
     return yaml_reply([f"{name}: {value}" for name, value in facts.items()])
 
 
-def _all_numbers(backing: Backing) -> tuple[int, dict[str, int]]:
-    """How many tubes there are, and their numbers added up."""
-    rows = _existing(backing)
-    counted = [_counted(backing, row) for row in rows.values()]
+def _all_numbers(port: PortState) -> tuple[int, dict[str, int]]:
+    """The number of tubes, and the sums of their numbers."""
+    rows = _existing(port)
+    counted = [_counted(port, row) for row in rows.values()]
     return len(rows), {name: sum(each[name] for each in counted) for name in counted[0]}

@@ -1,7 +1,7 @@
-"""Tubes as this port knows them: who uses them, pauses that end, and counters.
+"""The tubes of a port: their clients, pauses and counters.
 
-A tube is there while somebody here uses or watches it, or the store has jobs in it. Pauses hold for
-the clients of this port, and are forgotten with it.
+A tube exists while a client of the port uses or watches it, or while the store has jobs in it.
+A pause applies to the clients of this port, and ends with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 __all__ = ["Tube", "Tubes"]
 
 KEPT = 10_000
-"""Tubes that are kept, with their counters, before those that nobody uses are forgotten."""
+"""Tubes that are kept with their counters; beyond that, unused tubes are forgotten."""
 
 
 class Tube:
@@ -31,11 +31,11 @@ class Tube:
 
     @property
     def is_in_use(self) -> bool:
-        """True while a client has it in mind."""
+        """Whether a client uses or watches the tube."""
         return bool(self.using or self.watching)
 
     def pause_left(self) -> float:
-        """Seconds until it hands out again."""
+        """Seconds until the end of the pause."""
         if not self.paused_for:
             return 0.0
         left = self.paused_until - time.monotonic()
@@ -60,7 +60,7 @@ class Tubes:
         return tube
 
     def _forget(self) -> None:
-        """Forget the tubes nobody uses; look again when there are twice as many as are left."""
+        """Forget unused tubes; next time when there are twice as many tubes as now."""
         idle = [n for n, t in self._tubes.items() if not t.is_in_use and not t.pause_left()]
         for name in idle:
             if name != "default":
@@ -72,10 +72,10 @@ class Tubes:
         return {name: place for place, name in enumerate(self._tubes)}
 
     def is_in_use(self, name: str) -> bool:
-        """True for a tube that is there whatever the store has in it."""
+        """Whether a tube exists even without jobs in the store."""
         tube = self._tubes.get(name)
         return name == "default" or (tube is not None and tube.is_in_use)
 
     def in_use(self) -> list[str]:
-        """Names of the tubes that are there whatever the store has in them."""
+        """The tubes that exist even without jobs in the store."""
         return [name for name in self._tubes if self.is_in_use(name)]

@@ -33,7 +33,7 @@ END $$;
 -- One job without a key or a limit, for a queue without a bound or a limit. NULL for "stored": it goes the long way. "place"
 -- and "word": whom to tell, and what, once this is committed.
 CREATE OR REPLACE FUNCTION tidemill.put_single(
-    ids text[], envelopes bytea[], shapes jsonb, p tidemill.prefs,
+    new_jobs tidemill.batch, p tidemill.prefs,
     OUT stored boolean, OUT place text, OUT word text)
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
@@ -49,7 +49,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM check_here();
-    SELECT * INTO g FROM jsonb_to_record(shapes -> 0) AS s (
+    SELECT * INTO g FROM jsonb_to_record(new_jobs.shapes -> 0) AS s (
         line int, rank bigint, delay float8, at float8, expires float8, timeout float8, ttr float8,
         result_ttl float8, tries int, key text, linked boolean, lane text);
     SELECT max_size, paused, gated INTO q FROM queue WHERE number = g.line / 4;
@@ -57,13 +57,13 @@ BEGIN
         RETURN;
     END IF;
     IF g.line & 3 <> 0 OR g.delay > 0 OR g.at > t OR g.expires > 0 OR q.paused THEN
-        PERFORM put_plain(ids, envelopes, '{0}', shapes, t);
+        PERFORM put_plain(new_jobs, t);
         stored := true;
         RETURN;
     END IF;
     o := sleeper_for(g.line, t, p);
     IF o.number IS NULL THEN
-        PERFORM put_plain(ids, envelopes, '{0}', shapes, t);
+        PERFORM put_plain(new_jobs, t);
         stored := true;
         RETURN;
     END IF;
@@ -71,8 +71,8 @@ BEGIN
     WITH new AS (
         INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
                          envelope)
-        VALUES (n, g.rank, g.at, 0, g.timeout, g.ttr, g.result_ttl, g.line, g.tries, g.tries, ids[1],
-                envelopes[1])
+        VALUES (n, g.rank, g.at, 0, g.timeout, g.ttr, g.result_ttl, g.line, g.tries, g.tries, new_jobs.ids[1],
+                new_jobs.envelopes[1])
         ON CONFLICT (id) DO NOTHING RETURNING seq
     ), lent AS (
         INSERT INTO lease (seq, token, serial, leased, result_ttl, owner, line, attempt, keyed)
@@ -85,11 +85,11 @@ BEGIN
     )
     SELECT true INTO stored FROM new;
     IF stored IS NULL THEN
-        PERFORM refuse_id(ids[1]);
+        PERFORM refuse_id(new_jobs.ids[1]);
     END IF;
     place := o.channel;
     word := format('%s:%s:%s', o.number, o.turn, translate(encode(
-        pack(n << 16, 1, 0, g.rank, n, g.timeout, t, 0, envelopes[1], NULL), 'base64'), E'\n', ''));
+        pack(n << 16, 1, 0, g.rank, n, g.timeout, t, 0, new_jobs.envelopes[1], NULL), 'base64'), E'\n', ''));
     IF length(word) > 7900 THEN  -- a notification has 8000 bytes
         word := o.number::text;
     END IF;
@@ -138,7 +138,7 @@ BEGIN
                 FROM job WHERE seq = l.seq);
             got := got + 1;
         ELSE
-            PERFORM close_attempt(l, my_name, 3, 0, 'cancelled before it started', '', 0, 0, NULL, false, t, p);
+            PERFORM close_attempt(l, my_name, release_of(l.token, 'cancelled before it started', 0), t, p);
         END IF;
     END LOOP;
 END $$;

@@ -1,5 +1,5 @@
--- Limits of queues, and lanes: each key of each limit by name. The arithmetic is in 26_gates.sql, leasing
--- what is under a limit in 47_limited.sql.
+-- Limits of queues, and lanes: each key of each limit by name. The arithmetic is in 26_limiter.sql, leasing
+-- what is under a limit in 47_partition_claim.sql.
 --
 -- A gate is a row that only who has the lock on it reads and changes, and nobody ever waits for such a
 -- lock: puts, verdicts and acts write into "inbox" what happened, and whoever gets the lock takes that

@@ -159,7 +159,7 @@ BEGIN
     PERFORM flow(ends, t, p);
 END $$;
 
--- A lease as it travels; wire.py reads it.
+-- A lease as it travels; encoding.py reads it.
 CREATE OR REPLACE FUNCTION tidemill.pack(
     token bigint, attempt int, losses int, rank bigint, seq bigint, timeout float8, leased float8,
     ttr float8, envelope bytea, inputs text[]) RETURNS bytea

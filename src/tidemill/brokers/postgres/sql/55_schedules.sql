@@ -94,11 +94,12 @@ END $$;
 -- Put the jobs of the changes that were made: "owners" says to which of them each belongs. The answer
 -- tells for each change why jobs were left out.
 CREATE OR REPLACE FUNCTION tidemill.put_fired(
-    ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[], made boolean[],
-    p tidemill.prefs) RETURNS jsonb
+    new_jobs tidemill.batch, owners int[], made boolean[], p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     t        float8 := clock(p);
+    ids      text[] := new_jobs.ids;
+    shapes   jsonb := new_jobs.shapes;
     chosen   int[];
     seen     bigint[];
     left_out jsonb := '{}';
@@ -126,11 +127,11 @@ BEGIN
              AND NOT EXISTS (SELECT FROM job WHERE id = ANY (ids))
              AND cardinality(ids) = (SELECT count(DISTINCT id) FROM unnest(ids) AS u (id));
     IF plain THEN
-        PERFORM put_plain(
+        PERFORM put_plain(ROW(
             ARRAY (SELECT ids[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
-            ARRAY (SELECT envelopes[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
-            ARRAY (SELECT shape[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
-            shapes, t);
+            ARRAY (SELECT new_jobs.envelopes[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
+            ARRAY (SELECT new_jobs.shape[n] FROM unnest(chosen) WITH ORDINALITY AS c (n, o) ORDER BY o),
+            shapes)::batch, t);
         IF jsonb_path_exists(shapes, '$[*].lane') THEN
             PERFORM park_new(ARRAY (SELECT ids[n] FROM unnest(chosen) AS n), shapes);
         END IF;
@@ -139,7 +140,7 @@ BEGIN
     seen := end_by_time(t);
     PERFORM lock_keys(seen, keys_of(shapes));
     PERFORM come_due(seen, t, p);  -- a job whose time has passed must not keep another out
-    FOR g IN SELECT * FROM unpack(ids, envelopes, shape, shapes) ORDER BY ord LOOP
+    FOR g IN SELECT * FROM unpack(new_jobs) ORDER BY ord LOOP
         CONTINUE WHEN NOT g.ord = ANY (chosen);
         why := put_if_it_fits(g, t, p);
         IF why IS NOT NULL THEN
@@ -193,14 +194,13 @@ $$;
 -- Change records and put their jobs, each of the changes by itself. The answer has for each: done, its
 -- new version, why jobs were left out; and whether somebody must sleep shorter.
 CREATE OR REPLACE FUNCTION tidemill.change_all(
-    names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[],
-    dues_instead float8[], bodies_instead bytea[],
-    ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[], p tidemill.prefs,
+    changes tidemill.schedule_changes, new_jobs tidemill.batch, p tidemill.prefs,
     OUT answer jsonb, OUT sooner boolean)
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+    names    text[] := changes.names;
     c        record;
     made     boolean[] := '{}';
     versions bigint[] := '{}';
@@ -212,27 +212,29 @@ BEGIN
     PERFORM check_here();
     -- One at a time: two that change the same names in different orders would wait for each other.
     PERFORM pg_advisory_xact_lock('schedule'::regclass::oid::int, 0);
-    IF 0 = ANY (expects)
+    IF 0 = ANY (changes.expects)
        OR cardinality(names) > (SELECT count(DISTINCT name) FROM unnest(names) AS u (name))
     THEN
         FOR n IN 1..cardinality(names) LOOP
-            c := change_one(names[n], expects[n], dues[n], bodies[n], gone[n] = 1);
+            c := change_one(names[n], changes.expects[n], changes.dues[n], changes.bodies[n],
+                            changes.gone[n] = 1);
             made := made || c.done;
             versions := versions || c.new_version;
             sooner := sooner OR c.sooner;
         END LOOP;
     ELSE
-        SELECT * INTO made, versions, sooner FROM change_known(names, expects, dues, bodies, gone);
+        SELECT * INTO made, versions, sooner
+        FROM change_known(names, changes.expects, changes.dues, changes.bodies, changes.gone);
     END IF;
-    IF cardinality(ids) > 0 THEN
-        left_out := put_fired(ids, envelopes, shape, shapes, owners, made, p);
+    IF cardinality(new_jobs.ids) > 0 THEN
+        left_out := put_fired(new_jobs, changes.owners, made, p);
     END IF;
     FOR which, whys IN SELECT * FROM jsonb_each(left_out) LOOP
-        IF bodies_instead[which::int] <> ''
-           AND jsonb_array_length(whys) = (SELECT count(*) FROM unnest(owners) AS o WHERE o = which::int)
+        IF changes.bodies_instead[which::int] <> ''
+           AND jsonb_array_length(whys) = (SELECT count(*) FROM unnest(changes.owners) AS o WHERE o = which::int)
         THEN
             versions[which::int] := change_instead(
-                names[which::int], dues_instead[which::int], bodies_instead[which::int]);
+                names[which::int], changes.dues_instead[which::int], changes.bodies_instead[which::int]);
         END IF;
     END LOOP;
     answer := (
@@ -252,8 +254,7 @@ END $$;
 
 -- One call, committed; then those who sleep are told, as after a put.
 CREATE OR REPLACE PROCEDURE tidemill.change_schedules(
-    client text, this bigint, names text[], expects bigint[], dues float8[], bodies bytea[],
-    gone bigint[], dues_instead float8[], bodies_instead bytea[], ids text[], envelopes bytea[], shape int[], shapes jsonb, owners int[],
+    client text, this bigint, changes tidemill.schedule_changes, new_jobs tidemill.batch,
     p tidemill.prefs, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -272,9 +273,7 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    did := tidemill.change_all(
-        names, expects, dues, bodies, gone, dues_instead, bodies_instead, ids, envelopes, shape, shapes,
-        owners, p);
+    did := tidemill.change_all(changes, new_jobs, p);
     answer := did.answer;
     UPDATE tidemill.call AS c SET answer = change_schedules.answer WHERE c.line = client;
     COMMIT;
@@ -285,12 +284,12 @@ BEGIN
     IF did.sooner THEN
         PERFORM tidemill.fire_sooner();
     END IF;
-    IF cardinality(ids) > 0 THEN
+    IF cardinality(new_jobs.ids) > 0 THEN
         PERFORM tidemill.ring(0, true, '{}', p);
     END IF;
 END $$;
 
--- Take in jobs and schedules of a departed store: see 75_moving.sql.
+-- Take in jobs and schedules of a departed store: see 75_transfer.sql.
 CREATE OR REPLACE FUNCTION tidemill.adopt_all(
     which text, last bigint, reached text, records jsonb, envelopes bytea[], results bytea[],
     names text[], dues float8[], bodies bytea[], p tidemill.prefs) RETURNS boolean[]

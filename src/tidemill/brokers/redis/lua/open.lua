@@ -3,7 +3,9 @@
 --
 -- Returns its format, the time it was made at and the server's time, in microseconds.
 
-local form = call('GET', B .. ':format')
-if not form or form == '1' then call('SET', B .. ':format', '2') end
-call('SETNX', B .. ':born', string.format('%.0f', now))
-return {call('GET', B .. ':format'), call('GET', B .. ':born'), string.format('%.0f', now)}
+function Verbs.open()
+  local form = call('GET', B .. ':format')
+  if not form or form == '1' then call('SET', B .. ':format', '2') end
+  call('SETNX', B .. ':born', string.format('%.0f', now))
+  return {call('GET', B .. ':format'), call('GET', B .. ':born'), string.format('%.0f', now)}
+end

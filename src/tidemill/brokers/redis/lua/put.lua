@@ -1,36 +1,22 @@
 -- Accept jobs, all or none, in order.
 --
--- ARGV  5 how many, then four arguments each (see puts.lua); then, or nothing more:
+-- ARGV  5 how many, then four arguments each (see put_accept.lua); then, or nothing more:
 --       n ids of those that are held, n ids of such as are let go
 -- Returns 1 when all were created; else {what, id, what, id, …}; or why not: {'id', id},
 --       {'key', id, key}, {'full', queue, max_size}, {'waits', id}: it does not; {'moved', where}; 'due' when
 --       ticks are to go on with what came due before it is called again. Then nothing was stored.
 
-local again = said_before() or departure()
-if again then return again end
-
-local many, last = tonumber(ARGV[5]), nil
-last = 5 + many * 4
-
-local on_hold, let_go, linked = {}, {}, false
-if ARGV[last + 1] then
-  local holds = tonumber(ARGV[last + 1])
-  for i = last + 2, last + 1 + holds do on_hold[ARGV[i]] = true end
-  for i = last + 3 + holds, #ARGV do let_go[#let_go + 1] = ARGV[i] end
-  linked = true
-end
-
 -- Play the puts through for what could refuse one, before any is stored.
-local function refused()
+local function refused(last)
   local ids, held, added = {}, {}, {}
   for i = 6, last, 4 do
     local id, record = ARGV[i], ARGV[i + 1]
     local queue, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
-    local holders, conflict = nil, C_KEEP
+    local holders, conflict = nil, Conflict.KEEP
     if key ~= '' then
       conflict = byte(ARGV[i + 3], 1)
       if not held[key] then
-        local found = Keys.find(key) or {}
+        local found = Unique.find(key) or {}
         held[key] = {over = found.over}
         for _, holder in ipairs({found.holder, found.successor}) do
           local j = load_job(holder)
@@ -38,10 +24,10 @@ local function refused()
         end
       end
       holders = held[key]
-      if (#holders > 0 or holders.over) and conflict == C_REJECT then return {'key', id, key} end
+      if (#holders > 0 or holders.over) and conflict == Conflict.REJECT then return {'key', id, key} end
     end
     if ids[id] or jobs[id] then return {'id', id} end
-    if not holders or not holders.over and (#holders == 0 or conflict == C_REPLACE) then
+    if not holders or not holders.over and (#holders == 0 or conflict == Conflict.REPLACE) then
       local stays = holders and holders[1] and holders[1][2] and holders[1] or nil
       for n, holder in ipairs(holders or {}) do
         if holder ~= stays then added[holder[1]] = (added[holder[1]] or 0) - 1 end
@@ -60,7 +46,7 @@ local function refused()
 end
 
 -- The same for links to what is not there, or waits for nothing more.
-local function refused_links()
+local function refused_links(last, let_go)
   local named, seen, coming = {}, {}, {}
   local function name(id)
     if not seen[id] then named[#named + 1] = id end
@@ -86,36 +72,61 @@ local function refused_links()
   return nil
 end
 
-do
-  -- A job whose time has passed must not refuse another.
+-- Read what is held and let go: sets and lists of ids, and whether anything is said of links at all.
+local function read_links_wish(last)
+  local on_hold, let_go = {}, {}
+  if not ARGV[last + 1] then return on_hold, let_go, false end
+  local holds = tonumber(ARGV[last + 1])
+  for i = last + 2, last + 1 + holds do on_hold[ARGV[i]] = true end
+  for i = last + 3 + holds, #ARGV do let_go[#let_go + 1] = ARGV[i] end
+  return on_hold, let_go, true
+end
+
+-- Move what came due, since a job whose time has passed must not refuse another; true when ticks are to go on.
+local function move_due_first()
   local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
-  if first[1] and tonumber(first[2]) <= now then
-    if come_due() then
-      finish_step()
-      return 'due'
-    end
-    flush()
+  if not first[1] or tonumber(first[2]) > now then return false end
+  if come_due() then
+    finish_step()
+    return true
   end
+  flush()
+  return false
+end
+
+-- Store all jobs: what was done with each and the id that stands for it, or 1 when all were created.
+local function store_all(last)
+  local puts, plain = {}, true
+  for i = 6, last, 4 do
+    local placed, id = put_one(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
+    puts[#puts + 1] = placed
+    puts[#puts + 1] = id
+    plain = plain and placed == Placed.CREATED
+  end
+  return plain and 1 or puts
+end
+
+function Verbs.put()
+  local again = cached_reply() or departure()
+  if again then return again end
+  local many = tonumber(ARGV[5])
+  local last = 5 + many * 4
+  local on_hold, let_go, linked = read_links_wish(last)
+  if move_due_first() then return 'due' end
   local ids = {}
   for i = 6, last, 4 do ids[#ids + 1] = ARGV[i] end
   read_ahead(ids)
+  local why = refused(last) or linked and refused_links(last, let_go)
+  if why then
+    finish_step() -- of what came due
+    return why
+  end
+  seq = call('INCRBY', B .. ':seq', many) - many
+  local puts = store_all(last)
+  if linked then
+    for _, id in ipairs(let_go) do count_down(id, false, '') end
+    begin_all(6, many, on_hold)
+  end
+  finish_step()
+  return cache_reply(puts)
 end
-local why = refused() or linked and refused_links()
-if why then
-  finish_step() -- of what came due
-  return why
-end
-seq = call('INCRBY', B .. ':seq', many) - many
-local puts, plain = {}, true
-for i = 6, last, 4 do
-  local placed, id = put_one(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
-  puts[#puts + 1] = placed
-  puts[#puts + 1] = id
-  plain = plain and placed == CREATED
-end
-if linked then
-  for _, id in ipairs(let_go) do count_down(id, false, '') end
-  begin_all(6, many, on_hold)
-end
-finish_step()
-return say(plain and 1 or puts)

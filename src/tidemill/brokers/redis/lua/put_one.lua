@@ -5,28 +5,30 @@
 -- Returns 1; {'id', id} when that is taken; 0 when it takes more than this: a queue that is new, or has
 --       a bound or a limit, or a store that moves. Then nothing was stored, and `put` does it under the same serial.
 
-local K_SAID, serial, id, line = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6]
-local said = call('SET', K_SAID, serial .. cmsgpack.pack(1), 'EX', 600, 'GET')
-if said and #said > 8 and number_in(said) >= number_in(serial) then
-  call('SET', K_SAID, said, 'EX', 600)
-  return cmsgpack.unpack(sub(said, 9))
+function Verbs.put_one()
+  local K_REPLY, serial, id, line = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6]
+  local cached = call('SET', K_REPLY, serial .. cmsgpack.pack(1), 'EX', 600, 'GET')
+  if cached and #cached > 8 and number_in(cached) >= number_in(serial) then
+    call('SET', K_REPLY, cached, 'EX', 600)
+    return cmsgpack.unpack(sub(cached, 9))
+  end
+  local K_QUEUE = B .. ':q:' .. sub(line, 2)
+  local row = call('HMGET', K_QUEUE, 'paused', 'max_size', 'moved', 'gated')
+  if not row[1] or row[2] ~= '0' or row[3] or row[4] then
+    call('SET', K_REPLY, cached or '', 'EX', 600)
+    return 0
+  end
+  local number = call('INCRBY', B .. ':seq', 1)
+  local seq8 = pack('>I8', number)
+  if call('HSETNX', K_JOB, id, seq8 .. ARGV[4]) == 0 then
+    call('SET', K_REPLY, cached or '', 'EX', 600)
+    return {'id', id}
+  end
+  call('HSET', K_ENV, id, ARGV[5])
+  call('ZADD', K_ALL, number, id)
+  call('ZADD', B .. ':r:' .. line, ARGV[7], seq8 .. id)
+  if row[1] == '0' then call('ZADD', K_LINES, 0, line) end
+  call('HINCRBY', K_QUEUE, 'accepted', 1)
+  if row[1] == '0' and call('EXISTS', K_ASLEEP) == 1 then ring(line, 1) end
+  return 1
 end
-local K_QUEUE = B .. ':q:' .. sub(line, 2)
-local row = call('HMGET', K_QUEUE, 'paused', 'max_size', 'moved', 'gated')
-if not row[1] or row[2] ~= '0' or row[3] or row[4] then
-  call('SET', K_SAID, said or '', 'EX', 600)
-  return 0
-end
-local number = call('INCRBY', B .. ':seq', 1)
-local seq8 = pack('>I8', number)
-if call('HSETNX', K_JOB, id, seq8 .. ARGV[4]) == 0 then
-  call('SET', K_SAID, said or '', 'EX', 600)
-  return {'id', id}
-end
-call('HSET', K_ENV, id, ARGV[5])
-call('ZADD', K_ALL, number, id)
-call('ZADD', B .. ':r:' .. line, ARGV[7], seq8 .. id)
-if row[1] == '0' then call('ZADD', K_LINES, 0, line) end
-call('HINCRBY', K_QUEUE, 'accepted', 1)
-if row[1] == '0' and call('EXISTS', K_ASLEEP) == 1 then ring(line, 1) end
-return 1

@@ -4,7 +4,6 @@
 --
 -- A record is its version, when it is due (seconds, 0 never), and a body that nothing here opens.
 
-local CLAIM = 1000000 -- microseconds, as CLAIM of brokers/schedules.py says
 
 -- Microseconds until the next is to be handed out, 0 when it is; -1 when none will be.
 local function next_firing()
@@ -16,8 +15,14 @@ local function next_firing()
   return soonest
 end
 
+local hand_out
+
+do
+
+local CLAIM = 1000000 -- microseconds, as CLAIM of brokers/contract/schedules.py says
+
 -- Those that are due, at most so many, as (now, name, record, …); nothing when there are none.
-local function hand_out(most)
+function hand_out(most)
   local members, names, out, claimed = {}, {}, {}, {}
   for _, key in ipairs({B .. ':claimed', B .. ':firing'}) do
     local due = #members < most and call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most - #members) or {}
@@ -36,6 +41,8 @@ local function hand_out(most)
     out[2 * i], out[2 * i + 1] = names[i], record
   end
   return out
+end
+
 end
 
 -- Owners that were told of no time before this one look again.

@@ -1,0 +1,1 @@
+"""The contract between tidemill and its brokers: calls, requests, replies, features."""

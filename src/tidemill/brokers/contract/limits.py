@@ -1,0 +1,57 @@
+"""The part of the contract that sets and shows limits (``Feature.LIMITS``).
+
+``exchange`` enforces limits: a lease takes a token and the lease's end frees a place, each in the
+step that changes the job's state.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.features import Feature, need
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.limits.arithmetic import Held, LimitStats
+
+__all__ = ["LimitCalls", "declare_limit", "with_limits"]
+
+
+class LimitCalls(Protocol):
+    """Calls of a broker that keeps limits."""
+
+    def set_limit(
+        self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        """Set the settings of a limit, or of a queue, from now on.
+
+        ``declared`` settings come from code that starts. They are noted, and hold unless other
+        settings were set by hand, before or after. None, by hand, restores the settings declared
+        last. A job's ``JobLimit`` declares its limit when the job is stored. The ``JobLimit`` of a
+        schedule's job, or of a job from another store, declares only an unknown limit. A ready job
+        that may not start yet waits aside; it does not fail.
+        """
+        ...
+
+    def limits(self) -> list[LimitStats]:
+        """Every limit in numbers, by name, limits of queues first."""
+        ...
+
+    def held(self, job_id: str) -> Held | None:
+        """The limit that keeps a ready job from starting now; None when no limit does."""
+        ...
+
+
+def declare_limit(broker: Broker, claim: JobLimit | None) -> None:
+    """Declare the limit of code to a broker before the first job does."""
+    if claim is not None:
+        with_limits(broker, "limit=").set_limit(claim.name, claim.terms, declared=True)
+
+
+def with_limits(broker: Broker, option: str) -> LimitCalls:
+    """The broker with its calls for limits.
+
+    Raises:
+        FeatureMissing: the broker keeps no limits; the error names ``option``.
+    """
+    need(broker, Feature.LIMITS, option)
+    return cast(LimitCalls, broker)

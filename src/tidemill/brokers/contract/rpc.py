@@ -1,0 +1,235 @@
+"""The calls of the contract as messages between a job server and the ``http://`` broker.
+
+A call is ``POST /v1/broker/NAME``. Its body has the arguments, by name, as msgpack; the answer is
+msgpack, too. Both types follow from the signatures in the contract, so neither side repeats them. A
+refusal crosses as the name of its error, with the sentence and the fields.
+
+A call that changes something has a key (:data:`KEY`). When the caller repeats it because the reply
+was lost, the server answers again and does not do the call again. A put has a nonce and a step has
+a serial instead, since the store itself remembers those.
+
+Scoreboards, forks and ``txn=`` stay on their own side and have no message.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from types import GenericAlias
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from tidemill.brokers.contract.admin import Admin
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.carrier import Recall
+from tidemill.brokers.contract.inspection import Inspection
+from tidemill.brokers.contract.job_waits import JobWaits
+from tidemill.brokers.contract.limits import LimitCalls
+from tidemill.brokers.contract.schedules import Schedules
+from tidemill.brokers.contract.transfer import Transfer
+from tidemill.brokers.contract.unknown_tasks import UnknownTasks
+from tidemill.core import errors
+from tidemill.core.errors import TidemillError
+
+__all__ = [
+    "CALLS",
+    "KEY",
+    "LONGEST",
+    "MEDIA",
+    "MOST",
+    "PATH",
+    "PROTOCOL",
+    "SERVER",
+    "VERSION",
+    "Call",
+    "Hello",
+    "Refusal",
+    "Role",
+    "encode",
+]
+
+VERSION = "1"
+"""The version of the protocol; a new one for messages that the other side could not read."""
+
+PATH = "/v1/broker/"
+MEDIA = "application/msgpack"
+PROTOCOL = "tidemill-protocol"
+"""The header with the version, in both directions."""
+
+SERVER = "tidemill-server"
+"""The header with the id of the server process, which a restart changes."""
+
+KEY = "idempotency-key"
+"""The header with the key of a call that must be done only once."""
+
+MOST = 128 * 1024 * 1024
+"""The most bytes of the arguments of one call."""
+
+LONGEST = 25.0
+"""The most seconds that a server lets a call wait: proxies give up after a minute."""
+
+
+class Role:
+    """The role that a call needs. Each role includes the roles before it."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+class Hello(msgspec.Struct):
+    """The server's store: its features, and the most bytes of the arguments of one call.
+
+    ``identity`` is the id of a store that lends leases to carriers; else it is empty.
+    """
+
+    features: list[str]
+    most: int = MOST
+    identity: str = ""
+
+
+class Refusal(msgspec.Struct, array_like=True):
+    """An error as a message."""
+
+    name: str
+    message: str
+    fields: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, error: TidemillError) -> Refusal:
+        """The message of an error; an error without a public name goes as its public base."""
+        names = [kind.__name__ for kind in type(error).__mro__]
+        name = next(name for name in names if name in errors.__all__)
+        fields = {key: value for key, value in vars(error).items() if isinstance(value, str)}
+        return cls(name, str(error), fields)
+
+    def error(self) -> TidemillError:
+        """The error of the message."""
+        known = self.name if self.name in errors.__all__ else "TidemillError"
+        kind: type[TidemillError] = getattr(errors, known)
+        error = kind.__new__(kind, self.message)
+        error.args = (self.message,)
+        vars(error).update(self.fields)
+        return error
+
+
+class Call:
+    """One call: the role it needs, and the encoding of its arguments and its answer.
+
+    A call with ``once`` has a key. A call with ``waits`` may sleep.
+    """
+
+    def __init__(
+        self, method: Callable[..., Any], role: str, *, once: bool = False, waits: bool = False
+    ) -> None:
+        self.name = method.__name__
+        self.role = role
+        self.once = once
+        self.waits = waits
+        arguments, answer = _signature(method)
+        self._arguments = msgspec.msgpack.Decoder(arguments)
+        self._answer = msgspec.msgpack.Decoder(answer)
+        self._names = arguments.__struct_fields__
+
+    def write(self, arguments: dict[str, Any]) -> bytes:
+        """Arguments as a body."""
+        return encode(arguments)
+
+    def read(self, body: bytes) -> dict[str, Any]:
+        """The arguments of a body.
+
+        Raises:
+            msgspec.DecodeError: the body has other arguments.
+        """
+        arguments = self._arguments.decode(body)
+        return {name: getattr(arguments, name) for name in self._names}
+
+    def read_answer(self, body: bytes) -> Any:
+        """The answer of a body.
+
+        Raises:
+            msgspec.DecodeError: the body has another type.
+        """
+        return self._answer.decode(body)
+
+
+encode = msgspec.msgpack.Encoder().encode
+"""Encodes arguments and answers."""
+
+_LOCAL = ("txn", "fds", "self")
+
+
+def _signature(method: Callable[..., Any]) -> tuple[type[msgspec.Struct], Any]:
+    """The arguments of a call as a struct, and the type of its answer."""
+    hints = get_type_hints(method)
+    fields: list[Any] = []
+    for name, parameter in inspect.signature(method).parameters.items():
+        if name in _LOCAL:
+            continue
+        kind = hints[name]
+        if get_origin(kind) is Iterable:
+            kind = GenericAlias(list, get_args(kind))
+        if parameter.default is inspect.Parameter.empty:
+            fields.append((name, kind))
+        else:
+            fields.append((name, kind, parameter.default))
+    return msgspec.defstruct(method.__name__, fields, kw_only=True), hints["return"]
+
+
+def _hello() -> Hello:
+    raise NotImplementedError  # never called: only its signature is read
+
+
+_hello.__name__ = "hello"
+
+
+async def _sleep(owner_id: str, timeout: float, server: str) -> bool:
+    """Wait for an owner's hint; True when something may have happened.
+
+    ``server`` is the id of the server that answered the owner's last exchange: another server
+    knows of no hint.
+    """
+    raise NotImplementedError  # never called: only its signature is read
+
+
+_sleep.__name__ = "wait"
+
+
+async def _present(owner_ids: list[str], timeout: float) -> bool:
+    """Show that consumers live, until the connection closes. After an answer, call again."""
+    raise NotImplementedError  # never called: only its signature is read
+
+
+_present.__name__ = "present"
+
+_READ: tuple[Callable[..., Any], ...] = (
+    *(_hello, Inspection.get, Inspection.was_here, Inspection.find, Inspection.stats),
+    *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
+    *(LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
+)
+_WAIT = (JobWaits.wait_for, JobWaits.wait_space)
+_WORK = (Broker.put, Broker.exchange, Broker.tick)
+_CHANGE: tuple[Callable[..., Any], ...] = (
+    *(Broker.attach, Broker.detach, Broker.release, Recall.recall, Admin.command),
+    *(Admin.cancel, Admin.kick, Admin.delete, Admin.set_queue),
+    *(Schedules.change_schedules, LimitCalls.set_limit),
+)
+_ADMINISTER: tuple[Callable[..., Any], ...] = (
+    *(Admin.purge, Admin.forget_queue, Admin.backup),
+    *(Transfer.depart, Transfer.stay, Transfer.adopt),
+)
+
+CALLS: dict[str, Call] = {
+    call.name: call
+    for call in (
+        *[Call(method, Role.VIEWER) for method in _READ],
+        *[Call(method, Role.VIEWER, waits=True) for method in _WAIT],
+        *[Call(method, Role.OPERATOR, waits=True) for method in (_sleep, _present)],
+        *[Call(method, Role.OPERATOR) for method in _WORK],
+        *[Call(method, Role.OPERATOR, once=True) for method in _CHANGE],
+        *[Call(method, Role.ADMIN, once=True) for method in _ADMINISTER],
+        Call(Transfer.adopted, Role.ADMIN),
+    )
+}
+"""Every call, by name."""

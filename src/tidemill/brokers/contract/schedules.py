@@ -1,0 +1,112 @@
+"""The part of the contract that keeps schedules: a name, a due time, and bytes.
+
+The broker never opens the bytes and knows nothing of cron. It keeps a record under each name and
+hands due records to a worker's supervisor. It changes records by compare-and-set, and puts their
+jobs in the same step. The meaning of the bytes and the next due time are in
+:mod:`tidemill.schedules`.
+
+    due ──(handed out)──► claimed, for a second ──(changed: the next due time, the job)──► due
+                              └──(the claimant died)──► handed out again
+
+So a schedule fires exactly once for each due time, with any number of workers and no leader: of two
+workers that received the same version, the change of one succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from tidemill.core.job import Envelope
+
+__all__ = ["CLAIM", "Change", "Changed", "LeftOut", "Schedule", "Schedules"]
+
+CLAIM = 1.0
+"""Seconds after which a due schedule that was handed out and not changed is handed out again."""
+
+
+class LeftOut:
+    """The reasons for which a job of a change is not put."""
+
+    ID = "id"  # another job has its id
+    KEY = "key"  # an unfinished job has its key, and is kept as it is or merged with
+    FULL = "full"  # its queue holds max_size jobs
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """One record.
+
+    Attributes:
+        name: the name of the schedule.
+        version: a new number with every change, never 0, in no order.
+        due: the wall time at which the record is handed out; 0 for never.
+        body: bytes that the broker never opens.
+    """
+
+    name: str
+    version: int
+    due: float = 0.0
+    body: bytes = b""
+
+
+class Change(msgspec.Struct, array_like=True, frozen=True):
+    """A new record in place of the expected version, with jobs to put in the same step.
+
+    Attributes:
+        name: the name of the record.
+        expect: the version that the record must have; 0 when no record of the name may exist.
+        due, body: the new due time and body.
+        gone: True to delete the record.
+        jobs: jobs to put in the same step. They wait for no other jobs.
+        instead: the due time and body to store when every job is left out; the record then stays.
+            An empty body changes nothing.
+    """
+
+    name: str
+    expect: int
+    due: float = 0.0
+    body: bytes = b""
+    gone: bool = False
+    jobs: tuple[Envelope, ...] = ()
+    instead: tuple[float, bytes] = (0.0, b"")
+
+
+class Changed(msgspec.Struct, array_like=True, frozen=True):
+    """The effect of a change.
+
+    Attributes:
+        done: False when the record had another version, and nothing was changed.
+        version: the new version of the record; 0 when it is deleted or unchanged.
+        left_out: for each job that was not put, the reason (:class:`LeftOut`), in order.
+    """
+
+    done: bool = False
+    version: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+class Schedules(Protocol):
+    """Records of schedules."""
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        """The records of these names, all of one moment."""
+        ...
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        """Records by name (as UTF-8 sorts), from the first one behind ``after`` on."""
+        ...
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        """Change records and put their jobs, each change by itself, all as one step.
+
+        A job is left out when its id is taken, its key is held, or its queue is full. The change is
+        made all the same: a schedule must not fall behind, nor fill a queue beyond its
+        ``max_size``. ``max_size`` does not apply to a job whose key an unfinished job holds, since
+        at most one such job is added. Sleeping owners learn of an earlier due time.
+
+        Raises:
+            StoreFull, StoreMoved: nothing was changed.
+        """
+        ...

@@ -1,0 +1,68 @@
+"""The part of the contract that shows jobs of unknown tasks (``Feature.UNKNOWN``).
+
+``exchange`` sets jobs of unknown tasks aside and brings them back.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import msgspec
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.features import Feature, need
+from tidemill.core.job import Record, State
+
+__all__ = [
+    "MOST_COUNTED",
+    "MOST_NAMED",
+    "UnknownTask",
+    "UnknownTasks",
+    "as_adopted",
+    "with_unknown_tasks",
+]
+
+MOST_NAMED = 1000
+"""The most task names in one reply."""
+
+MOST_COUNTED = 10_000
+"""Counting the jobs of one task stops here."""
+
+
+class UnknownTask(msgspec.Struct):
+    """A task with jobs set aside.
+
+    Attributes:
+        count: the number of its jobs, up to :data:`MOST_COUNTED`.
+        oldest: the wall time at which the oldest of its jobs was made.
+    """
+
+    task: str
+    queues: list[str]
+    count: int
+    oldest: float
+
+
+class UnknownTasks(Protocol):
+    """A broker that sets jobs of unknown tasks aside."""
+
+    def unknown_tasks(self) -> list[UnknownTask]:
+        """The tasks that have jobs set aside, by name."""
+        ...
+
+
+def with_unknown_tasks(broker: Broker, option: str) -> UnknownTasks:
+    """The broker with its call for unknown tasks.
+
+    Raises:
+        FeatureMissing: the broker sets no jobs aside; the error names ``option``.
+    """
+    need(broker, Feature.UNKNOWN, option)
+    return cast(UnknownTasks, broker)
+
+
+def as_adopted(record: Record) -> Record:
+    """The record for another store: a job that was set aside arrives there as ready."""
+    if not record.unknown:
+        return record
+    return msgspec.structs.replace(record, state=State.READY, due=0.0, error="", unknown=False)

@@ -1,0 +1,79 @@
+"""The errors for answers of the server, or of a proxy in front of it, that are no success."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.brokers.contract.rpc import MEDIA, PROTOCOL, VERSION, Refusal
+from tidemill.brokers.http.response import Response
+from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
+
+__all__ = ["ServerAway", "refusal", "unreachable"]
+
+
+class ServerAway(BrokerUnavailable):
+    """The server is away, perhaps for a moment only: the call is tried again."""
+
+
+class _Problem(msgspec.Struct):
+    """The part of a problem document (RFC 9457) that is read."""
+
+    detail: str = ""
+
+
+_REFUSAL = msgspec.msgpack.Decoder(Refusal)
+_PASSING = {408: "timed out on the request", 429: "refuses so many requests", 502: "is away"}
+_PASSING |= {503: "cannot serve now", 504: "does not answer"}
+
+
+def unreachable(error: Exception, where: str) -> ServerAway:
+    """The error for a connection that failed or broke."""
+    said = str(error).strip() or type(error).__name__
+    return ServerAway(f"cannot reach the job server at {where}: {said}")
+
+
+def refusal(response: Response, where: str) -> TidemillError:
+    """The error for an answer that refuses the call."""
+    status, server = response.status, f"the job server at {where}"
+    ours = response.headers.get("content-type") == MEDIA
+    theirs = response.headers.get(PROTOCOL, "")
+    if theirs and theirs != VERSION:
+        return BrokerUnavailable(
+            f"{server} speaks version {theirs[:20]} of the protocol, and this tidemill speaks "
+            f"version {VERSION}; use the same release on both sides"
+        )
+    if ours and theirs:
+        try:
+            error = _REFUSAL.decode(response.body).error()
+        except msgspec.DecodeError as wrong:
+            return BrokerUnavailable(f"the refusal of {server} cannot be read: {wrong}")
+        passing = status == 503 and type(error) is BrokerUnavailable
+        return ServerAway(str(error)) if passing else error
+    detail = _detail(response)
+    if status in _PASSING:
+        return ServerAway(f"{server} {_PASSING[status]} ({status}){detail}")
+    if status == 401:
+        return BrokerUnavailable(
+            f"{server} refuses the token{detail}; write http://:TOKEN@host, or ?token_file=PATH, "
+            "or set TIDEMILL_TOKEN"
+        )
+    if status == 403:
+        return BrokerUnavailable(f"{server} does not allow this{detail}")
+    if status == 413:
+        return InvalidOption(f"{server} refuses a call of this size{detail}; put fewer at once")
+    if status >= 500:
+        return BrokerUnavailable(f"{server} failed ({status}){detail}; see its log")
+    if 300 <= status < 400:
+        target = response.headers.get("location", "?")[:200]
+        return BrokerUnavailable(f"{where} redirects to {target}; use that as the url")
+    return BrokerUnavailable(
+        f"the server at {where} is not a job server with broker calls ({status}){detail}"
+    )
+
+
+def _detail(response: Response) -> str:
+    try:
+        said = msgspec.json.decode(response.body, type=_Problem).detail
+    except msgspec.DecodeError:
+        return ""
+    return f": {said[:300].rstrip('.')}" if said else ""

@@ -1,0 +1,307 @@
+"""The order of acceptance: what lists go through, newest first.
+
+The job table is sorted by id. Ids made by tidemill grow with time, so most jobs lie there in the
+order of their numbers too. A job that does not is *apart*: it has an entry in the table ``said``::
+
+    i·number → id
+
+So two walks downward give all jobs by number: the job table without the jobs that are apart, and
+these entries. A put decides with one comparison. A job is in order when its id is higher than that
+of every job in order, and of about now. So a wrong clock, two producers at once, or an id that only
+looks like ours costs an entry, and the order stays exact.
+
+A release without this index may use the store too. That release makes no entries, but counts its
+jobs in the rows of the queues. The :class:`Mark` counts the jobs that were put with the index.
+While the two differ, lists read the numbers of all jobs, and each tick makes some of the missing
+entries.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import struct
+from collections.abc import Iterator
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.commit_state import CommitState
+from tidemill.brokers.lmdb.layout import MICRO, accepted_in
+from tidemill.brokers.lmdb.record import number_in
+from tidemill.brokers.lmdb.store import Store
+from tidemill.core.clock import id_floor
+
+__all__ = [
+    "FIRST",
+    "OURS",
+    "Mark",
+    "Order",
+    "arrange",
+    "is_whole",
+    "newest",
+    "read_mark",
+    "scanned",
+]
+
+FIRST = 1 << 64
+"""Above all numbers."""
+
+OURS = 26
+"""Characters of an id made by tidemill."""
+
+_AHEAD, _BEHIND = 1, 86_400  # seconds that the id of a job in order may be off
+_SCANNED = 5000  # ids that one pass over all jobs finds
+_ENTRY = struct.Struct(">cQ")  # i, number
+_I = b"i"
+
+Rows = Iterator[tuple[int, bytes, bytes, bool]]
+"""Number, id and record of jobs, and whether each is in order."""
+
+
+class Mark(msgspec.Struct, array_like=True):
+    """Which jobs are in order, or apart.
+
+    Attributes:
+        counted: of all jobs the queues have accepted, those that were put with the index.
+        strays: entries of jobs whose ids are as long as ours.
+        bottom, top: all jobs in order have ids from the one to the other.
+    """
+
+    counted: int = 0
+    strays: int = 0
+    bottom: bytes = b""
+    top: bytes = b""
+
+
+class _Work(msgspec.Struct, array_like=True):
+    """How far the missing entries are made.
+
+    Attributes:
+        missed: how many accepted jobs were not counted when this pass began.
+        number: the highest of the jobs in order so far.
+        first: the id of the first of them.
+        reached: the id up to which the pass has come.
+    """
+
+    missed: int
+    number: int = 0
+    first: bytes = b""
+    reached: bytes = b""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_MARK = msgspec.msgpack.Decoder(Mark)
+_WORK = msgspec.msgpack.Decoder(_Work)
+
+
+class Order:
+    """What one commit changes of the order."""
+
+    def __init__(self, state: CommitState) -> None:
+        self.state = state
+        self._stored = b""
+        self._mark: Mark | None = None
+        self._ahead = b""
+
+    @property
+    def mark(self) -> Mark:
+        """The mark; of a store that has none yet, one that begins the work."""
+        if self._mark is None:
+            self._mark = self._load()
+        return self._mark
+
+    def _load(self) -> Mark:
+        state = self.state
+        floor, self._ahead = _about(state.wall // MICRO)
+        self._stored = state.txn.get(state.store.key("order")) or b""
+        if self._stored:
+            mark = _MARK.decode(self._stored)
+            mark.top = max(mark.top, floor)
+            mark.bottom = mark.bottom or floor
+            return mark
+        accepted = accepted_in(state.store, state.txn)
+        if not state.txn.stat(state.t.job)["entries"]:
+            return Mark(accepted, 0, floor, floor)
+        top = max(_last_below(state.txn, state.t.job, self._ahead), floor)
+        state.txn.put(state.store.key("ordering"), _encode(_Work(accepted)))
+        return Mark(0, 0, top, top)
+
+    def accept(self, job_id: bytes) -> int:
+        """The number of a new job. The hot path."""
+        number = self.state.next_number()
+        mark = self._mark or self.mark
+        mark.counted += 1
+        if mark.top < job_id < self._ahead:
+            mark.top = job_id
+        else:
+            self.add(number, job_id)
+        return number
+
+    def add(self, number: int, job_id: bytes) -> None:
+        """A job is apart."""
+        self.state.txn.put(_ENTRY.pack(_I, number), job_id, db=self.state.t.said)
+        if len(job_id) == OURS:
+            self.mark.strays += 1
+
+    def forget(self, number: int, job_id: bytes) -> None:
+        """A job is gone."""
+        ours = len(job_id) == OURS
+        if ours and not self.mark.strays:
+            return
+        if self.state.txn.delete(_ENTRY.pack(_I, number), db=self.state.t.said) and ours:
+            self.mark.strays -= 1
+
+    def write(self) -> None:
+        """Store the mark, if it changed."""
+        if self._mark is not None:
+            data = _encode(self._mark)
+            if data != self._stored:
+                self.state.txn.put(self.state.store.key("order"), data)
+
+
+@functools.lru_cache(2)
+def _about(second: int) -> tuple[bytes, bytes]:
+    """Between which ids those lie that are made at about a time."""
+    return id_floor(second - _BEHIND), id_floor(second + _AHEAD)
+
+
+def read_mark(store: Store, txn: lmdb.Transaction[bytes]) -> Mark | None:
+    """The mark as stored."""
+    data = txn.get(store.key("order"))
+    return _MARK.decode(data) if data is not None else None
+
+
+def is_whole(store: Store, txn: lmdb.Transaction[bytes], accepted: int) -> bool:
+    """True when no entry is missing, in a store whose queues have accepted so many jobs."""
+    mark = read_mark(store, txn)
+    working = txn.get(store.key("ordering")) is not None
+    return mark is not None and not working and mark.counted == accepted
+
+
+def _last_below(txn: lmdb.Transaction[bytes], table: lmdb._Database, bound: bytes) -> bytes:
+    """The highest key of a table below a bound, or nothing."""
+    cursor = txn.cursor(table)
+    found = cursor.prev() if cursor.set_range(bound) else cursor.last()
+    return cursor.key() if found else b""
+
+
+# -- making what is missing ----------------------------------------------------------------------
+
+
+def arrange(order: Order, most: int) -> bool:
+    """Look at up to ``most`` jobs for missing entries; True when there are more to look at.
+
+    The place that was reached is stored, so whoever comes next goes on with it.
+    """
+    store, txn, key = order.state.store, order.state.txn, order.state.store.key("ordering")
+    stored = read_mark(store, txn)  # as the rows are stored: both without what this commit adds
+    missing = accepted_in(store, txn) - (stored.counted if stored is not None else 0)
+    mark, data = order.mark, txn.get(key)
+    if stored is None:
+        return data is not None
+    if data is None and not missing:
+        _sweep(order, most)
+        return False
+    work = _WORK.decode(data) if data is not None else _Work(missing)
+    if not _arrange(order, mark, work, most):
+        txn.put(key, _encode(work))
+        return True
+    if missing != work.missed:  # an older release has put jobs meanwhile
+        txn.put(key, _encode(_Work(missing)))
+        return True
+    txn.delete(key)
+    mark.counted += work.missed
+    mark.bottom = work.first or mark.bottom
+    return False
+
+
+def _arrange(order: Order, mark: Mark, work: _Work, most: int) -> bool:
+    """Upward by id: what lies in order stays, the rest gets entries. True at the end."""
+    cursor = order.state.txn.cursor(order.state.t.job)
+    found = cursor.set_range(work.reached + b"\0" if work.reached else b"\0")
+    for _ in range(most):
+        if not found:
+            return True
+        job_id, number = cursor.key(), number_in(cursor.value())
+        work.reached = job_id
+        if order.state.txn.get(_ENTRY.pack(_I, number), db=order.state.t.said) != job_id:
+            ours = len(job_id) == OURS and mark.top >= job_id
+            if ours and number > work.number:
+                work.number, work.first = number, work.first or job_id
+            else:
+                order.add(number, job_id)
+        found = cursor.next()
+    return False
+
+
+def _sweep(order: Order, most: int) -> None:
+    """Forget the oldest entries whose jobs were deleted by an older release."""
+    cursor = order.state.txn.cursor(order.state.t.said)
+    for _ in range(most):
+        if not cursor.set_range(_I) or cursor.key()[:1] != _I:
+            return
+        number, job_id = _ENTRY.unpack(cursor.key())[1], cursor.value()
+        data = order.state.txn.get(job_id, db=order.state.t.job)
+        if data is not None and number_in(data) == number:
+            return
+        order.forget(number, job_id)
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def newest(store: Store, txn: lmdb.Transaction[bytes], below: int, at: bytes) -> Rows:
+    """All jobs with numbers below one, the highest first, of a store that is whole.
+
+    ``at`` is the id of a job in order with at least that number, or empty.
+    """
+    mark = read_mark(store, txn) or Mark()
+    walks = _in_order(store, txn, mark, below, at), _apart(store, txn, below)
+    return heapq.merge(*walks, key=lambda row: row[0], reverse=True)
+
+
+def _in_order(
+    store: Store, txn: lmdb.Transaction[bytes], mark: Mark, below: int, at: bytes
+) -> Rows:
+    """The jobs in order, from the last; below the id ``at``, unless that is empty."""
+    cursor = txn.cursor(store.tables.job)
+    start = min(at or mark.top, mark.top)
+    if start == at:
+        found = cursor.prev() if cursor.set_range(at) else cursor.last()
+    else:
+        found = cursor.prev() if cursor.set_range(start + b"\0") else cursor.last()
+    while found and cursor.key() >= mark.bottom:
+        job_id, data = cursor.item()
+        number = number_in(data)
+        maybe = mark.strays or len(job_id) != OURS
+        entry = maybe and txn.get(_ENTRY.pack(_I, number), db=store.tables.said)
+        if number < below and entry != job_id:
+            yield number, job_id, data, True
+        found = cursor.prev()
+
+
+def _apart(store: Store, txn: lmdb.Transaction[bytes], below: int) -> Rows:
+    """The jobs that are apart, from the last below a number."""
+    cursor = txn.cursor(store.tables.said)
+    bound = _ENTRY.pack(_I, below) if below < FIRST else b"j"
+    found = cursor.prev() if cursor.set_range(bound) else cursor.last()
+    while found and cursor.key()[:1] == _I:
+        number, job_id = _ENTRY.unpack(cursor.key())[1], cursor.value()
+        data = txn.get(job_id, db=store.tables.job)
+        if data is not None and number_in(data) == number:
+            yield number, job_id, data, False
+        found = cursor.prev()
+
+
+def scanned(store: Store, below: int) -> Iterator[bytes]:
+    """The ids of all jobs with numbers below one, the highest first: by passes over all jobs."""
+    while True:
+        # Buffers: bodies are not copied.
+        with store.translating(), store.env.begin(buffers=True) as txn:
+            numbers = ((number_in(d), bytes(i)) for i, d in txn.cursor(store.tables.job))
+            some = heapq.nlargest(_SCANNED, (row for row in numbers if row[0] < below))
+        if not some:
+            return
+        yield from (job_id for _, job_id in some)
+        below = some[-1][0]

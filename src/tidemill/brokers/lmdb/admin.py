@@ -1,0 +1,186 @@
+"""Acting on jobs by their ids, and on queues: what people, handles and the command line ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tidemill.brokers.lmdb.inspect import Holders
+from tidemill.brokers.lmdb.layout import MICRO
+from tidemill.brokers.lmdb.owner_table import send
+from tidemill.brokers.lmdb.purge import ready_ids, still_unready, unready_ids
+from tidemill.brokers.lmdb.record import (
+    CANCELLED,
+    SCHEDULED,
+    SUCCEEDED,
+    Flag,
+    Stored,
+)
+from tidemill.brokers.lmdb.settle import drop_lease, log
+from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.unique import Key, find_key, forget_held, put_key
+from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, UNKNOWN
+from tidemill.brokers.lmdb.workflows import finish_falls, flow, revive
+from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, Command, RunOn, decode_envelope
+from tidemill.core.limit_settings import LimitSettings
+
+__all__ = ["cancel", "delete", "forget_queue", "kick", "purge", "set_limit", "set_queue"]
+
+_PURGE_MOST = 1000
+"""Jobs deleted in one commit."""
+
+
+def _each(
+    commit: Transitions, ids: Sequence[str], act: Callable[[Stored | None], bool]
+) -> list[bool]:
+    """Act on jobs, each read when its turn comes: the one before may have changed it."""
+    answers = []
+    for job_id in ids:
+        answers.append(act(commit.load(job_id.encode()) if job_id else None))
+        flow(commit)
+    return answers
+
+
+def cancel(commit: Transitions, ids: Sequence[str], *, terminate: bool) -> list[bool]:
+    """Cancel jobs; running ones through their owners."""
+    holders = Holders(commit.txn, commit.t)
+    verb = "terminate" if terminate else "cancel"
+    return _each(commit, ids, lambda stored: _cancel(commit, stored, holders, verb))
+
+
+def _cancel(commit: Transitions, stored: Stored | None, holders: Holders, verb: str) -> bool:
+    if stored is None or stored.head.state >= SUCCEEDED:
+        return False
+    if commit.is_running(stored):
+        stored.head.flags |= Flag.CANCELLING
+        log(commit, stored, CANCEL_ASKED[verb == "terminate"], commit.wall / MICRO)
+        commit.save(stored)
+        owner, token = holders.lease_of(stored.id)
+        send(commit, owner, Command(verb, token))
+    else:
+        commit.unplace(stored)
+        commit.end(stored, CANCELLED, stored.tail, NOT_STARTED)
+    return True
+
+
+def kick(commit: Transitions, ids: Sequence[str], *, force: bool = False) -> list[bool]:
+    """Make jobs ready again.
+
+    With ``force`` also those that succeeded, or whose key a success holds.
+    """
+    finish_falls(commit)
+    return _each(commit, ids, lambda stored: _kick(commit, stored, force))
+
+
+def _kick(commit: Transitions, stored: Stored | None, force: bool) -> bool:
+    if stored is None:
+        return False
+    head = stored.head
+    if head.state == SCHEDULED:
+        commit.unplace(stored)
+        commit.place(stored, 0, 0)
+        return True
+    again = force and head.state == SUCCEEDED and not head.flags & Flag.LINKED
+    if head.state <= SUCCEEDED and not again:
+        return False
+    envelope = decode_envelope(stored.envelope)
+    if envelope.links is not None and envelope.links.waits == RunOn.BARRIER:
+        return False  # it is never run
+    if envelope.key:
+        name = envelope.key.encode()
+        key = find_key(commit, name)
+        if key is not None and (key.holder or not force):
+            return False  # at most one unfinished job per key
+        put_key(commit, name, Key(stored.id, until=key.until if key is not None else 0))
+    revive(commit, stored)
+    commit.unfinish(stored)
+    head.attempt, head.limit = 0, envelope.retries.max_attempts
+    head.losses, head.finished, head.prune, head.expires = 0, 0, 0, 0
+    head.flags &= ~(Flag.CANCELLING | Flag.DROPPED)
+    tail = stored.tail
+    tail.error, tail.result = "", b""
+    commit.place(stored, 0, 0, tail)
+    return True
+
+
+def delete(commit: Transitions, ids: Sequence[str]) -> list[bool]:
+    """Forget jobs in any state."""
+    holders = Holders(commit.txn, commit.t)
+    return _each(commit, ids, lambda stored: _delete(commit, stored, holders))
+
+
+def _delete(commit: Transitions, stored: Stored | None, holders: Holders) -> bool:
+    if stored is None:
+        return False
+    if stored.head.state >= SUCCEEDED:
+        if stored.head.flags & Flag.KEYED:
+            forget_held(commit, stored)
+        commit.unfinish(stored)
+        commit.forget(stored)
+        return True
+    if commit.is_running(stored):
+        owner, token = holders.lease_of(stored.id)
+        drop_lease(commit, owner, token, stored)
+    else:
+        commit.unplace(stored)
+    commit.vanish(stored)
+    return True
+
+
+def set_queue(
+    commit: Transitions, queue: str, *, paused: bool | None, max_size: int | None
+) -> None:
+    """Change a queue's settings, and wake whoever they kept waiting."""
+    row = commit.row(queue)
+    row.paused = row.paused if paused is None else int(paused)
+    row.max_size = row.max_size if max_size is None else max_size
+    row.forgotten, row.dirty = 0, True
+    commit.store.wakeups.ring(TASKS | MESSAGES | SPACE | UNKNOWN, ALL)
+
+
+def set_limit(
+    commit: Transitions, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
+) -> None:
+    """Have other terms hold for a limit or a queue, and wake whoever they kept waiting."""
+    if queue:
+        commit.limiters.set_queue(commit.row(name), terms, declared=declared)
+    else:
+        commit.limiters.set_named(name, terms, declared=declared)
+
+
+def purge(commit: Callable[[Callable[[Transitions], int]], int], store: Store, queue: str) -> int:
+    """Delete what waits in a queue, some of it in each commit; how many jobs that were."""
+    removed, unready = 0, unready_ids(store, queue)
+    # Those behind others first: what is purged is not cancelled for what was purged before it.
+    while unready:
+        some, unready = unready[:_PURGE_MOST], unready[_PURGE_MOST:]
+        removed += commit(partial(_purge_some, queue=queue, unready=some))
+    while batch := commit(partial(_purge_some, queue=queue)):
+        removed += batch
+    return removed
+
+
+def _purge_some(commit: Transitions, queue: str, unready: Sequence[bytes] = ()) -> int:
+    """Delete these unready jobs of a queue, or some ready ones; how many that were."""
+    row = commit.existing_row(queue)
+    if row is None:
+        return 0
+    commit.sync()
+    ids = still_unready(commit, row, unready) if unready else ready_ids(commit, row, _PURGE_MOST)
+    holders = Holders(commit.txn, commit.t)
+    purged = sum([_delete(commit, commit.load(job_id), holders) for job_id in ids])
+    row.purged += purged
+    row.dirty = True
+    return purged
+
+
+def forget_queue(commit: Transitions, queue: str) -> bool:
+    """Forget the counters and settings of a queue without unfinished jobs."""
+    row = commit.existing_row(queue)
+    if row is not None and row.size:
+        return False
+    if row is not None:
+        commit.order.mark.counted -= row.accepted
+        row.forget()
+    return True

@@ -1,0 +1,121 @@
+"""What every call of the broker builds on: this process's state of a store, and its commits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import lmdb
+
+from tidemill.brokers.lmdb.due import come_due
+from tidemill.brokers.lmdb.inspect import Inspection
+from tidemill.brokers.lmdb.owners import Owners
+from tidemill.brokers.lmdb.store import Store, close_store
+from tidemill.brokers.lmdb.store_clock import StoreTime
+from tidemill.brokers.lmdb.transfer import check_here
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.waits import Waits
+from tidemill.brokers.lmdb.workflows import FALL_MOST, flow
+from tidemill.core.errors import StoreFull, TidemillError
+from tidemill.core.retention import Retention
+
+__all__ = ["StoreCalls"]
+
+T = TypeVar("T")
+
+
+class StoreCalls:
+    """An open store in this process."""
+
+    def __init__(
+        self, url: str, store: Store, retention: Retention | None = None, *, reading: bool = False
+    ) -> None:
+        self.url = url
+        self._reading = reading
+        self._store = store
+        self._retention = retention or Retention()
+        self._closed = False
+        self._next_tick = 0.0
+        self._enter()
+
+    def _enter(self) -> None:
+        """Begin in this process, which may be a fork of the one that opened the broker."""
+        store = self._store
+        self._pid = os.getpid()
+        self._owners = Owners(store, self._commit)
+        self.waits = Waits(store, self._commit)
+        store.brokers.add(self)
+        self._time = StoreTime(store)
+        self._inspection = Inspection(store, self._time)
+        if not self._reading:
+            store.room.keep_ballast()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: owners and sleepers are the parent's."""
+        self._owners.after_fork_child()
+        self.waits.after_fork_child()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+        if self._pid != os.getpid():
+            self._store.ready()
+            self._enter()
+
+    def _transitions(self, txn: lmdb.Transaction[bytes]) -> Transitions:
+        now, wall = self._time.micros()
+        return Transitions(self._store, txn, now, wall, self._retention)
+
+    def _commit(
+        self,
+        apply: Callable[[Transitions], T],
+        /,
+        last: bool = False,
+        patience: float | None = None,
+    ) -> T:
+        """One commit of work that must go on when the disk is full: the ballast was kept for it."""
+        self._check_open()
+
+        def whole(commit: Transitions) -> T:
+            value = apply(commit)
+            if commit.ended:
+                flow(commit)
+            return value
+
+        run = functools.partial(self._store.commits.run, self._transitions, patience=patience)
+        try:
+            return run(whole, last=last)
+        except StoreFull:
+            if not self._store.room.give_ballast(run):
+                raise
+            return run(whole, last=last)
+
+    def _act(self, apply: Callable[[Transitions], T], /) -> T:
+        """A commit that is refused once the store is on its way to another, and what it leaves."""
+        last: list[Transitions] = []
+
+        def here(commit: Transitions) -> T:
+            last[:] = [commit]
+            check_here(commit)
+            return apply(commit)
+
+        def go_on(commit: Transitions) -> None:
+            last[:] = [commit]
+            come_due(commit)
+
+        value = self._commit(here)
+        while last[0].fallen >= FALL_MOST:  # others may write in between
+            self._commit(go_on)
+        return value
+
+    def close(self) -> None:
+        if not self._closed and self._pid == os.getpid():
+            with contextlib.ExitStack() as last:  # each of them, whatever becomes of the others
+                last.callback(close_store, self._store)
+                last.callback(setattr, self, "_closed", True)
+                last.callback(self.waits.close)
+                self._owners.leave()
+        self._closed = True

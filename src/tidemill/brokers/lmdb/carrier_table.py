@@ -1,0 +1,54 @@
+"""What lies with the carrier.
+
+The table is like that of what is ready: under the same keys, so that a job's header tells where its
+lease is, and those of a line are one range. The row of a queue counts them among what runs, as
+limits do, and says how many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import lmdb
+
+from tidemill.brokers.lmdb.commit_state import CommitState
+from tidemill.brokers.lmdb.layout import CARRIED_VALUE, READY_KEY, Row, Tables
+from tidemill.brokers.lmdb.partitions import Partitions
+from tidemill.brokers.lmdb.record import RUNNING, Flag, Stored
+
+__all__ = ["carried_in", "is_carried", "leave_carrier"]
+
+
+def is_carried(state: CommitState, stored: Stored) -> bool:
+    """True when the carrier has the lease of a job that is on no line though it is ready."""
+    head = stored.head
+    if not state.row_of(head.line).carried:
+        return False
+    return state.txn.get(head.ready_key, db=state.t.carried) is not None
+
+
+def leave_carrier(partitions: Partitions, stored: Stored, row: Row) -> bool:
+    """Take a job from the carrier, as if it had never been leased; False if it is not there."""
+    state = partitions.state
+    value = state.txn.pop(stored.head.ready_key, db=state.t.carried)
+    if value is None:
+        return False
+    row.carried -= 1
+    state.count(row, RUNNING, -1)
+    if row.has_limit:
+        partitions.limiters.let_go(row, starts=False)
+    if stored.head.flags & Flag.LIMITED:
+        partitions.let_go(stored, starts=False)
+    return True
+
+
+def carried_in(
+    txn: lmdb.Transaction[bytes], tables: Tables, lines: Sequence[int] | None = None
+) -> Iterator[bytes]:
+    """Ids of what is carried: of all lines, or of some."""
+    for prefix in [b""] if lines is None else [READY_KEY.pack(n, 0, 0)[:4] for n in lines]:
+        cursor = txn.cursor(tables.carried)
+        found = cursor.set_range(prefix) if prefix else cursor.first()
+        while found and cursor.key().startswith(prefix):
+            yield cursor.value()[CARRIED_VALUE.size :]
+            found = cursor.next()

@@ -1,0 +1,163 @@
+"""Time: what comes due, and what has been kept for long enough."""
+
+from __future__ import annotations
+
+from tidemill.brokers.lmdb.acceptance_order import OURS
+from tidemill.brokers.lmdb.layout import (
+    DUE_EXPIRY,
+    DUE_FALL,
+    DUE_JOB,
+    DUE_KEY,
+    DUE_LEASE,
+    DUE_LIMITER,
+    DUE_PARTITION,
+    DUE_TERMS,
+    DUE_UNKNOWN,
+    FIN_KEY,
+    LEASE_KEY,
+    MICRO,
+    NUMBER,
+)
+from tidemill.brokers.lmdb.owner_table import name_of
+from tidemill.brokers.lmdb.record import EXPIRED, FAILED, READY, TOO_LATE, Flag, flags_of
+from tidemill.brokers.lmdb.retention import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT
+from tidemill.brokers.lmdb.settle import settle
+from tidemill.brokers.lmdb.transfer import is_sealed
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.unique import sweep
+from tidemill.brokers.lmdb.workflows import FALL_MOST, flow, go_on, is_needed
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.retry import BY_POLICY
+
+__all__ = ["come_due", "prune"]
+
+_PROMOTE_MOST = 5000
+"""Jobs that become ready in one commit, some 40 ms; a job that ends counts for ``_END`` of them."""
+
+_END = 10
+
+
+def come_due(commit: Transitions) -> bool:
+    """Move everything whose time has come; True when that is more than one step should do."""
+    if is_sealed(commit):
+        return False
+    cursor = commit.txn.cursor(commit.t.due)
+    done = 0
+    for clock, now in ((0, commit.now), (1, commit.wall)):
+        while cursor.set_range(DUE_KEY.pack(clock, 0, 0, 0)):
+            found, time, kind, number = DUE_KEY.unpack(cursor.key())
+            if found != clock or time > now:
+                break
+            if done >= _PROMOTE_MOST or (kind == DUE_FALL and commit.fallen >= FALL_MOST):
+                return True
+            if kind == DUE_TERMS and commit.limiters.pieces:
+                return True
+            done += _END if kind in (DUE_LEASE, DUE_EXPIRY, DUE_UNKNOWN) else 1
+            reference = cursor.value()
+            cursor.delete()
+            _handle_due(commit, kind, reference, number)
+            if commit.ended:
+                flow(commit)
+    return False
+
+
+def _handle_due(commit: Transitions, kind: int, reference: bytes, number: int) -> None:
+    """Handle one entry of the due table, which is deleted already."""
+    if kind == DUE_LEASE:
+        _time_out(commit, reference, number)
+    elif kind == DUE_FALL:
+        go_on(commit, reference)
+    elif kind == DUE_TERMS:
+        commit.limiters.called(reference)
+    elif kind == DUE_PARTITION:
+        commit.partitions.came_due(reference)
+    elif kind == DUE_LIMITER:
+        commit.limiters.came_due(commit.row(reference.decode()))
+    else:
+        _job_due(commit, reference, kind)
+
+
+def _time_out(commit: Transitions, lease_key: bytes, token: int) -> None:
+    owner = LEASE_KEY.unpack(lease_key)[0]
+    ended = commit.wall / MICRO
+    error = "ttr passed without an ack"
+    verdict = Verdict(token, Outcome.RETRY, delay=BY_POLICY, error=error, ended=ended)
+    settle(commit, owner, name_of(commit.txn, commit.t, owner), verdict)
+
+
+def _job_due(commit: Transitions, job_id: bytes, kind: int) -> None:
+    """A scheduled job becomes ready, or a job expires, or nobody came that knows its task.
+
+    An old entry changes nothing.
+    """
+    stored = commit.load(job_id)
+    if stored is None or stored.head.state > READY:
+        return
+    if kind == DUE_JOB:
+        commit.count(commit.row_of(stored.head.line), stored.head.state, -1)
+        commit.place(stored, stored.head.due, stored.head.flags & Flag.WALL)
+    elif kind == DUE_UNKNOWN:
+        commit.unplace(stored)
+        commit.end(stored, FAILED, stored.tail, stored.tail.error)
+    elif not commit.is_running(stored):
+        commit.unplace(stored)
+        commit.end(stored, EXPIRED, stored.tail, TOO_LATE)
+
+
+def prune(commit: Transitions, most: int) -> int:
+    """Forget finished jobs that are too old or too many; at most ``most`` of them."""
+    if is_sealed(commit):
+        return 0
+    pruned = 0
+    _part_from_flows(commit, most)
+    for kept in (KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER):
+        if pruned < most and commit.kept[kept]:
+            pruned += _prune_class(commit, kept, most - pruned)
+    return pruned + sweep(commit, most - pruned)
+
+
+def _part_from_flows(commit: Transitions, most: int) -> None:
+    """Look after finished jobs of flows: they stay as long as a job behind them needs them."""
+    cursor = commit.txn.cursor(commit.t.fin)
+    unfinished: dict[str, bool] = {}
+    for _ in range(most):
+        if not cursor.set_range(FIN_KEY.pack(KEPT_LINKED, 0, 0)):
+            return
+        kept, when, _ = FIN_KEY.unpack(cursor.key())
+        if kept != KEPT_LINKED or when > commit.now:
+            return
+        stored = commit.load(cursor.value()[NUMBER.size :])
+        cursor.delete()
+        if stored is not None:
+            needed = is_needed(commit, stored, unfinished)
+            commit.keep(stored, stored.tail, parted=not needed)
+
+
+def _prune_class(commit: Transitions, kept: int, most: int) -> int:
+    """The hot path: from the oldest on, until one may stay."""
+    count, now, retention = commit.kept, commit.now, commit.retention
+    cursor = commit.txn.cursor(commit.t.fin)
+    found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
+    young = now - int(retention.protect * MICRO)
+    pruned, strays = 0, commit.order.mark.strays
+    while found and pruned < most:
+        key, value = cursor.item()
+        whose, prune, seq = FIN_KEY.unpack(key)
+        if whose != kept:
+            break
+        if prune > now:
+            if kept == KEPT_OTHER or count[KEPT_PLAIN] + count[KEPT_RESULT] <= retention.count:
+                break
+            if kept == KEPT_RESULT and NUMBER.unpack_from(value)[0] > young:
+                break
+        cursor.delete()
+        found = bool(cursor.key())
+        job_id = value[NUMBER.size :]
+        data = commit.txn.pop(job_id, db=commit.t.job)
+        if strays or len(job_id) != OURS:
+            commit.order.forget(seq, job_id)
+        if data and flags_of(data) & (Flag.NOTED | Flag.LINKED):
+            commit.forget_more(job_id, flags_of(data))
+        count[kept] -= 1
+        pruned += 1
+    return pruned

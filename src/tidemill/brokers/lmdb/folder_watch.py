@@ -1,0 +1,51 @@
+"""Notice that a store's folder was moved or deleted, without looking again and again.
+
+The kernel tells by a descriptor that owners poll beside everything else they sleep on (inotify).
+Where the kernel does not, the housekeeping of every 30 seconds notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+from tidemill.core.files import raised
+
+__all__ = ["Watch"]
+
+_MOVE_SELF, _DELETE_SELF, _DELETE, _MOVED_FROM = 0x800, 0x400, 0x200, 0x40
+_GONE = _MOVE_SELF | _DELETE_SELF
+
+
+class Watch:
+    """Watches a folder and those above it; ``fds`` has the descriptor to poll, if any."""
+
+    def __init__(self, folder: str) -> None:
+        self.fds: list[int] = []
+        with contextlib.suppress(OSError, AttributeError):  # another system; no instance is left
+            libc = ctypes.CDLL(None, use_errno=True)
+            fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if fd < 0:
+                return
+            self.fds.append(raised(fd))
+            what, path = _GONE | _DELETE | _MOVED_FROM, folder
+            while True:
+                libc.inotify_add_watch(self.fds[0], os.fsencode(path), what)
+                above = os.path.dirname(path)
+                if above == path:
+                    return
+                what, path = _GONE, above
+
+    def drain(self) -> None:
+        """Take what was told off the descriptor."""
+        with contextlib.suppress(OSError):
+            while self.fds and os.read(self.fds[0], 4096):
+                pass
+
+    def close(self) -> None:
+        """Watch no more."""
+        fds, self.fds = self.fds, []
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)

@@ -1,0 +1,416 @@
+"""Group commit: one leader at a time writes the store for all callers of this process.
+
+A caller appends its request and tries to lead. The leader takes the write lock, begins the
+transaction, takes all requests that have arrived meanwhile, applies each, commits once, and wakes
+the others. When one request fails, the transaction is abandoned and each is replayed by itself, so
+that only the culprit sees its error.
+
+While another process has the write lock (:mod:`.write_lock`), no caller leads: a writer thread
+waits for the lock and leads in their place. So every caller waits in Python, where a timeout and
+Ctrl-C end the wait.
+
+A request that tells somebody of what it did before it is durable goes ``last``: when it is applied
+there is hardly anything left that can undo it.
+
+Followers who have their answer are woken together with the next leader, which waits a moment for
+their next requests (:mod:`tidemill.core.commit_delay`): woken later they would miss its commit,
+and woken
+while it works they would take the interpreter lock from it at each of its calls.
+
+A caller that is interrupted while it waits takes its request back, or passes on the lead if that
+was just handed to it; a request is never left with a thread that has gone. Nowhere else can a
+caller be interrupted: the end of a task does not reach it (:mod:`tidemill.core.shield`), and signal
+handlers are put off (:mod:`tidemill.core.signals`).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import lmdb
+
+from tidemill.brokers.lmdb.write_lock import WriteLock
+from tidemill.brokers.lmdb.write_lock_waiter import Writer
+from tidemill.brokers.lmdb.write_transaction import Plain, Writing
+from tidemill.core.commit_delay import CommitDelay
+from tidemill.core.crash_points import point
+from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.core.shield import lower_shield, raise_shield
+from tidemill.core.signals import (
+    begin_interruptible_wait,
+    defer_signals,
+    end_interruptible_wait,
+    resume_signals,
+)
+
+__all__ = ["BRISK", "PATIENCE", "Context", "GroupCommit", "Request", "Writing", "write"]
+
+PATIENCE = 30.0
+"""Seconds that a caller waits for the write lock, unless the URL says otherwise."""
+
+BRISK = 1.0
+"""The same of a supervisor's steps, of housekeeping and of leaving: they have no time to lose."""
+
+
+class Context(Protocol):
+    """What requests are applied to."""
+
+    def finish(self) -> None:
+        """Write what was gathered; called before the commit."""
+        ...
+
+    def committed(self) -> None:
+        """Called after the commit, before the next one can begin."""
+        ...
+
+
+C = TypeVar("C", bound=Context)
+T = TypeVar("T")
+
+
+class Request:
+    """One caller's part of a commit."""
+
+    __slots__ = ("apply", "done", "error", "last", "leads", "main", "result", "turn")
+
+    def __init__(self, apply: Callable[[Any], Any], *, last: bool = False) -> None:
+        self.apply = apply
+        self.last = last
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.leads = False  # the lead was handed over to its caller
+        self.main = False  # its caller is the main thread, which may be in a signal handler
+        self.turn = threading.Lock()
+        self.turn.acquire()
+
+
+class GroupCommit:
+    """The commits of one store, as this process makes them.
+
+    ``translated`` makes a driver's error one of ours. ``place`` names the store in sentences.
+    """
+
+    def __init__(
+        self,
+        env: lmdb.Environment,
+        lock: WriteLock,
+        translated: Callable[[Exception], Exception],
+        place: str = "",
+        points: bool = True,
+    ) -> None:
+        self.env = env
+        self.lock = lock
+        self.patience = PATIENCE
+        self.leader = 0  # the thread that has the lead
+        self.lead = threading.Lock()
+        self.pending: collections.deque[Request] = collections.deque()
+        self._answered: list[Request] = []  # done, and to be woken
+        self._gathering = CommitDelay()
+        self._translated = translated
+        self.place = place
+        self._points = points
+        self._make: Callable[[lmdb.Transaction[bytes]], Context] | None = None
+        self._writer = Writer(self._write_for_others)
+
+    @property
+    def brisk(self) -> float:
+        """Seconds that calls wait for the write lock which are made again anyway."""
+        return min(BRISK, self.patience)
+
+    def run(
+        self,
+        make: Callable[[lmdb.Transaction[bytes]], C],
+        apply: Callable[[C], T],
+        *,
+        last: bool = False,
+        patience: float | None = None,
+    ) -> T:
+        """Run ``apply(make(txn))`` in a write transaction; its result, once that is durable.
+
+        The call may run again when that transaction was dropped. With ``last`` it is applied after
+        all that came for the same commit. ``patience``: seconds to wait for other writers.
+
+        Raises:
+            whatever ``apply`` raises, having changed nothing; StoreFull; BrokerUnavailable.
+        """
+        if self.leader == threading.get_ident():
+            raise TidemillError("this call would wait for itself: it was made inside a store step")
+        request = Request(apply, last=last)
+        self._make = make
+        deferred = request.main = defer_signals()
+        try:
+            self._take_part(make, request, self.patience if patience is None else patience)
+        finally:
+            if deferred:
+                resume_signals()
+        if request.error is not None:
+            raise request.error
+        return request.result  # type: ignore[no-any-return]  # what its own function returned
+
+    def _take_part(
+        self,
+        make: Callable[[lmdb.Transaction[bytes]], Context],
+        request: Request,
+        patience: float,
+    ) -> None:
+        raise_shield()
+        try:
+            self.pending.append(request)
+            self._gathering.arrived(len(self.pending))
+            deadline = 0.0
+            leads = self.lead.acquire(blocking=False)
+            while leads or self._follow(request, deadline, patience):
+                if request.done or self._try_to_lead(make, request):
+                    self.pass_on()
+                    break
+                leads, deadline = False, deadline or time.monotonic() + patience
+        finally:
+            lower_shield()
+
+    def _try_to_lead(
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
+    ) -> bool:
+        """With the lead: commit. False: another process has the lock, the writer was called."""
+        self.leader = threading.get_ident()
+        try:
+            self._gathering.wait(self.pending)
+            if self.lock.take():
+                self._lead(make, request)
+                return True
+            if not self._writer.call():  # no thread can be started: wait here
+                self.lock.wait()
+                self._lead(make, request)
+                return True
+        except BaseException:  # Ctrl-C while it gathered
+            self._forget(request)
+            self.pass_on()
+            raise
+        self.leader = 0
+        self.lead.release()  # without a look at who came: the writer thread sees to all
+        return False
+
+    def _forget(self, request: Request) -> None:
+        with contextlib.suppress(ValueError):
+            self.pending.remove(request)
+
+    def _follow(self, request: Request, deadline: float, patience: float) -> bool:
+        """Wait for a leader to do the request; True when the lead is handed over instead."""
+        try:
+            left = max(0.0, deadline - time.monotonic()) if deadline else patience
+            begin_interruptible_wait()
+            in_time = request.turn.acquire(timeout=min(left, threading.TIMEOUT_MAX))
+            end_interruptible_wait()
+        except BaseException:
+            self._leave(request)
+            raise
+        if not in_time:
+            holder = self.lock.holder()
+            self._leave(request)
+            if not request.done:
+                raise BrokerUnavailable(
+                    f"the store{self.place} was not free for {patience:g} s: its write lock is "
+                    f"held {holder}"
+                )
+        if not request.leads:
+            return False
+        request.leads = False
+        self.pending.appendleft(request)
+        return True
+
+    def _leave(self, request: Request) -> None:
+        """Take back a request whose caller stops waiting."""
+        try:
+            self.pending.remove(request)
+        except ValueError:  # a leader is at it, or has just made us the leader
+            if not request.done and not request.leads:  # else we may have had our turn already
+                request.turn.acquire()
+            if request.leads:
+                request.leads = False
+                self.pass_on()
+
+    def _write_for_others(self) -> None:
+        """In the writer thread: wait for other processes, then lead for all who came."""
+        self.lock.wait()
+        if not self.pending or self._make is None:  # all have given up
+            self.lock.free()
+            return
+        self.lead.acquire()
+        self.leader = threading.get_ident()
+        try:
+            self._lead(self._make, None)
+        finally:
+            self.pass_on()
+
+    def close(self) -> None:
+        """End the writer thread."""
+        self._writer.close()
+
+    def _lead(
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request | None
+    ) -> None:
+        """With the lead and the lock: one transaction for everything pending once it has begun."""
+        batch: list[Request] = []
+        writing, locked = Writing(self.env, self.lock, self.place), True
+        try:
+            try:
+                if self._points:
+                    point("store.begin")
+                with writing as txn:
+                    if self._points:
+                        point("store.begun")
+                    self._drain(batch)
+                    context = make(txn)
+                    for request in batch:
+                        request.result = request.apply(context)
+                    context.finish()
+                    if self._points:
+                        point("store.commit")
+                    writing.note()
+                locked = False
+                self.lock.free()
+                if self._points:
+                    point("store.committed")
+                context.committed()
+            except Exception as error:
+                self._answer_failed(make, batch, own, self._translated(error))
+            else:
+                for request in batch:
+                    self._answer(request)
+        except BaseException:  # Ctrl-C in the leader
+            self._leave_others(own, batch, committed=writing.committed)
+            raise
+        finally:
+            if locked:
+                self.lock.free()
+
+    def _leave_others(self, own: Request | None, batch: list[Request], *, committed: bool) -> None:
+        """The leader was interrupted: answer the other requests, or let another thread lead."""
+        if own is not None:
+            self._forget(own)
+        others = [request for request in batch if request is not own and not request.done]
+        if committed:
+            for request in others:
+                self._answer(request)
+        else:  # nothing happened: the others try again
+            self.pending.extendleft(reversed(others))
+
+    def _answer_failed(
+        self,
+        make: Callable[[lmdb.Transaction[bytes]], Context],
+        batch: list[Request],
+        own: Request | None,
+        error: Exception,
+    ) -> None:
+        """After a dropped transaction: the one request has its error, several are replayed."""
+        if not batch:  # it could not even begin: each who leads shall see for itself
+            with contextlib.suppress(IndexError, ValueError):
+                own = own or self.pending[0]
+                self.pending.remove(own)
+                batch.append(own)
+        if len(batch) == 1:
+            self._answer(batch[0], error)
+        else:
+            self._replay(make, batch)
+
+    def _drain(self, batch: list[Request]) -> None:
+        """Take what is pending. The deque is never replaced: an append may be under way."""
+        with contextlib.suppress(IndexError):  # somebody has just taken his back
+            batch.extend(self.pending.popleft() for _ in range(len(self.pending)))
+        batch.sort(key=_is_last)
+
+    def _replay(
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], batch: list[Request]
+    ) -> None:
+        """Each request in a transaction of its own, so that an error hits only its cause."""
+        for request in batch:
+            try:
+                with Writing(self.env, self.lock, self.place) as txn:
+                    context = make(txn)
+                    request.result = request.apply(context)
+                    context.finish()
+                context.committed()
+            except Exception as error:
+                self._answer(request, self._translated(error))
+            else:
+                self._answer(request)
+
+    def _answer(self, request: Request, error: Exception | None = None) -> None:
+        request.error = error
+        request.done = True
+        self._answered.append(request)
+
+    def _wake(self) -> None:
+        answered, self._answered = self._answered, []
+        for request in answered:
+            request.turn.release()
+
+    def pass_on(self) -> None:
+        """Hand the lead to somebody who came while the transaction was committed, or give it up.
+
+        Whoever appends a request and then fails to take the lead did so before the release here, so
+        that the second look at ``pending`` sees the request.
+        """
+        while True:
+            if self._answered:
+                self._gathering.expect(len(self._answered), len(self.pending))
+                self._wake()
+            next_one = self._next()
+            called = next_one is None and bool(self.pending) and self._writer.call()
+            if next_one is None and not called and self.pending:  # no thread can be started
+                with contextlib.suppress(IndexError):
+                    next_one = self.pending.popleft()
+            self.leader = 0
+            if next_one is not None:
+                next_one.leads = True
+                next_one.turn.release()
+                return
+            self.lead.release()
+            if called or not self.pending or not self.lead.acquire(blocking=False):
+                return
+
+    def _next(self) -> Request | None:
+        """Whose caller leads next; None when nobody came but the main thread.
+
+        The main thread gets no lead while it waits: it may be inside a signal handler, which may
+        last, or enqueue and wait for this very lead. The writer thread leads in its place.
+        """
+        with contextlib.suppress(IndexError, ValueError):  # there is nobody, or he has just gone
+            request = self.pending.popleft()
+            if not request.main:
+                return request
+            self.pending.appendleft(request)
+            for other in list(self.pending):
+                if not other.main:
+                    self.pending.remove(other)
+                    return other
+        return None
+
+
+def _is_last(request: Request) -> bool:
+    return request.last
+
+
+def write(
+    env: lmdb.Environment,
+    lock: WriteLock,
+    translated: Callable[[Exception], Exception],
+    apply: Callable[[lmdb.Transaction[bytes]], T],
+    *,
+    place: str,
+    patience: float,
+) -> T:
+    """Commit what ``apply`` does to a transaction: to open a store, apart from all requests.
+
+    Passes no crash point, or tests would have to count how often opening writes.
+    """
+    commits = GroupCommit(env, lock, translated, place, points=False)
+    try:
+        return commits.run(Plain, lambda plain: apply(plain.txn), patience=patience)
+    finally:
+        commits.close()

@@ -1,0 +1,339 @@
+"""Limits of queues, and the settings of all limits, inside one commit.
+
+The limiter of a queue is one record in the main database. The row of the queue says whether there
+is such a record, and counts the running jobs. When a limiter is closed and only time opens it, the
+due table holds the time.
+
+Changed settings of a named limit reach its partitions in pieces, in the order of their names. A
+partition keeps the older settings until its piece comes. The limit's record holds the name that was
+reached, and the settings behind it. An entry in the due table makes every owner's next step go on
+with the next piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.commit_state import CommitState
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LIMITER, DUE_TERMS, MICRO, READY_KEY, Row
+from tidemill.brokers.lmdb.record import encode
+from tidemill.brokers.lmdb.store import Store
+from tidemill.core.crash_points import point
+from tidemill.core.job import Outcome
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.limits.arithmetic import (
+    NEVER,
+    Held,
+    Limiter,
+    LimitStats,
+    apply_settings,
+    change,
+    ended,
+    give_back,
+    hold,
+    let_go,
+    opens,
+    room,
+    take,
+)
+
+__all__ = [
+    "QUEUE_LIMITS",
+    "LIMITS",
+    "Limiters",
+    "Limited",
+    "queue_held",
+    "queue_limit_stats",
+    "names_of",
+    "read_limited",
+]
+
+QUEUE_LIMITS, LIMITS = "g/", "l/"
+"""What leads the names of records in the main database: of a queue's limiter, and of a limit."""
+
+
+class Limited(msgspec.Struct, array_like=True):
+    """A limit as it is stored: the terms that hold, and those that code declared last.
+
+    Attributes:
+        limiter: of a queue; a limit by name has one in each of its partitions.
+        due: the time of its entry in the due table, 0 for none.
+        by_hand: the terms are somebody's, and not the code's.
+        behind: the older settings of partitions that the change has not reached: each holds
+            behind a name, up to the next name. Empty when all partitions go by ``terms``.
+    """
+
+    terms: LimitSettings = LimitSettings()
+    declared: LimitSettings | None = None
+    limiter: Limiter = msgspec.field(default_factory=Limiter)
+    due: int = 0
+    by_hand: bool = False
+    behind: list[tuple[bytes, LimitSettings]] = []
+
+    def terms_of(self, partition: bytes) -> LimitSettings:
+        """What holds for a partition."""
+        terms = self.terms
+        for after, older in self.behind:
+            if partition <= after:
+                break
+            terms = older
+        return terms
+
+    def reach(self, partition: bytes) -> None:
+        """All partitions up to this one go by ``terms``."""
+        rows = [(max(after, partition), older) for after, older in self.behind]
+        # Of terms that would hold behind the same partition, the last.
+        self.behind = list(dict(rows).items())
+
+
+_LIMITED = msgspec.msgpack.Decoder(Limited)
+
+
+def read_limited(store: Store, txn: lmdb.Transaction[bytes], name: str) -> Limited | None:
+    """A stored limit; ``name`` begins with ``GATES`` or ``LIMITS``."""
+    data = txn.get(store.key(name))
+    return _LIMITED.decode(data) if data is not None else None
+
+
+class Limiters:
+    """The limits a commit has to do with."""
+
+    def __init__(self, state: CommitState) -> None:
+        self._state = state
+        self._queues: dict[str, tuple[Row, Limited]] = {}
+        self._closed: set[str] = set()  # queues that let nothing start before this commit
+        self._names: dict[str, Limited] = {}
+        self._dirty: set[str] = set()
+        self.change_partitions: Callable[[str, Limited], bytes] = _no_partitions
+        self.pieces = 0  # how often partitions were told of other terms
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def load(self, row: Row) -> None:
+        """Read the limiter of a queue, before anything changes."""
+        limited = read_limited(self._state.store, self._state.txn, QUEUE_LIMITS + row.name)
+        assert limited is not None
+        self._queues[row.name] = row, limited
+        if limited.due or not self.room(row, 1):
+            self._closed.add(row.name)
+
+    def room(self, row: Row, most: int) -> int:
+        """How many jobs of a queue with a limiter may start now."""
+        limited = self._queues[row.name][1]
+        return room(limited.terms, limited.limiter, row.running, self._state.now, most)
+
+    def take(self, row: Row, count: int) -> None:
+        """So many jobs of the queue were leased."""
+        if count:
+            limited = self._queues[row.name][1]
+            take(limited.terms, limited.limiter, self._state.now, count)
+            self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def hold(self, row: Row, charged: int) -> None:
+        """A lease of the queue goes to the carrier, which has been charged at that time."""
+        limited = self._queues[row.name][1]
+        hold(limited.terms, limited.limiter, charged)
+        self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def let_go(self, row: Row, *, starts: bool) -> None:
+        """A job of the queue lies with the carrier no more."""
+        limited = self._queues[row.name][1]
+        let_go(limited.limiter)
+        if starts:
+            take(limited.terms, limited.limiter, self._state.now)
+        self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def ended(self, row: Row, outcome: int, back: int) -> None:
+        """A lease of the queue has ended; ``back``: when it was made, if the job never ran."""
+        limited = self._queues[row.name][1]
+        if outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
+            well = outcome == Outcome.SUCCESS
+            ended(limited.terms, limited.limiter, self._state.now, well=well)
+        elif back:
+            give_back(limited.terms, limited.limiter, back)
+        self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def came_due(self, row: Row) -> None:
+        """The entry of a queue in the due table came up, and is gone."""
+        self._queues[row.name][1].due = 0
+        self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def sync(self) -> None:
+        """Have sleepers know what has opened, and the due table when what is closed will."""
+        for name, (row, limited) in self._queues.items():
+            when = opens(limited.terms, limited.limiter, row.running, self._state.now)
+            if not when and name in self._closed:
+                self._closed.discard(name)
+                self._ring(row)
+            self._arm(name, row, limited, when if row.ready and when < NEVER else 0)
+
+    def _ring(self, row: Row) -> None:
+        count = self.room(row, row.ready)
+        cursor = self._state.txn.cursor(self._state.t.ready)
+        for line in (*row.lines, row.lost_line):
+            prefix = READY_KEY.pack(line, 0, 0)[:4]
+            if count and cursor.set_range(prefix) and cursor.key()[:4] == prefix:
+                self._state.ring(row, line & 1, count)
+
+    def _arm(self, name: str, row: Row, limited: Limited, when: int) -> None:
+        if when == limited.due:
+            return
+        state = self._state
+        if limited.due:
+            state.txn.delete(DUE_KEY.pack(0, limited.due, DUE_LIMITER, row.number), db=state.t.due)
+        if when:
+            key = DUE_KEY.pack(0, when, DUE_LIMITER, row.number)
+            state.txn.put(key, name.encode(), db=state.t.due)
+            state.untimed = True
+        limited.due = when
+        self._dirty.add(QUEUE_LIMITS + name)
+
+    def set_queue(self, row: Row, terms: LimitSettings | None, *, declared: bool) -> None:
+        """Have these terms hold for a queue."""
+        if not row.has_limit:
+            row.has_limit = 1
+            row.dirty = True
+            self._queues[row.name] = row, Limited(limiter=Limiter(held=row.carried))
+        limited = self._queues[row.name][1]
+        old = apply_settings(limited, terms, declared=declared)
+        self._dirty.add(QUEUE_LIMITS + row.name)
+        if limited.terms != old:
+            change(old, limited.terms, limited.limiter, self._state.now)
+            self._closed.add(row.name)
+
+    # -- limits by name -------------------------------------------------------------------------
+
+    def terms(self, partition: bytes) -> LimitSettings:
+        """What holds for a partition of a limit that some job has brought along."""
+        limited = self._named(partition[: partition.index(0)].decode())
+        assert limited is not None
+        return limited.terms_of(partition)
+
+    def _named(self, name: str) -> Limited | None:
+        limited = self._names.get(name)
+        if limited is None:
+            limited = read_limited(self._state.store, self._state.txn, LIMITS + name)
+            if limited is not None:
+                self._names[name] = limited
+        return limited
+
+    def declare(self, job_limit: JobLimit, *, anew: bool = True) -> None:
+        """A job is stored that brings a limit along; without ``anew`` a known one stays."""
+        limited = self._named(job_limit.name)
+        if limited is None or (anew and limited.declared != job_limit.terms):
+            self.set_named(job_limit.name, job_limit.terms, declared=True)
+
+    def set_named(self, name: str, terms: LimitSettings | None, *, declared: bool) -> None:
+        """Have these terms hold for a limit, in some of its partitions at once."""
+        limited = self._named(name)
+        if limited is None:
+            limited = self._names[name] = Limited()
+        old = apply_settings(limited, terms, declared=declared)
+        self._dirty.add(LIMITS + name)
+        if limited.terms == old:
+            return
+        first = not limited.behind
+        if first or limited.behind[0][0]:
+            limited.behind = [(b"", old), *limited.behind]
+        if self.go_on(name) and first:
+            self._call(name)
+
+    def go_on(self, name: str) -> bool:
+        """Change more partitions of a limit; True when some still have older settings."""
+        limited = self._named(name)
+        if limited is None or not limited.behind:
+            return False
+        self.pieces += 1
+        reached = self.change_partitions(name, limited)
+        if reached:
+            limited.reach(reached)
+        else:
+            limited.behind = []
+        self._dirty.add(LIMITS + name)
+        point("store.terms")
+        return bool(limited.behind)
+
+    def _call(self, name: str) -> None:
+        """Have whoever comes next go on. No id of a job ends as the reference does."""
+        state = self._state
+        key = DUE_KEY.pack(0, state.now, DUE_TERMS, state.next_number())
+        state.txn.put(key, name.encode() + b"\0", db=state.t.due)
+        state.untimed = True
+
+    def called(self, reference: bytes) -> None:
+        """An entry that calls to go on came up, and is gone."""
+        name = reference[:-1].decode()
+        if self.go_on(name):
+            self._call(name)
+
+    def catch_up(self) -> bool:
+        """Go on with a limit whose entry an older release took; True when there is more to do."""
+        if self.pieces:  # enough for one commit
+            return True
+        for name in names_of(self._state.store, self._state.txn, LIMITS):
+            limited = self._named(name)
+            if limited is not None and limited.behind:
+                self.go_on(name)
+                return True
+        return False
+
+    def write(self) -> None:
+        """Store what has changed."""
+        for key in self._dirty:
+            name = key[len(QUEUE_LIMITS) :]
+            limited = self._queues[name][1] if key.startswith(QUEUE_LIMITS) else self._names[name]
+            self._state.txn.put(self._state.store.key(key), encode(limited))
+        self._dirty.clear()
+
+
+def _no_partitions(name: str, limited: Limited) -> bytes:
+    """Stand in for the partitions of a commit until they are made."""
+    return b""
+
+
+def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:
+    """The names of records of a kind."""
+    first, names = store.key(kind), []
+    cursor = txn.cursor()
+    more = cursor.set_range(first)
+    while more and cursor.key().startswith(first):
+        names.append(cursor.key()[len(first) :].decode())
+        more = cursor.next()
+    return names
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def queue_held(limited: Limited, row: Row, now: int) -> Held | None:
+    """What keeps the jobs of a queue waiting."""
+    when = opens(limited.terms, limited.limiter, row.running, now)
+    if not when:
+        return None
+    breaker = limited.terms.breaker
+    broken = breaker is not None and limited.limiter.failures >= breaker[0]
+    seconds = seconds_until(when, now)
+    return Held(row.name, "", True, seconds, row.running, limited.terms, broken)
+
+
+def queue_limit_stats(limited: Limited, row: Row, now: int) -> LimitStats:
+    """The limit of a queue in numbers."""
+    when = opens(limited.terms, limited.limiter, row.running, now)
+    return LimitStats(
+        name=row.name,
+        queue=True,
+        terms=limited.terms,
+        declared=limited.declared,
+        by_hand=limited.by_hand,
+        running=row.running,
+        failures=limited.limiter.failures,
+        until=seconds_until(when, now) if when else 0.0,
+    )
+
+
+def seconds_until(when: int, now: int) -> float:
+    """Seconds until a limiter opens; infinity when no time alone opens it."""
+    return (when - now) / MICRO if when < NEVER else float("inf")

@@ -1,0 +1,449 @@
+"""The owners of this process, as members of the store: coming, going, and noticing who died.
+
+Who is alive is in :mod:`tidemill.brokers.shared.liveness`, the list itself in :mod:`.owner_table`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Collection, Generator, Mapping, Sequence
+
+from tidemill.brokers.contract.exchange import Want
+from tidemill.brokers.contract.parked_waits import Parked, Until
+from tidemill.brokers.lmdb.group_commit import BRISK
+from tidemill.brokers.lmdb.leases import causes_of, strike
+from tidemill.brokers.lmdb.owner_table import list_owner, owner_rows
+from tidemill.brokers.lmdb.reply_cache import heard, note_attached
+from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.transitions import Commit, Transitions
+from tidemill.brokers.lmdb.wakeup import Sleeper, WakeUps
+from tidemill.brokers.shared.liveness import Liveness, neighbours
+from tidemill.brokers.shared.remote_owners import Silence
+from tidemill.core.crash_points import point
+from tidemill.core.errors import BrokerUnavailable, StoreGone, TidemillError
+from tidemill.core.job import Owner
+from tidemill.core.scoreboard import remove_scoreboard, sweep_scoreboards
+
+__all__ = ["LocalOwner", "Owners"]
+
+log = logging.getLogger("tidemill")
+
+_Ended = tuple[list[int], bool]
+
+
+class LocalOwner:
+    """An owner of this process: its number, and where it sleeps."""
+
+    __slots__ = (
+        *("asked", "wakeups", "epoch", "last_queue", "near", "number", "owner", "sleeper"),
+        *("told", "watched", "watched_fds"),
+    )
+
+    def __init__(self, owner: Owner, number: int, wakeups: WakeUps, sleeper: Sleeper) -> None:
+        self.owner = owner
+        self.number = number
+        self.wakeups = wakeups
+        self.sleeper = sleeper
+        self.asked: Want | None = None  # what it left its terms for
+        self.told = 0  # the highest token it may know
+        self.epoch: object = None  # as of which it watches others
+        self.watched: list[int] = []
+        self.watched_fds: list[int] = []
+        self.last_queue = 0  # that a fair want was served from
+        self.near = False  # its steps bear no serials: whoever makes them attached it here
+
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
+        """Until a hint, a wake, a death, a readable descriptor or the timeout.
+
+        The descriptors that are readable, and whether one of those it watches has died.
+        """
+        if self.owner.lease:
+            timeout = min(timeout, self.owner.lease / 3)
+        self.wakeups.set_waiting(self.sleeper, True)
+        try:
+            ready = yield Until(timeout, [self.sleeper.fd, *self.watched_fds, *fds])
+        finally:
+            self.wakeups.set_waiting(self.sleeper, False)
+        if self.sleeper.fd in ready:
+            self.sleeper.drain()
+        died = not set(ready).isdisjoint(self.watched_fds)
+        return [fd for fd in ready if fd in fds], died
+
+    def wake(self) -> None:
+        """End its sleep, from any thread."""
+        self.sleeper.wake()
+
+    def end_wait(self) -> None:
+        """Have nobody in its wait: where it sleeps is to be given up."""
+        self.sleeper.asleep.end(self.sleeper.wake)
+
+
+class Owners:
+    """The members this process has in one store."""
+
+    def __init__(self, store: Store, commit: Commit) -> None:
+        self._store = store
+        self._commit = commit
+        self._owners: dict[str, LocalOwner] = {}
+        try:
+            self._liveness = Liveness(store.folder_of("owners"))
+        except FileNotFoundError:  # of a store that is only read: nobody has ever been here
+            self._liveness = Liveness(None)
+        self._watching = threading.Lock()
+        self._joining = threading.Lock()
+        self._silence: Silence[int] = Silence()
+
+    def __getitem__(self, owner_id: str) -> LocalOwner:
+        """A member that is attached; one elsewhere may have been in another process.
+
+        Raises:
+            TidemillError: it is not, or not here.
+        """
+        local_owner = self._owners.get(owner_id) or self._go_on(owner_id)
+        if local_owner is None:
+            raise TidemillError(f"owner {owner_id!r} is not attached")
+        return local_owner
+
+    def find(self, owner_id: str) -> LocalOwner | None:
+        """A member that is attached, or None."""
+        return self._owners.get(owner_id) or self._go_on(owner_id)
+
+    def ids(self) -> list[str]:
+        """The ids of all that are attached here."""
+        return list(self._owners)
+
+    def as_waiting(self) -> None:
+        """Take workers of this process for waiting: one that fires a schedule looks right after."""
+        for local_owner in list(self._owners.values()):
+            if local_owner.owner.kind == "worker":
+                local_owner.wakeups.set_waiting(local_owner.sleeper, True)
+
+    @property
+    def boards(self) -> str:
+        """Where boards may lie; empty when the disk takes no more folders."""
+        try:
+            return self._store.folder_of("boards").path
+        except OSError:
+            return ""
+
+    # -- coming and going -----------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        """Make an owner known, and alive as long as this process is, or it is not silent."""
+        self._store.watched()
+        self._store.room.check_place()
+        here = self._owners.get(owner.id)
+        if not owner.lease or (here is not None and not here.owner.lease):
+            self.detach(owner.id)
+        if owner.lease:
+            self._go_on(owner.id, owner)
+            return
+        number = self._commit(lambda commit: commit.count_up("owners"))
+        sleepers: list[Sleeper] = []
+
+        def enlist(commit: Transitions) -> None:
+            if not sleepers:  # a replay finds it taken
+                sleepers.append(self._store.wakeups.take(number))
+            self._liveness.hold(number)
+            list_owner(commit, number, owner)
+
+        try:
+            self._commit(enlist)
+            self._owners[owner.id] = LocalOwner(owner, number, self._store.wakeups, sleepers[0])
+        except BaseException:  # if it is on the list by now, others see that it is gone
+            self._liveness.let_go(number)
+            for sleeper in sleepers:
+                self._store.wakeups.give_up(sleeper)
+            raise
+        self._reap_soon()
+        self._watch(self._owners[owner.id])
+
+    def detach(self, owner_id: str, patience: float = BRISK) -> None:
+        """Take an owner off the list; what it held goes back uncounted."""
+        local_owner = self._owners.pop(owner_id, None)
+        if local_owner is None:
+            if self._number_elsewhere(owner_id, new=False):
+                self.release(owner_id, {})
+            return
+        local_owner.end_wait()
+
+        def apply(commit: Transitions) -> None:
+            strike(commit, local_owner.number, local_owner.owner, {})
+            commit.ring_rest()  # a hint it was given and did not follow
+            self._store.wakeups.give_up(local_owner.sleeper)
+            commit.untimed = True
+
+        try:  # where this fails, others see that the owner is gone
+            self._commit(apply, patience=patience)
+        finally:
+            self._liveness.let_go(local_owner.number)
+            self._store.wakeups.close_sleeper(local_owner.sleeper)
+            with self._watching:
+                self._unwatch()
+
+    def leave(self) -> None:
+        """The broker is closed: owners of this process leave the list, those elsewhere stay.
+
+        Where the list cannot be written, others see that the owners are gone.
+        """
+        patience = BRISK
+        for owner_id in self.ids():
+            if not self._owners[owner_id].owner.lease:
+                try:
+                    self.detach(owner_id, patience)
+                except BrokerUnavailable:
+                    patience = 0.0  # the next would wait for the same process
+        elsewhere, self._owners = self._owners, {}
+        with contextlib.suppress(BrokerUnavailable):
+            self._give_up(elsewhere.values())
+
+    def _give_up(self, members: Collection[LocalOwner]) -> None:
+        """Give up where they slept."""
+        for local_owner in members:
+            local_owner.end_wait()
+
+        def apply(commit: Transitions) -> None:
+            for local_owner in members:
+                commit.store.wakeups.give_up(local_owner.sleeper)
+            commit.ring_rest()  # hints they were given and did not follow
+            commit.untimed = True
+
+        try:
+            if members:
+                self._commit(apply, patience=BRISK)
+        finally:
+            for local_owner in members:
+                self._store.wakeups.close_sleeper(local_owner.sleeper)
+
+    # -- owners elsewhere -----------------------------------------------------------------------
+
+    def _number_elsewhere(self, owner_id: str, *, new: bool) -> int:
+        """The number of a remote owner on the list; else a ``new`` number, or 0."""
+        with self._store.reading_txn() as txn:
+            rows = owner_rows(txn, self._store.tables)
+        listed = [n for n, owner in rows if owner.id == owner_id and owner.lease]
+        if listed or not new:
+            return listed[0] if listed else 0
+        return self._commit(lambda commit: commit.count_up("owners"))
+
+    def _go_on(self, owner_id: str, owner: Owner | None = None) -> LocalOwner | None:
+        """Make the calls of an owner elsewhere from now on in this process.
+
+        It attaches as ``owner``, perhaps once more, or is on the list; else None.
+        """
+        with self._joining:
+            here = self._owners.get(owner_id)
+            if here is not None and owner is None:  # another thread was faster
+                return here
+            number = self._number_elsewhere(owner_id, new=owner is not None)
+            if not number:
+                return None
+            wakeups, sleepers = self._store.wakeups, list[Sleeper]()
+            if here is not None and here.number == number:
+                sleepers.append(here.sleeper)
+            elif here is not None:
+                here.end_wait()
+
+            def apply(commit: Transitions) -> Owner | None:
+                if owner is not None:
+                    list_owner(commit, number, owner)
+                    note_attached(commit, number, owner)
+                current = dict(owner_rows(commit.txn, commit.t)).get(number)
+                if not sleepers and current is not None:  # a replay finds it taken
+                    sleepers.append(wakeups.take(number))
+                    commit.ring_rest()  # a hint may have died with the process it went to
+                    commit.untimed = True
+                if here is not None and current is not None and here.sleeper is not sleepers[0]:
+                    wakeups.give_up(here.sleeper)
+                return current
+
+            try:
+                current = self._commit(apply)
+                if current is None:  # given up meanwhile
+                    return None
+                local_owner = LocalOwner(current, number, wakeups, sleepers[0])
+            except BaseException:
+                self._owners.pop(owner_id, None)
+                for sleeper in sleepers:
+                    wakeups.give_up(sleeper)
+                raise
+            local_owner.wake()  # who waits first looks: something may have happened meanwhile
+            self._owners[owner_id] = local_owner
+        self._watch(local_owner)
+        return local_owner
+
+    def anew(self, local_owner: LocalOwner) -> LocalOwner | None:
+        """An owner elsewhere that is lost here, if it attached anew through another server."""
+        if self._number_elsewhere(local_owner.owner.id, new=False) in (0, local_owner.number):
+            return None
+        with self._joining:
+            if self._owners.get(local_owner.owner.id) is local_owner:
+                del self._owners[local_owner.owner.id]
+                self._give_up([local_owner])
+        return self._go_on(local_owner.owner.id)
+
+    def count_silence(self, now: int) -> float:
+        """Give up owners elsewhere that were silent for their lease; see the contract."""
+        with self._store.reading_txn() as txn:
+            words = heard(txn, self._store.tables, now)
+        silent, again = self._silence.look(words)
+
+        def apply(commit: Transitions) -> None:
+            rows, said = owner_rows(commit.txn, commit.t), heard(commit.txn, commit.t, commit.now)
+            for number, owner in rows:
+                if number in silent and said.get(number) == words[number]:
+                    self._store.wakeups.ring_owner(number)
+                    strike(commit, number, owner, None)
+            commit.ring_rest()
+
+        if silent:
+            self._commit(apply, patience=self._store.commits.brisk)
+        self._forget()
+        return again
+
+    def _forget(self) -> None:
+        """Give up the places of owners elsewhere that are off the list, whoever struck them.
+
+        They may never call again. Who is asleep is woken, and forgotten another time; one that is
+        near is kept to be told that it is lost.
+        """
+        with self._joining:
+            away = [m for m in list(self._owners.values()) if m.owner.lease and not m.near]
+            with self._store.reading_txn() as txn:
+                listed = {number for number, _ in owner_rows(txn, self._store.tables)}
+            gone = [one for one in away if one.number not in listed]
+            left = [one for one in gone if one.sleeper.asleep.end_if_empty()]
+            for local_owner in gone:
+                local_owner.wake()
+            with self._watching:
+                for local_owner in left:
+                    self._owners.pop(local_owner.owner.id, None)
+                self._unwatch()
+            self._give_up(left)
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        """Take an owner of any process off the list; how many leases it had."""
+
+        def apply(commit: Transitions) -> int:
+            for number, owner in owner_rows(commit.txn, commit.t):
+                if owner.id == owner_id:
+                    self._store.wakeups.ring_owner(number)  # if it lives, it shall hear of it
+                    return strike(commit, number, owner, causes)
+            return 0
+
+        return self._commit(apply)
+
+    def wake(self, owner_id: str) -> None:
+        """End an owner's sleep, from any thread."""
+        local_owner = self._owners.get(owner_id)
+        if local_owner:
+            local_owner.wake()
+
+    # -- deaths ---------------------------------------------------------------------------------
+
+    def alive(self) -> list[Owner]:
+        """The owners attached now, in any process."""
+        with self._store.reading_txn() as txn:
+            rows = owner_rows(txn, self._store.tables)
+        return [owner for number, owner in rows if owner.lease or self._liveness.alive(number)]
+
+    def parked(self, local_owner: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
+        """Sleep as a member, and give back what owners held that died meanwhile."""
+        with local_owner.sleeper.asleep.inside() as may:
+            if not may:
+                return []  # it was given up a moment ago, or attached once more
+            watched = self._store.watched()
+            ready, died = yield from local_owner.parked(timeout, [*fds, *watched])
+        if watched and watched[0] in ready:
+            ready.remove(watched[0])
+            self._store.look_around()
+        if died:
+            self._reap_soon()
+        self._watch(local_owner)
+        return ready
+
+    def _watch(self, local_owner: LocalOwner) -> None:
+        """Have the member's sleep end when a neighbour dies; a new ring, if the list changed."""
+        with self._store.reading_txn() as txn:
+            tables = self._store.tables
+            epoch = txn.stat(tables.owner)["entries"], txn.get(self._store.key("owners"))
+            if epoch == local_owner.epoch:
+                return
+            rows = owner_rows(txn, tables)
+        ring = [(n, owner.kind == "worker") for n, owner in rows if not owner.lease]
+        numbers = neighbours(local_owner.number, ring)
+        with self._watching:
+            local_owner.watched_fds, gone = self._liveness.watch(numbers)
+            local_owner.watched = numbers
+            self._unwatch()
+        if gone:  # it died before it could be watched
+            self._reap_soon()
+        else:
+            local_owner.epoch = epoch
+
+    def _unwatch(self) -> None:
+        wanted = {number for one in list(self._owners.values()) for number in one.watched}
+        self._liveness.unwatch(wanted)
+
+    def _reap_soon(self) -> None:
+        """Reap, unless another process writes: the next wait finds the same deaths."""
+        try:
+            self.reap()
+        except StoreGone:
+            raise
+        except BrokerUnavailable as error:
+            log.debug("who died is seen to later: %s", error)
+
+    def reap(self) -> int:
+        """Give back what owners that died held; how many owners that were.
+
+        Not from a store that is gone: the files that tell who lives may be another store's by now.
+
+        Raises:
+            StoreGone: it was deleted, or another was put in its place.
+        """
+        self._store.room.check_place()
+        with self._store.reading_txn() as txn:
+            rows = owner_rows(txn, self._store.tables)
+        alive = self._liveness.alive
+        gone = {number for number, owner in rows if not owner.lease and not alive(number)}
+        if not gone:
+            return 0
+        reaped: list[Owner] = []
+
+        def apply(commit: Transitions) -> None:
+            reaped.clear()  # a replay begins anew
+            for number, owner in owner_rows(commit.txn, commit.t):
+                if number in gone and not self._liveness.alive(number):
+                    strike(commit, number, owner, causes_of(commit, number, owner))
+                    point("store.reaping")
+                    reaped.append(owner)
+            commit.ring_rest()  # hints they were given and did not follow
+
+        self._commit(apply, patience=self._store.commits.brisk)
+        point("store.reaped")
+        for owner in reaped:
+            if owner.board:
+                remove_scoreboard(owner.board, owner.id, self._store.folder_of("boards"))
+        return len(reaped)
+
+    def sweep(self, commit: Transitions) -> None:
+        """Remove the files of owners that are no longer on the list, whoever left them behind."""
+        rows = owner_rows(commit.txn, commit.t)
+        self._liveness.sweep({number for number, _ in rows})
+        boards = self._store.folder_of("boards")
+        sweep_scoreboards(boards, {os.path.basename(o.board) for _, o in rows})
+
+    def after_fork_child(self) -> None:
+        """In a forked child: all are the parent's; close our copies at once.
+
+        Else the parent would seem alive for as long as any child of it is.
+        """
+        self._liveness.after_fork_child()
+        self._watching, self._joining = threading.Lock(), threading.Lock()
+        for local_owner in list(self._owners.values()):
+            os.close(local_owner.sleeper.fd)
+        self._owners = {}

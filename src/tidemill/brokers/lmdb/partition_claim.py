@@ -1,0 +1,146 @@
+"""Leasing from partitions: the jobs that one step takes from the partitions of a line.
+
+The ready table holds the first job of each partition; the partition's own table holds the jobs
+behind it. The next job of each partition stays in memory, and is written to the ready table only if
+this step does not take it. The tokens of all jobs of a partition are taken from its limiter
+together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+
+import lmdb
+
+from tidemill.brokers.lmdb.layout import READY_KEY
+from tidemill.brokers.lmdb.partitions import COST, Partition, name_of
+from tidemill.brokers.lmdb.record import job_limit_of
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.limits.arithmetic import NEVER, opens, room, take
+
+__all__ = ["PartitionClaim", "PartitionClaims"]
+
+_PARK_KEY = struct.Struct(">QIIQ")  # partition, line, rank, sequence
+_NOTHING = 0, 0, 0, 0
+_MOST = 1 << 30
+
+
+class PartitionClaim:
+    """The jobs that a step has taken from one partition.
+
+    Attributes:
+        terms, keyed: of the partition's limit, and whether the partition is one of many.
+        cost: of the job that is being leased.
+        spent: tokens that were taken, and are not yet noted in the limiter.
+        left: how many more jobs that cost 1 may start, as far as is known.
+        opening: when its next job may start, which may not now.
+    """
+
+    __slots__ = ("cost", "keyed", "left", "name", "opening", "partition", "spent", "terms")
+
+    def __init__(
+        self, partition: Partition, name: bytes, terms: LimitSettings, cost: float
+    ) -> None:
+        self.partition = partition
+        self.name = name
+        self.terms = terms
+        self.keyed = name[-1] != 0
+        self.cost = cost
+        self.spent = 0.0
+        self.left = 0
+        self.opening = NEVER
+
+
+class PartitionClaims:
+    """The claims of a step on the partitions of one line; ``held`` is a heap of their next jobs."""
+
+    def __init__(self, commit: Transitions, line: int) -> None:
+        self.held: list[tuple[bytes, bytes, PartitionClaim]] = []
+        self.moved = False  # the ready table has changed beside what was taken
+        self._transitions = commit
+        self._line = line
+        self._claims: dict[bytes, PartitionClaim] = {}
+        self._cursor: lmdb.Cursor[bytes] | None = None
+
+    def open(self, envelope: bytes) -> PartitionClaim:
+        """The hand for a partition whose first job was found in the ready table."""
+        job_limit = job_limit_of(envelope)
+        name = name_of(job_limit.name, job_limit.key)
+        partition = self._transitions.partitions.opened(name)
+        terms = self._transitions.limiters.terms(name)
+        claim = self._claims[name] = PartitionClaim(partition, name, terms, job_limit.cost)
+        return claim
+
+    def remove(self, claim: PartitionClaim, rank: int, seq: int) -> None:
+        """A job is ready no more: it leaves the table of its partition."""
+        key = _PARK_KEY.pack(claim.partition.number, self._line, rank, seq)
+        if self._cursor is None:
+            self._cursor = self._transitions.txn.cursor(self._transitions.t.park)
+        if self._cursor.key() == key or self._cursor.set_key(key):
+            self._cursor.delete()
+
+    def dropped(self, claim: PartitionClaim) -> None:
+        """The job that was removed is not leased."""
+        claim.partition.lines[self._line] = None
+        self._transitions.partitions.stale(claim.name)
+
+    def start(self, claim: PartitionClaim, token: int) -> None:
+        """The job that was removed is leased."""
+        partition = claim.partition
+        claim.spent += claim.cost
+        partition.running += 1
+        partition.turn = token
+        if len(partition.lines) > 1:  # more than the next of this line may change
+            partition.lines[self._line] = None
+            self.close()
+            self._transitions.partitions.look_again(claim.name)
+            self.moved = True
+            return
+        self._transitions.partitions.lent[token] = claim.name, claim.cost
+        assert self._cursor is not None
+        key, value = self._cursor.item()  # behind the one that was taken
+        number, line, rank, seq = _PARK_KEY.unpack(key) if key else _NOTHING
+        if number != partition.number or line != self._line:
+            del partition.lines[self._line]
+            return
+        claim.cost = COST.unpack_from(value)[0]
+        if claim.left and claim.cost == 1:
+            claim.left -= 1
+        elif not self._opens(claim):
+            partition.lines[self._line] = None
+            return
+        turn = token if claim.keyed and token > seq else seq
+        partition.lines[self._line] = rank, turn, seq
+        found = READY_KEY.pack(self._line, rank, turn)
+        heapq.heappush(self.held, (found, value[COST.size :], claim))
+
+    def _opens(self, claim: PartitionClaim) -> bool:
+        """Whether the next of a partition may start now."""
+        self._note(claim)
+        partition, terms, now = claim.partition, claim.terms, self._transitions.now
+        if claim.cost == 1:
+            claim.left = room(terms, partition.limiter, partition.running, now, _MOST) - 1
+            if claim.left >= 0:
+                return True
+            claim.left = 0
+        when = opens(terms, partition.limiter, partition.running, now, claim.cost)
+        claim.opening = when or NEVER
+        return not when
+
+    def _note(self, claim: PartitionClaim) -> None:
+        """Take the tokens of what was started."""
+        take(claim.terms, claim.partition.limiter, self._transitions.now, claim.spent)
+        claim.spent = 0.0
+
+    def close(self) -> None:
+        """Write what is to stand in the ready table, and have the partitions as they are by now."""
+        for key, job_id, _ in self.held:
+            self._transitions.txn.put(key, job_id, db=self._transitions.t.ready)
+        self.held.clear()
+        for claim in self._claims.values():
+            if claim.spent:
+                self._note(claim)
+            self._transitions.partitions.closed(claim.name, claim.partition, claim.opening)
+        self._claims.clear()

@@ -1,0 +1,403 @@
+"""Partitions: each key of each named limit, inside one commit.
+
+All ready jobs of a partition lie in a table of their own, in order. For each line in which the
+partition has jobs, its first job also stands in the ready table if the limiter lets it start. So a
+claim finds the jobs that may start among all others, and never walks over jobs that may not. Each
+change of a partition makes it *stale*; :meth:`Partitions.sync` then corrects the ready table.
+
+Keys take turns: in the ready table, the first job of a partition with a key has the number of the
+partition's last lease as its sequence, if that number is higher.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Collection, Iterator
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.commit_state import CommitState
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_PARTITION, NUMBER, READY_KEY, UNUSED, Tables
+from tidemill.brokers.lmdb.limits import LIMITS, Limited, Limiters, read_limited, seconds_until
+from tidemill.brokers.lmdb.record import Stored, encode, job_limit_of
+from tidemill.brokers.lmdb.store import Store
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.limits.arithmetic import (
+    NEVER,
+    Held,
+    Limiter,
+    change,
+    clear_at,
+    give_back,
+    hold,
+    let_go,
+    opens,
+    room,
+    take,
+)
+
+__all__ = [
+    "COST",
+    "Partition",
+    "Partitions",
+    "is_parked",
+    "partition_held",
+    "partitions_of",
+    "name_of",
+    "parked_in",
+]
+
+_LINE = struct.Struct(">I")
+COST = struct.Struct(">d")
+"""What leads the id of a job in the table of partitions."""
+
+CHANGE_MOST = 300
+"""Partitions that other terms reach in one commit: some 10 ms."""
+
+Place = tuple[int, int, int]
+
+
+class Partition(msgspec.Struct, array_like=True, gc=False):
+    """One partition as it is stored, under the limit's name, a zero and the key.
+
+    Attributes:
+        number: what leads the keys of its jobs.
+        running: how many of its jobs are leased.
+        turn: the number of its last lease.
+        clock, due: of its entry in the due table, 0 for none: when it opens, or can be forgotten.
+        lines: by line it has ready jobs in, (rank, turn, sequence) of the one in the ready table,
+            if any. Its turn is its sequence, or that of its partition.
+    """
+
+    number: int
+    limiter: Limiter = msgspec.field(default_factory=Limiter)
+    running: int = 0
+    turn: int = 0
+    clock: int = 0
+    due: int = 0
+    lines: dict[int, Place | None] = {}
+
+
+_PARTITION = msgspec.msgpack.Decoder(Partition)
+
+
+class Partitions:
+    """The partitions a commit has to do with."""
+
+    def __init__(self, state: CommitState, limiters: Limiters) -> None:
+        self.state = state
+        self.limiters = limiters
+        limiters.change_partitions = self.change
+        self._partitions: dict[bytes, Partition] = {}
+        self._stale: set[bytes] = set()
+        self._came: dict[bytes, dict[int, int]] = {}  # how many jobs, by line
+        self._dirty: set[bytes] = set()
+        self._cursor: lmdb.Cursor[bytes] | None = None
+        self.lent: dict[int, tuple[bytes, float]] = {}  # by token, what a lease was taken from
+
+    @property
+    def any(self) -> bool:
+        """True when the commit has to do with some partition."""
+        return bool(self._partitions)
+
+    def _partition(self, name: bytes) -> Partition:
+        partition = self._partitions.get(name)
+        if partition is None:
+            data = self.state.txn.get(name, db=self.state.t.partition)
+            partition = (
+                _PARTITION.decode(data) if data is not None else Partition(self.state.next_number())
+            )
+            self._partitions[name] = partition
+        return partition
+
+    def stale(self, name: bytes) -> None:
+        """What stands in the ready table for a partition may be true no more."""
+        self._dirty.add(name)
+        self._stale.add(name)
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def enter(self, job_limit: JobLimit, key: bytes, job_id: bytes) -> None:
+        """A job of a partition is ready, under its ready key."""
+        name = name_of(job_limit.name, job_limit.key)
+        partition = self._partition(name)
+        line, rank, seq = READY_KEY.unpack(key)
+        value = COST.pack(job_limit.cost) + job_id
+        self.state.txn.put(NUMBER.pack(partition.number) + key, value, db=self.state.t.park)
+        first = partition.lines.setdefault(line, None)
+        came = self._came.setdefault(name, {})
+        came[line] = came.get(line, 0) + 1
+        if first is None or (rank, seq) < (first[0], first[2]):
+            self.stale(name)
+
+    def leave(self, stored: Stored) -> None:
+        """A ready job of a partition is taken away, and was not leased."""
+        name = _name_of(stored)
+        key = NUMBER.pack(self._partition(name).number) + stored.head.ready_key
+        self.state.txn.delete(key, db=self.state.t.park)
+        self.stale(name)
+
+    def is_parked(self, stored: Stored) -> bool:
+        """True when the job is ready: it is not running."""
+        partition = self._partitions.get(_name_of(stored))
+        txn, tables = self.state.txn, self.state.t
+        return is_parked(txn, tables, stored, partition)
+
+    def ended(self, stored: Stored, token: int, back: int = 0) -> None:
+        """A lease of the partition has ended; ``back``: when it was made, if the job never ran."""
+        name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
+        partition = self._partition(name)
+        partition.running -= 1
+        if back:
+            terms = self.limiters.terms(name)
+            give_back(terms, partition.limiter, back, cost)
+        self._dirty.add(name)
+        if None in partition.lines.values() or not (partition.lines or partition.running):
+            self._stale.add(name)  # else nothing else can be the first
+
+    def hold(self, stored: Stored, token: int, charged: int) -> None:
+        """A lease of the partition goes to the carrier, which has been charged at that time."""
+        name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
+        hold(self.limiters.terms(name), self._partition(name).limiter, charged, cost)
+        self.stale(name)
+
+    def let_go(self, stored: Stored, *, starts: bool) -> None:
+        """A job of the partition lies with the carrier no more."""
+        name, cost = _taken_from(stored)
+        partition = self._partition(name)
+        let_go(partition.limiter, cost)
+        if starts:
+            take(self.limiters.terms(name), partition.limiter, self.state.now, cost)
+        else:
+            partition.running -= 1
+        self.stale(name)
+
+    def goes_on(self, stored: Stored) -> None:
+        """The lease that has ended is held all the same."""
+        self._partition(_name_of(stored)).running += 1
+
+    # -- while jobs are leased: see partition_claim.py ------------------------------------------
+
+    def opened(self, name: bytes) -> Partition:
+        """A partition that jobs are about to be leased from."""
+        self._dirty.add(name)
+        return self._partition(name)
+
+    def closed(self, name: bytes, partition: Partition, opening: int) -> None:
+        """Re-arm the timer after leasing; ``opening`` is the earliest start of the next job."""
+        if partition.due or opening < NEVER or not partition.lines:
+            self._arm(name, partition, opening)
+
+    def look_again(self, name: bytes) -> None:
+        """Correct the ready table after a lease: other jobs of the partition may have to wait."""
+        self._stale.discard(name)
+        self._sync_one(name, self._came.pop(name, {}), ring=False)
+
+    def jobs_in(self, lines: Collection[int], most: int) -> list[bytes]:
+        """Ids of ready jobs of some lines, that are in any partition."""
+        return list(itertools.islice(parked_in(self.state.txn, self.state.t, lines), most))
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def came_due(self, name: bytes) -> None:
+        """The entry of a partition in the due table came up, and is gone."""
+        partition = self._partition(name)
+        partition.due = partition.clock = 0
+        self.stale(name)
+
+    def change(self, limit: str, limited: Limited) -> bytes:
+        """Have some partitions that go by older terms of a limit look again.
+
+        The name of the last of them, or nothing when there are no more.
+        """
+        after, last = limited.behind[0][0], b""
+        stored = partitions_of(self.state.txn, self.state.t, limit, after)
+        found = [name for name, _ in itertools.islice(stored, CHANGE_MOST)]
+        if len(found) == CHANGE_MOST:
+            last = found[-1]
+        prefix = f"{limit}\0".encode()
+        new = [n for n in self._partitions if n.startswith(prefix) and after < n <= (last or n)]
+        for name in {*found, *new}:
+            partition = self._partition(name)
+            change(limited.terms_of(name), limited.terms, partition.limiter, self.state.now)
+            self.stale(name)
+        return last
+
+    def sweep(self, most: int) -> bool:
+        """Forget partitions that can be; True when there are more."""
+        state = self.state
+        cursor = state.txn.cursor(state.t.due)
+        for _ in range(most):
+            if not cursor.set_range(DUE_KEY.pack(UNUSED, 0, 0, 0)):
+                return False
+            clock, due, _, _ = DUE_KEY.unpack(cursor.key())
+            if clock != UNUSED or due > state.now:
+                return False
+            name = cursor.value()
+            cursor.delete()
+            self.came_due(name)
+        return True
+
+    def sync(self) -> None:
+        """Make what stands in the ready table true for every partition that has changed."""
+        while self._stale:
+            name = self._stale.pop()
+            self._sync_one(name, self._came.pop(name, {}))
+        while self._came:  # behind those that stand there
+            name, came = self._came.popitem()
+            terms, partition = self.limiters.terms(name), self._partitions[name]
+            for line, count in came.items():
+                self._ring(terms, partition, line, count)
+
+    def _sync_one(self, name: bytes, came: dict[int, int], *, ring: bool = True) -> None:
+        state, partition = self.state, self._partitions[name]
+        terms = self.limiters.terms(name)
+        turn = partition.turn if name[-1] else 0
+        opening = NEVER
+        if self._cursor is None:
+            self._cursor = state.txn.cursor(state.t.park)
+        cursor = self._cursor
+        for line, head in list(partition.lines.items()):
+            prefix = NUMBER.pack(partition.number) + _LINE.pack(line)
+            want: Place | None = None
+            job_id = b""
+            if cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                found, value = cursor.item()
+                _, rank, seq = READY_KEY.unpack_from(found, NUMBER.size)
+                cost, job_id = COST.unpack_from(value)[0], value[COST.size :]
+                when = opens(terms, partition.limiter, partition.running, state.now, cost)
+                if when:
+                    opening = min(opening, when)
+                else:
+                    want = rank, max(seq, turn), seq
+            else:
+                del partition.lines[line]
+            if want != head:
+                self._stand(line, head, want, job_id)
+            if line in partition.lines:
+                partition.lines[line] = want
+            if want and ring and (line in came or head is None):
+                self._ring(terms, partition, line, came.get(line, 1))
+        self._arm(name, partition, opening)
+
+    def _ring(self, terms: LimitSettings, partition: Partition, line: int, count: int) -> None:
+        """Hint sleepers for ``count`` jobs of a line, or for as many as the limiter lets start."""
+        state = self.state
+        count = room(terms, partition.limiter, partition.running, state.now, count)
+        state.ring(state.row_of(line), line & 1, max(1, count))
+
+    def _stand(self, line: int, old: Place | None, new: Place | None, job_id: bytes) -> None:
+        """Have another job stand in the ready table for its partition, or none."""
+        state = self.state
+        if old:
+            state.txn.delete(READY_KEY.pack(line, *old[:2]), db=state.t.ready)
+        if new:
+            state.txn.put(READY_KEY.pack(line, *new[:2]), job_id, db=state.t.ready)
+
+    def _arm(self, name: bytes, partition: Partition, opening: int) -> None:
+        """One entry in the due table: when it opens, or when nobody need know of it."""
+        clock, due = (0, opening) if opening < NEVER else (0, 0)
+        if not partition.lines and not partition.running:
+            clear = clear_at(self.limiters.terms(name), partition.limiter)
+            clock, due = (UNUSED, clear) if clear > self.state.now else (0, 0)
+        if (clock, due) == (partition.clock, partition.due):
+            return
+        state = self.state
+        if partition.due:
+            old = DUE_KEY.pack(partition.clock, partition.due, DUE_PARTITION, partition.number)
+            state.txn.delete(old, db=state.t.due)
+        if due:
+            state.txn.put(
+                DUE_KEY.pack(clock, due, DUE_PARTITION, partition.number), name, db=state.t.due
+            )
+            state.untimed = True
+        partition.clock, partition.due = clock, due
+        self._dirty.add(name)
+
+    def write(self) -> None:
+        """Store what has changed; what tells no more than nothing would is forgotten."""
+        state = self.state
+        for name in self._dirty:
+            partition = self._partitions[name]
+            if partition.lines or partition.running or partition.due:
+                state.txn.put(name, encode(partition), db=state.t.partition)
+            else:
+                state.txn.delete(name, db=state.t.partition)
+        self._dirty.clear()
+
+
+def name_of(limit: str, key: str) -> bytes:
+    """What a partition is stored under."""
+    return f"{limit}\0{key}".encode()
+
+
+def _name_of(stored: Stored) -> bytes:
+    return _taken_from(stored)[0]
+
+
+def _taken_from(stored: Stored) -> tuple[bytes, float]:
+    job_limit = job_limit_of(stored.envelope)
+    return name_of(job_limit.name, job_limit.key), job_limit.cost
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def partitions_of(
+    txn: lmdb.Transaction[bytes], tables: Tables, limit: str, after: bytes = b""
+) -> Iterator[tuple[bytes, Partition]]:
+    """The partitions of a limit, by name; those behind ``after``."""
+    prefix = f"{limit}\0".encode()
+    cursor = txn.cursor(tables.partition)
+    found = cursor.set_range(after + b"\0" if after else prefix)
+    while found and cursor.key().startswith(prefix):
+        yield cursor.key(), _PARTITION.decode(cursor.value())
+        found = cursor.next()
+
+
+def _read(txn: lmdb.Transaction[bytes], tables: Tables, name: bytes) -> Partition | None:
+    data = txn.get(name, db=tables.partition)
+    return _PARTITION.decode(data) if data is not None else None
+
+
+def is_parked(
+    txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
+) -> bool:
+    """True when a job of a partition whose header says ready is that, and not running."""
+    partition = partition or _read(txn, tables, _name_of(stored))
+    if partition is None:
+        return False
+    key = NUMBER.pack(partition.number) + stored.head.ready_key
+    return txn.get(key, db=tables.park) is not None
+
+
+def parked_in(
+    txn: lmdb.Transaction[bytes], tables: Tables, lines: Collection[int] | None = None
+) -> Iterator[bytes]:
+    """Ids of ready jobs that are in partitions: of all lines, or of some."""
+    for key, value in txn.cursor(tables.park):
+        if lines is None or _LINE.unpack_from(key, NUMBER.size)[0] in lines:
+            yield value[COST.size :]
+
+
+def partition_held(
+    store: Store, txn: lmdb.Transaction[bytes], stored: Stored, now: int
+) -> Held | None:
+    """What keeps a job of a partition waiting."""
+    job_limit = job_limit_of(stored.envelope)
+    limited, name = (
+        read_limited(store, txn, LIMITS + job_limit.name),
+        name_of(job_limit.name, job_limit.key),
+    )
+    partition = _read(txn, store.tables, name)
+    assert limited is not None
+    if partition is None:
+        return None
+    terms = limited.terms_of(name)
+    when = opens(terms, partition.limiter, partition.running, now, job_limit.cost)
+    if not when:
+        return None
+    until = seconds_until(when, now)
+    return Held(job_limit.name, job_limit.key, False, until, partition.running, terms)

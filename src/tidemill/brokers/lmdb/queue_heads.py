@@ -1,0 +1,79 @@
+"""What is first: the jobs of a queue that are ready, scheduled or failed, in order."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import lmdb
+
+from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, FIN_KEY, NUMBER, READY_KEY, Row, Tables
+from tidemill.brokers.lmdb.record import state_and_line
+from tidemill.brokers.lmdb.retention import KEPT_LINKED, KEPT_OTHER
+from tidemill.core.job import State
+
+__all__ = ["first_ids"]
+
+Txn: TypeAlias = "lmdb.Transaction[bytes]"
+
+
+def first_ids(txn: Txn, tables: Tables, row: Row, state: State, ahead: int) -> Iterator[bytes]:
+    """Ids of a queue's jobs of a state, in order, and perhaps some of another.
+
+    ``ahead`` is how far wall time is ahead of the store's.
+    """
+    lines = *row.lines, row.lost_line
+    if state is State.READY:
+        found = heapq.merge(*(_line(txn, tables, line) for line in lines))
+        return (job_id for _, job_id in found)
+    if state is State.SCHEDULED:
+        ids = _scheduled(txn, tables, ahead) if row.scheduled else iter(())
+    else:
+        classes = (_ended(txn, tables, kept) for kept in (KEPT_OTHER, KEPT_LINKED))
+        ids = itertools.chain(*classes) if row.failed else iter(())
+    return (job_id for job_id in ids if _is_of(txn, tables, job_id, lines))
+
+
+def _line(txn: Txn, tables: Tables, line: int) -> Iterator[tuple[bytes, bytes]]:
+    """(rank and sequence, id) of what stands in a line."""
+    prefix = READY_KEY.pack(line, 0, 0)[:4]
+    cursor = txn.cursor(tables.ready)
+    found = cursor.set_range(prefix)
+    while found and cursor.key()[:4] == prefix:
+        yield cursor.key()[4:], cursor.value()
+        found = cursor.next()
+
+
+def _scheduled(txn: Txn, tables: Tables, ahead: int) -> Iterator[bytes]:
+    """Ids of all that is scheduled, by due time."""
+    clocks = (_due_by(txn, tables, clock, less) for clock, less in ((0, 0), (1, ahead)))
+    return (job_id for _, job_id in heapq.merge(*clocks))
+
+
+def _due_by(txn: Txn, tables: Tables, clock: int, less: int) -> Iterator[tuple[int, bytes]]:
+    """(time, id) of what is scheduled by a clock."""
+    cursor = txn.cursor(tables.due)
+    more = cursor.set_range(DUE_KEY.pack(clock, 0, 0, 0))
+    while more:
+        found, time, kind, _ = DUE_KEY.unpack(cursor.key())
+        if found != clock:
+            return
+        if kind == DUE_JOB:
+            yield time - less, cursor.value()
+        more = cursor.next()
+
+
+def _ended(txn: Txn, tables: Tables, kept: int) -> Iterator[bytes]:
+    """Ids of a class of finished jobs by when they are to be pruned: as they ended."""
+    cursor = txn.cursor(tables.fin)
+    more = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
+    while more and cursor.key()[0] == kept:
+        yield cursor.value()[NUMBER.size :]
+        more = cursor.next()
+
+
+def _is_of(txn: Txn, tables: Tables, job_id: bytes, lines: Sequence[int]) -> bool:
+    data = txn.get(job_id, db=tables.job)
+    return data is not None and state_and_line(data)[1] in lines

@@ -1,0 +1,38 @@
+"""Read transactions whose errors are tidemill's, like those of commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import lmdb
+
+from tidemill.brokers.lmdb.write_transaction import begin_resized
+
+__all__ = ["Reading"]
+
+
+class Reading:
+    """A read transaction, as a context manager. An error of LMDB in it is raised as ``translated``.
+
+    No caller holds one for long: pages that it may read cannot be used again.
+    """
+
+    __slots__ = ("_env", "_translated", "_txn")
+
+    def __init__(self, env: lmdb.Environment, translated: Callable[[Exception], Exception]) -> None:
+        self._env = env
+        self._translated = translated
+
+    def __enter__(self) -> lmdb.Transaction[bytes]:
+        try:
+            self._txn = begin_resized(self._env, write=False)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+        return self._txn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self._txn.abort()
+        if isinstance(error, lmdb.Error):
+            raise self._translated(error) from error

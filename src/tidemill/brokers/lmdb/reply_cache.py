@@ -1,0 +1,159 @@
+"""The last word of each owner elsewhere, and how it was answered.
+
+It is kept under the owner's number, in the commit of the step: the serial, what was said of what it
+handed in, and between which tokens the leases lie that it got. A repetition is answered from that;
+the leases are looked up, so those that were lost meanwhile are left out. Every word writes the
+record anew, so who counts the silence (:mod:`tidemill.brokers.shared.remote_owners`) sees that
+there was one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.contract.exchange import Reply, Step, late
+from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, Tables
+from tidemill.brokers.lmdb.owner_table import owner_rows
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.workflows import inputs_of
+from tidemill.brokers.shared.remote_owners import SignOfLife
+from tidemill.core.job import Command, Lease, Owner
+
+__all__ = [
+    "LastReply",
+    "forget_said",
+    "heard",
+    "keep_last_reply",
+    "note_attached",
+    "open_lease",
+    "read_last_reply",
+    "repeat",
+]
+
+_OWNERS = b"o"
+
+
+class LastReply(msgspec.Struct, array_like=True, omit_defaults=True):
+    """The last step of an owner; times are the store's, microseconds.
+
+    What it was told of by then are tokens up to ``told``; those beyond ``before`` by this step.
+    ``slot`` is where it was marked as asleep.
+    """
+
+    at: int = 0
+    serial: int = 0
+    before: int = 0
+    told: int = 0
+    slot: int = 0
+    settled: list[bool] = []
+    touched: list[bool] = []
+    taken: list[bool] = []
+    commands: list[Command] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(LastReply).decode
+
+
+def read_last_reply(commit: Transitions, number: int) -> LastReply:
+    """What an owner said last; of one that said nothing a record without a serial."""
+    data = commit.txn.get(_OWNERS + NUMBER.pack(number), db=commit.t.said)
+    return _decode(data) if data else LastReply()
+
+
+def keep_last_reply(commit: Transitions, number: int, said: LastReply) -> None:
+    """This is its last word, and it was now."""
+    said.at = commit.now
+    commit.txn.put(_OWNERS + NUMBER.pack(number), _encode(said), db=commit.t.said)
+
+
+def note_attached(commit: Transitions, number: int, owner: Owner) -> None:
+    """It attached, perhaps once more: that is a word, and says which steps are over."""
+    said = read_last_reply(commit, number)
+    if owner.serial > said.serial:
+        said = LastReply(0, owner.serial, said.told, said.told, said.slot)
+    keep_last_reply(commit, number, said)
+
+
+def forget_said(commit: Transitions, number: int) -> None:
+    """It is off the list."""
+    commit.txn.delete(_OWNERS + NUMBER.pack(number), db=commit.t.said)
+
+
+def repeat(commit: Transitions, number: int, step: Step, said: LastReply) -> Reply:
+    """The answer to a step that was done before.
+
+    Raises:
+        TidemillError: it is not the last one.
+    """
+    if step.serial < said.serial:
+        raise late(step, said.serial)
+    keep_last_reply(commit, number, said)
+    came = {token for token, _ in step.take}  # their messages brought them, not this reply
+    leases = [
+        open_lease(commit, number, token)
+        for token in _tokens(commit.txn, commit.t, number)
+        if said.before < token <= said.told and token not in came
+    ]
+    answer = said.settled, said.touched, leases, said.commands
+    return Reply(*answer, next_due=0.0, taken=said.taken)
+
+
+def strays(commit: Transitions, number: int, held: Sequence[int] | None) -> list[int]:
+    """Tokens of leases that are the owner's in the store, and that are not in ``held``."""
+    if held is None:
+        return []
+    has = frozenset(held)
+    return [token for token in _tokens(commit.txn, commit.t, number) if token not in has]
+
+
+def _tokens(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> list[int]:
+    cursor = txn.cursor(tables.lease)
+    found = cursor.set_range(LEASE_KEY.pack(number, 0))
+    tokens = []
+    while found:
+        owner, token = LEASE_KEY.unpack(cursor.key())
+        if owner != number:
+            break
+        tokens.append(token)
+        found = cursor.next()
+    return tokens
+
+
+def open_lease(commit: Transitions, number: int, token: int) -> Lease:
+    """A lease that stands, as it is told to its owner."""
+    value = commit.txn.get(LEASE_KEY.pack(number, token), db=commit.t.lease)
+    assert value is not None
+    stored = commit.load(value[LEASE_VALUE.size :])
+    assert stored is not None
+    head, (_, rank, seq, leased, deadline) = stored.head, LEASE_VALUE.unpack_from(value)
+    counts = head.attempt + 1, head.losses, rank, seq
+    left = max(0, deadline - commit.now) / MICRO if deadline else 0.0
+    times = head.timeout, leased / MICRO, left
+    return Lease(token, *counts, *times, stored.envelope, inputs_of(commit, stored))
+
+
+def heard(txn: lmdb.Transaction[bytes], tables: Tables, now: int) -> dict[int, SignOfLife]:
+    """By number: what the silence of each owner elsewhere is counted by.
+
+    It is not counted while the ttr of a message runs that a consumer holds.
+    """
+    words: dict[int, SignOfLife] = {}
+    for number, owner in owner_rows(txn, tables):
+        if owner.lease:
+            word: object = txn.get(_OWNERS + NUMBER.pack(number), db=tables.said)
+            if owner.kind == "consumer" and _holds(txn, tables, number, now):
+                word = now
+            words[number] = SignOfLife(owner.lease, word)
+    return words
+
+
+def _holds(txn: lmdb.Transaction[bytes], tables: Tables, number: int, now: int) -> bool:
+    for token in _tokens(txn, tables, number):
+        value = txn.get(LEASE_KEY.pack(number, token), db=tables.lease)
+        if value and LEASE_VALUE.unpack_from(value)[4] > now:
+            return True
+    return False

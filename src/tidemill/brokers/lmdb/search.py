@@ -1,0 +1,241 @@
+"""Finding jobs: a walk from the newest on, or the tables that have just those of some states.
+
+Whoever asks for a state that few jobs have shall not wait until all were looked at. A walk finds at
+once what is frequent where it begins; when it does not, the ids are gathered from the tables that
+moving a job keeps anyway, and sorted by number. So are the ids with a prefix, unless they are many.
+
+The walk is that of :mod:`.acceptance_order`. A cursor has the number down to which a list came,
+and the id of
+the last job in order, from which the walk through the job table goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+import lmdb
+
+from tidemill.brokers.contract.inspection import Filter, bad_cursor
+from tidemill.brokers.lmdb.acceptance_order import FIRST, is_whole, newest, scanned
+from tidemill.brokers.lmdb.carrier_table import carried_in
+from tidemill.brokers.lmdb.layout import (
+    DUE_JOB,
+    DUE_KEY,
+    FIN_KEY,
+    LEASE_VALUE,
+    NUMBER,
+    READY_KEY,
+    Row,
+)
+from tidemill.brokers.lmdb.partitions import parked_in
+from tidemill.brokers.lmdb.record import READY, STATES, number_in, state_and_line
+from tidemill.brokers.lmdb.retention import (
+    KEPT_LINKED,
+    KEPT_OTHER,
+    KEPT_PLAIN,
+    KEPT_RESULT,
+    kept_counts,
+)
+from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.unique import successors
+from tidemill.brokers.lmdb.unknown_task_index import jobs_aside
+from tidemill.core.job import State
+
+__all__ = ["Finding", "queue_rows"]
+
+_FEW = 5000  # ids, that are gathered without a walk first
+_LOOK = 20_000  # jobs, that are walked before ids are gathered
+_CURSOR = "n:"  # how a cursor begins
+_ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
+
+_CLASSES = {
+    State.SUCCEEDED: (KEPT_PLAIN, KEPT_RESULT),
+    State.FAILED: (KEPT_OTHER,),
+    State.CANCELLED: (KEPT_RESULT,),
+    State.EXPIRED: (KEPT_RESULT,),
+}
+
+Rows = Iterator[tuple[bytes, bytes]]
+Txn: TypeAlias = "lmdb.Transaction[bytes]"
+
+
+class Finding:
+    """One search, newest first; it goes on through as many read transactions as it takes."""
+
+    def __init__(self, store: Store, txn: Txn, what: Filter, cursor: str) -> None:
+        self._prefix = what.id_prefix.encode()
+        self._number, self._at = _where(cursor)
+        self._store = store
+        self._t = store.tables
+        self._states = {READY if s is State.RUNNING else STATES.index(s) for s in what.states}
+        every = list(queue_rows(store, txn))
+        rows = [row for row in every if what.queue in ("", row.name)]
+        self._row = rows[0] if what.queue and rows else None
+        self._scheduled = sum(row.scheduled for row in rows)
+        # Rows count the unfinished by state, and have counted whatever finished.
+        self._tables = [s for s in what.states if any(row.shown(s.value) for row in rows)]
+        self._none = not rows or bool(what.states and not self._tables)
+        self._gathered: Iterator[bytes] | None = None
+        self._looked = 0
+        if not is_whole(store, txn, sum(row.accepted for row in every)):
+            self._gathered = scanned(store, self._number)
+        if self._is_better_gathered(txn):
+            self._gathered = self._sorted(txn, self._gather(txn))
+        elif self._prefix:
+            ids = list(itertools.islice(_ids_below(txn, self._t.job, self._prefix), _LOOK))
+            if len(ids) < _LOOK:
+                self._gathered = self._sorted(txn, ids)
+
+    @property
+    def cursor(self) -> str:
+        """Where to go on."""
+        return f"{_CURSOR}{self._number}:{self._at.decode()}"
+
+    def _size(self, txn: Txn, state: State) -> int:
+        """How many entries there are to go through for a state; at least as many as jobs."""
+        if state in _CLASSES:
+            kept = kept_counts(self._store, txn)
+            linked = txn.stat(self._t.fin)["entries"] - sum(kept)
+            return linked + sum(kept[each] for each in _CLASSES[state])
+        if state is State.READY and self._row:
+            return self._row.shown(state.value)
+        table = {
+            State.READY: self._t.ready,
+            State.RUNNING: self._t.lease,
+            State.SCHEDULED: self._t.due,
+            State.WAITING: self._t.key,
+        }[state]
+        beside = {
+            State.WAITING: [self._t.wait],
+            State.READY: [self._t.park, self._t.carried],
+        }
+        more = sum(txn.stat(each)["entries"] for each in beside.get(state, ()))
+        aside = self._scheduled if state is State.SCHEDULED else 0
+        return txn.stat(table)["entries"] + more + aside
+
+    def rows(self, txn: Txn, most: int) -> Rows:
+        """(id, data) of the next jobs that may match, ``most`` looked at; nothing more: the end."""
+        if self._none:
+            return
+        if self._looked >= _LOOK and self._is_better_gathered(txn):
+            self._gathered, self._looked = self._sorted(txn, self._gather(txn)), -(1 << 62)
+        walk = self._walk(txn) if self._gathered is None else self._fetch(txn, self._gathered)
+        for job_id, data in itertools.islice(walk, most):
+            self._looked += 1
+            if number_in(data) < self._number:
+                self._number = number_in(data)
+            else:  # another was put under its id meanwhile
+                data = b""
+            yield job_id, data if data and self._may_match(job_id, data) else b""
+
+    def _may_match(self, job_id: bytes, data: bytes) -> bool:
+        """False when the id and the header alone tell that it does not."""
+        state, line = state_and_line(data)
+        return (
+            job_id.startswith(self._prefix)
+            and (not self._states or state in self._states)
+            and (self._row is None or line in self._row.lines)
+        )
+
+    def _is_better_gathered(self, txn: Txn) -> bool:
+        if not self._tables:
+            return False
+        size = sum(self._size(txn, state) for state in self._tables)
+        return size <= _FEW or (
+            self._looked >= _LOOK and size * 4 < txn.stat(self._t.job)["entries"]
+        )
+
+    def _walk(self, txn: Txn) -> Rows:
+        """All jobs below where it stands, the newest first."""
+        for _, job_id, data, in_order in newest(self._store, txn, self._number, self._at):
+            if in_order:
+                self._at = job_id
+            yield job_id, data
+
+    def _fetch(self, txn: Txn, ids: Iterable[bytes]) -> Rows:
+        for job_id in ids:
+            data = txn.get(job_id, db=self._t.job)
+            if data is not None:
+                yield job_id, data
+
+    def _sorted(self, txn: Txn, ids: Iterable[bytes]) -> Iterator[bytes]:
+        """Those that stand below where it stands, the newest first."""
+        rows = ((number_in(data), job_id) for job_id, data in self._fetch(txn, ids))
+        below = sorted((row for row in rows if row[0] < self._number), reverse=True)
+        return iter([job_id for _, job_id in below])
+
+    def _gather(self, txn: Txn) -> set[bytes]:
+        """The ids of all that may match."""
+        ids = set(itertools.chain.from_iterable(self._ids(txn, state) for state in self._tables))
+        return {job_id for job_id in ids if job_id.startswith(self._prefix)}
+
+    def _ids(self, txn: Txn, state: State) -> Iterable[bytes]:
+        if state in _CLASSES:
+            return (
+                value[NUMBER.size :]
+                for kept in (*_CLASSES[state], KEPT_LINKED)
+                for value in _range(txn, self._t.fin, FIN_KEY.pack(kept, 0, 0)[:1])
+            )
+        if state is State.RUNNING:
+            return (value[LEASE_VALUE.size :] for _, value in txn.cursor(self._t.lease))
+        if state is State.SCHEDULED:
+            due = txn.cursor(self._t.due)
+            timed = (value for key, value in due if DUE_KEY.unpack(key)[2] == DUE_JOB)
+            return itertools.chain(timed, (job_id for *_, job_id in jobs_aside(txn, self._t.said)))
+        if state is State.WAITING:
+            return (*successors(txn, self._t), *(job_id for job_id, _ in txn.cursor(self._t.wait)))
+        if self._row is None:
+            ready = (value for _, value in txn.cursor(self._t.ready))
+            return itertools.chain(ready, parked_in(txn, self._t), carried_in(txn, self._t))
+        lines = *self._row.lines, self._row.lost_line
+        prefixes = (READY_KEY.pack(line, 0, 0)[:4] for line in lines)
+        ready = (value for prefix in prefixes for value in _range(txn, self._t.ready, prefix))
+        more = parked_in(txn, self._t, lines), carried_in(txn, self._t, lines)
+        return itertools.chain(ready, *more)
+
+
+def _where(cursor: str) -> tuple[int, bytes]:
+    """Where a cursor goes on: below which number, and below which id in the job table.
+
+    Raises:
+        InvalidOption: it is no cursor.
+    """
+    if not cursor:
+        return FIRST, b""
+    number, _, job_id = cursor.removeprefix(_CURSOR).partition(":")
+    at = job_id.encode("utf-8", "backslashreplace")
+    known = cursor.startswith(_CURSOR) and number.isascii() and number.isdigit()
+    if not known or len(number) > 19 or len(at) >= _ID_MOST:
+        raise bad_cursor(cursor)
+    return int(number), at
+
+
+def _ids_below(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
+    """All keys of a table that begin alike."""
+    cursor = txn.cursor(table)
+    more = cursor.set_range(prefix)
+    while more and cursor.key().startswith(prefix):
+        yield cursor.key()
+        more = cursor.next()
+
+
+def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
+    """The values of all keys that begin alike."""
+    cursor = txn.cursor(table)
+    size = len(prefix)
+    more = cursor.set_range(prefix)
+    while more and cursor.key()[:size] == prefix:
+        yield cursor.value()
+        more = cursor.next()
+
+
+def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
+    """Every queue, by name."""
+    prefix = store.key("q/")
+    cursor = txn.cursor()
+    more = cursor.set_range(prefix)
+    while more and cursor.key().startswith(prefix):
+        yield Row(cursor.key()[len(prefix) :].decode(), 0, cursor.value())
+        more = cursor.next()

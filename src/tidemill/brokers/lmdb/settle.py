@@ -1,0 +1,323 @@
+"""What becomes of a lease: settled, renewed, noted, given back, timed out or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, SMALL_RESULT
+from tidemill.brokers.lmdb.carrier import carry
+from tidemill.brokers.lmdb.claim import put_deadline
+from tidemill.brokers.lmdb.layout import (
+    DUE_KEY,
+    DUE_LEASE,
+    LEASE_KEY,
+    LEASE_VALUE,
+    MICRO,
+)
+from tidemill.brokers.lmdb.put import follow
+from tidemill.brokers.lmdb.record import (
+    CANCELLED,
+    EXPIRED,
+    FAILED,
+    NOTES,
+    RUNNING,
+    SUCCEEDED,
+    TOO_LATE,
+    Flag,
+    Header,
+    Notes,
+    Stored,
+    Tail,
+    encode,
+    envelope_of,
+)
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.unknown_tasks import put_aside
+from tidemill.core.errors import StoreFull
+from tidemill.core.job import (
+    CONSUMER_DIED,
+    DEFAULT_TTR,
+    NOT_STARTED,
+    RESULT_NOT_KEPT,
+    WHILE_RUNNING,
+    Attempt,
+    Note,
+    Outcome,
+    Verdict,
+    delay_of,
+    run_of,
+    was_held,
+)
+
+__all__ = ["drop_lease", "leases_of", "log", "note", "release_owner", "settle", "touch"]
+
+_END: dict[int, int] = {
+    Outcome.FAIL: FAILED,
+    Outcome.CANCELLED: CANCELLED,
+    Outcome.EXPIRED: EXPIRED,
+}
+_SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
+_RELEASE, _SNOOZE, _CARRY = int(Outcome.RELEASE), int(Outcome.SNOOZE), int(Outcome.CARRY)
+_UNKNOWN = int(Outcome.UNKNOWN)
+_BACK = (_RELEASE, _SNOOZE, _UNKNOWN)
+_UNSTARTED = (_RELEASE, _UNKNOWN)
+_LIMITED, _CANCELLING = Flag.LIMITED, Flag.CANCELLING
+_LOG_MOST = 100
+
+
+def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bool:
+    """Close a lease. False: it was lost, and nothing changed."""
+    key = LEASE_KEY.pack(owner, verdict.token)
+    lease = commit.txn.pop(key, db=commit.t.lease)
+    if lease is None:
+        return False
+    _, _, _, leased, deadline = LEASE_VALUE.unpack_from(lease)
+    if deadline:
+        commit.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, verdict.token), db=commit.t.due)
+    if verdict.outcome == _CARRY:
+        if carry(commit, lease, verdict.token):
+            if verdict.followers:
+                follow(commit, verdict.followers)
+            return True
+        followers = verdict.followers
+        verdict = Verdict(verdict.token, _RELEASE, error=NOT_STARTED, followers=followers)
+    stored = commit.load(lease[LEASE_VALUE.size :])
+    assert stored is not None
+    if _close_attempt(commit, stored, worker, leased / MICRO, verdict):
+        if deadline:
+            put_deadline(commit, deadline, owner, verdict.token)
+        commit.txn.put(key, lease, db=commit.t.lease)
+    if verdict.followers:
+        follow(commit, verdict.followers)
+    return True
+
+
+def _close_attempt(
+    commit: Transitions, stored: Stored, worker: str, leased: float, verdict: Verdict
+) -> bool:
+    """The hot path: count and write down the attempt, and place the job or end it.
+
+    True when it is neither: the lease is held.
+    """
+    head, outcome, tail = stored.head, verdict.outcome, stored.tail
+    row = commit.row_of(head.line)
+    row.running -= 1
+    row.dirty = True
+    if row.has_limit or head.flags & _LIMITED:
+        _leave_limits(commit, stored, tail, leased, verdict)
+    if verdict.rank >= 0:
+        head.rank = verdict.rank
+    if outcome not in _BACK:
+        outcome = _count_attempt(head, tail, worker, leased, verdict)
+    if outcome == _SUCCESS:
+        tail.result = _affordable(commit, verdict.result)
+        commit.end(stored, SUCCEEDED, tail)
+    elif outcome in _END:
+        commit.end(stored, _END[outcome], tail, verdict.error)
+    elif head.flags & _CANCELLING:
+        said = {_RELEASE: verdict.error, _UNKNOWN: NOT_STARTED}.get(outcome, "")
+        commit.end(stored, CANCELLED, tail, said or WHILE_RUNNING)
+    elif head.expires and head.expires <= commit.now:
+        commit.end(stored, EXPIRED, tail, TOO_LATE)
+    elif outcome == _UNKNOWN:
+        tail.error = verdict.error
+        until = commit.now + int(verdict.delay * MICRO) if verdict.delay > 0 else 0
+        put_aside(commit, stored, tail, until)
+    else:
+        if outcome == _RETRY:
+            row.retried += 1
+            if verdict.hold:
+                _hold(commit, stored, tail)
+                return True
+        tail.error = verdict.error if outcome == _SNOOZE else ""  # why it waits, for who asks
+        commit.place(stored, _due_after(commit, stored, verdict), 0, tail)
+    return False
+
+
+def _leave_limits(
+    commit: Transitions, stored: Stored, tail: Tail, leased: float, verdict: Verdict
+) -> None:
+    """Free the places of a job whose lease has ended; a job that never ran returns its tokens."""
+    outcome, row = verdict.outcome, commit.row_of(stored.head.line)
+    back = 0  # the time of the lease, if the job never ran
+    if outcome in _UNSTARTED and not verdict.started and not was_held(tail.attempts, leased):
+        back = commit.now - commit.wall + round(leased * MICRO)
+    if row.has_limit:
+        commit.limiters.ended(row, outcome, back)
+    if stored.head.flags & _LIMITED:
+        commit.partitions.ended(stored, verdict.token, back)
+
+
+def _count_attempt(head: Header, tail: Tail, worker: str, leased: float, verdict: Verdict) -> int:
+    """Count and write down an attempt. Returns the outcome: the last retry fails."""
+    attempts = tail.attempts
+    head.attempt += 1
+    run = run_of(attempts, head.attempt)
+    attempts.append(_attempt(head.attempt, worker, leased, verdict, run))
+    del attempts[:-KEEP_ATTEMPTS]
+    if verdict.outcome == _RETRY and head.limit and head.attempt >= head.limit:
+        return _FAIL
+    return verdict.outcome
+
+
+def _hold(commit: Transitions, stored: Stored, tail: Tail) -> None:
+    """The attempt is counted, and the lease stays."""
+    commit.row_of(stored.head.line).running += 1
+    if stored.head.flags & _LIMITED:
+        commit.partitions.goes_on(stored)
+    commit.save(stored, tail)
+
+
+def _due_after(commit: Transitions, stored: Stored, verdict: Verdict) -> int:
+    """The time at which the job of a closed lease is due again; 0 for at once."""
+    delay = verdict.delay
+    if verdict.outcome == _RETRY and (delay < 0 or stored.head.flags & Flag.MESSAGE):
+        delay = delay_of(verdict, envelope_of(stored), stored.head.attempt)
+    return commit.now + int(delay * MICRO) if delay > 0 else 0
+
+
+def _affordable(commit: Transitions, result: bytes) -> bytes:
+    """The result, or word that it was not kept: large results leave the reserve, as puts do."""
+    if len(result) <= SMALL_RESULT:
+        return result
+    try:
+        commit.store.room.check(len(result))
+    except StoreFull:
+        commit.store.room.say_lost()
+        return RESULT_NOT_KEPT
+    return result
+
+
+def _attempt(number: int, worker: str, leased: float, verdict: Verdict, run: int) -> Attempt:
+    v = verdict
+    return Attempt(number, worker, leased, v.started, v.ended, v.outcome, v.error, v.traceback, run)
+
+
+def touch(commit: Transitions, owner: int, token: int, seconds: float) -> bool:
+    """Start a message lease's ttr anew. False: it was lost."""
+    key = LEASE_KEY.pack(owner, token)
+    lease = commit.txn.get(key, db=commit.t.lease)
+    if lease is None:
+        return False
+    line, rank, seq, leased, deadline = LEASE_VALUE.unpack_from(lease)
+    if deadline:
+        job_id = lease[LEASE_VALUE.size :]
+        stored = commit.load(job_id)
+        assert stored is not None
+        ttr = seconds or (stored.head.ttr if stored.head.ttr > 0 else DEFAULT_TTR)
+        commit.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, token), db=commit.t.due)
+        deadline = commit.now + int(ttr * MICRO)
+        put_deadline(commit, deadline, owner, token)
+        value = LEASE_VALUE.pack(line, rank, seq, leased, deadline) + job_id
+        commit.txn.put(key, value, db=commit.t.lease)
+    return True
+
+
+def note(commit: Transitions, owner: int, note: Note) -> None:
+    """Keep what a running job said."""
+    stored = _leased(commit, owner, note.token)
+    if stored is None:
+        return
+    fresh = not stored.head.flags & Flag.NOTED
+    if note.done >= 0:
+        _keep_notes(commit, stored, progress=(note.done, note.total))
+    if note.line:
+        log(commit, stored, note.line, note.time)
+    if fresh:
+        commit.save(stored)
+
+
+def log(commit: Transitions, stored: Stored, line: str, time: float) -> None:
+    """Add a line to a job's trail; who calls this saves the job."""
+    _keep_notes(commit, stored, line=(time, line))
+
+
+def _keep_notes(
+    commit: Transitions,
+    stored: Stored,
+    *,
+    progress: tuple[float, float] | None = None,
+    line: tuple[float, str] | None = None,
+) -> None:
+    data = commit.txn.get(stored.id, db=commit.t.note)
+    notes = NOTES.decode(data) if data else Notes()
+    notes.progress = progress or notes.progress
+    if line is not None:
+        notes.log.append(line)
+        del notes.log[:-_LOG_MOST]
+    commit.txn.put(stored.id, encode(notes), db=commit.t.note)
+    stored.head.flags |= Flag.NOTED
+
+
+def _leased(commit: Transitions, owner: int, token: int) -> Stored | None:
+    """The job of a lease, or None when it was lost."""
+    lease = commit.txn.get(LEASE_KEY.pack(owner, token), db=commit.t.lease)
+    return commit.load(lease[LEASE_VALUE.size :]) if lease else None
+
+
+# -- without the owner's word --------------------------------------------------------------------
+
+
+def drop_lease(commit: Transitions, owner: int, token: int, stored: Stored) -> None:
+    """Take a running job from its owner: whatever the owner says of it now is too late."""
+    lease = commit.txn.pop(LEASE_KEY.pack(owner, token), db=commit.t.lease)
+    if lease:
+        deadline = LEASE_VALUE.unpack_from(lease)[4]
+        if deadline:
+            commit.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, token), db=commit.t.due)
+    commit.count(commit.row_of(stored.head.line), RUNNING, -1)
+    if stored.head.flags & Flag.LIMITED:
+        commit.partitions.ended(stored, token)
+
+
+def leases_of(commit: Transitions, owner: int) -> list[int]:
+    """The token of every lease an owner has."""
+    cursor = commit.txn.cursor(commit.t.lease)
+    found = cursor.set_range(LEASE_KEY.pack(owner, 0))
+    tokens = []
+    while found:
+        whose, token = LEASE_KEY.unpack(cursor.key())
+        if whose != owner:
+            break
+        tokens.append(token)
+        found = cursor.next()
+    return tokens
+
+
+def release_owner(
+    commit: Transitions, owner: int, worker: str, causes: Mapping[int, str] | None
+) -> int:
+    """Give back all that a dead owner held, by the witness's account; how many that was."""
+    tokens = leases_of(commit, owner)
+    for token in tokens:
+        if causes is None:
+            _lose(commit, owner, worker, token)
+        elif token in causes:
+            fail = Verdict(token, Outcome.RETRY, error=causes[token], ended=commit.wall / MICRO)
+            settle(commit, owner, worker, fail)
+        else:
+            settle(commit, owner, worker, Verdict(token, Outcome.RELEASE, error=NOT_STARTED))
+    return len(tokens)
+
+
+def _lose(commit: Transitions, owner: int, worker: str, token: int) -> None:
+    """Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss.
+
+    A task fails after as many losses as it has attempts.
+    """
+    stored = _leased(commit, owner, token)
+    if stored is None:
+        return
+    head = stored.head
+    if head.flags & Flag.MESSAGE:
+        died = Verdict(token, Outcome.RETRY, error=CONSUMER_DIED, ended=commit.wall / MICRO)
+        settle(commit, owner, worker, died)
+        return
+    head.losses += 1
+    if head.limit and head.losses >= head.limit:
+        drop_lease(commit, owner, token, stored)
+        commit.end(stored, FAILED, stored.tail, f"lost {head.losses} times with its worker")
+    else:
+        commit.save(stored)
+        # It may have run.
+        settle(commit, owner, worker, Verdict(token, Outcome.RELEASE, started=commit.wall / MICRO))

@@ -1,0 +1,98 @@
+"""The store's own time, beside wall time: the only place in this package that reads a clock.
+
+The store's time is machine time plus an offset that changes only when the machine boots. It starts
+as wall time and from then on never follows it: setting the clock moves no delay and ends no lease
+(law 19). After a boot it goes on from wall time as far as that moved, and never goes back.
+"""
+
+from __future__ import annotations
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.layout import MICRO
+from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.core.clock import id_time, machine_time, wall_time
+
+__all__ = ["StoreTime"]
+
+
+class _Clock(msgspec.Struct, array_like=True):
+    """How the clocks stood when they were last noted, in seconds."""
+
+    boot: str
+    offset: float
+    wall: float
+    machine: float
+    born: float
+
+
+class StoreTime:
+    """The clocks of one store, as this boot of the machine has them."""
+
+    def __init__(self, store: Store) -> None:
+        self._key = store.key("clock")
+        self._boot = _boot_id()
+        with store.reading_txn() as txn:
+            clock = self._read(txn)
+        if clock is None or clock.boot != self._boot:
+            clock = self._after_boot(clock) if store.reading else store.write(self._note_boot)
+        self._offset, self._born = clock.offset, clock.born
+
+    def _read(self, txn: lmdb.Transaction[bytes]) -> _Clock | None:
+        data = txn.get(self._key)
+        return _CLOCK.decode(data) if data else None
+
+    def _note_boot(self, txn: lmdb.Transaction[bytes]) -> _Clock:
+        """The clock of this boot, which the first process to open the store notes."""
+        clock = self._read(txn)
+        if clock is None or clock.boot != self._boot:
+            clock = self._after_boot(clock)
+            txn.put(self._key, _ENCODE(clock))
+        return clock
+
+    def _after_boot(self, last: _Clock | None) -> _Clock:
+        """The clock of a new store, or of one that was last used before the machine went down."""
+        wall, machine = wall_time(), machine_time()
+        if last is None:
+            return _Clock(self._boot, wall - machine, wall, machine, wall)
+        noted = last.machine + last.offset
+        offset = noted + max(0.0, wall - last.wall) - machine
+        return _Clock(self._boot, offset, wall, machine, last.born)
+
+    def save(self, commit: Transitions) -> None:
+        """Note how the clocks stand, for the time after the next boot."""
+        clock = _Clock(self._boot, self._offset, wall_time(), machine_time(), self._born)
+        commit.txn.put(self._key, _ENCODE(clock))
+
+    def micros(self) -> tuple[int, int]:
+        """(store time, wall time) in microseconds."""
+        return int((machine_time() + self._offset) * MICRO), int(wall_time() * MICRO)
+
+    def on_wall(self, store_time: int) -> float:
+        """A store time in microseconds as wall time, as the two stand to each other now."""
+        return store_time / MICRO - (machine_time() + self._offset) + wall_time()
+
+    @property
+    def identity(self) -> str:
+        """When the store was made, to the microsecond: no other was just then."""
+        return f"lmdb {self._born!r}"
+
+    def was_here(self, job_id: str) -> bool:
+        """True when the id was made by tidemill since the store was."""
+        made = id_time(job_id)
+        return made is not None and self._born - 1 <= made <= wall_time() + 1
+
+
+def _boot_id() -> str:
+    """What tells one boot of this machine from the next."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:  # macOS: the boot time serves as well
+        return str(round(wall_time() - machine_time(), -2))
+
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_CLOCK = msgspec.msgpack.Decoder(_Clock)

@@ -1,0 +1,221 @@
+"""Leaving for another store, and taking in what comes from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
+from tidemill.brokers.lmdb.record import (
+    HEADER,
+    READY,
+    SCHEDULED,
+    STATES,
+    SUCCEEDED,
+    WAITING,
+    Flag,
+    Header,
+    Notes,
+    Stored,
+    Tail,
+    encode,
+)
+from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.unique import Key, find_key, hold, put_key
+from tidemill.brokers.lmdb.wakeup import MESSAGES, TASKS
+from tidemill.brokers.lmdb.workflows import put_counts
+from tidemill.core.clock import new_id
+from tidemill.core.dependencies import was_dropped
+from tidemill.core.errors import StoreMoved
+from tidemill.core.job import Envelope, Record, encode_envelope
+
+__all__ = [
+    "adopt",
+    "adopted",
+    "check_here",
+    "depart",
+    "departure_in",
+    "departure_of",
+    "gone",
+    "is_sealed",
+    "stay",
+]
+
+
+class _Arrival(msgspec.Struct, array_like=True):
+    """How far a departed store has been taken in, and where its numbers begin."""
+
+    cursor: str
+    first: int
+
+
+_DEPARTURE = msgspec.msgpack.Decoder(Departure)
+_ARRIVAL = msgspec.msgpack.Decoder(_Arrival)
+
+
+def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None:
+    """The departure that has begun; None in an ordinary store."""
+    data = txn.get(store.key("departure"))
+    return _DEPARTURE.decode(data) if data is not None else None
+
+
+def departure_of(commit: Transitions) -> Departure | None:
+    """The same, inside a commit."""
+    return departure_in(commit.store, commit.txn)
+
+
+def is_sealed(commit: Transitions) -> bool:
+    """True when the store has left for another: nothing here changes any more."""
+    departure = departure_of(commit)
+    return departure is not None and departure.sealed
+
+
+def depart(commit: Transitions, where: str, seal: bool) -> Departure:
+    """Begin to leave, or go on with it."""
+    known = departure_of(commit) or Departure(new_id(), where)
+    if known.where != where:
+        raise gone(known)
+    departure = Departure(known.mark, where, commit.last_number, known.sealed or seal)
+    commit.txn.put(commit.store.key("departure"), encode(departure))
+    _wake_everybody(commit)
+    return departure
+
+
+def stay(commit: Transitions) -> None:
+    """Call it off."""
+    commit.txn.delete(commit.store.key("departure"))
+    _wake_everybody(commit)
+
+
+def _wake_everybody(commit: Transitions) -> None:
+    for kind in (TASKS, MESSAGES):
+        commit.store.wakeups.ring(kind)
+
+
+def gone(departure: Departure) -> StoreMoved:
+    """What somebody is told who wants something of a store that is left."""
+    return StoreMoved(f"this store moves to {departure.where}; use that url")
+
+
+def check_here(commit: Transitions) -> None:
+    """Refuse what would change a store that is left."""
+    departure = departure_of(commit)
+    if departure is not None:
+        raise gone(departure)
+
+
+def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:
+    """How far a departed store has been taken in."""
+    data = txn.get(store.key("from/" + mark))
+    return _ARRIVAL.decode(data).cursor if data is not None else ""
+
+
+def adopt(
+    commit: Transitions, departure: Departure, records: Sequence[Record], cursor: str
+) -> list[bool]:
+    """Take in jobs of a departed store."""
+    key = commit.store.key("from/" + departure.mark)
+    data = commit.txn.get(key)
+    if data is not None:
+        first = _ARRIVAL.decode(data).first
+    else:
+        first = commit.last_number
+        commit.skip_numbers(departure.last)
+    commit.store.room.check(sum(len(record.envelope.body) + 600 for record in records))
+    commit.txn.put(key, encode(_Arrival(cursor, first)))
+    return [_adopt_one(commit, record, first) for record in records]
+
+
+def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:
+    envelope = record.envelope
+    job_id = envelope.id.encode()
+    if commit.txn.get(job_id, db=commit.t.job) is not None:
+        return False
+    if envelope.key and not record.state.finished and not _take_key(commit, record):
+        return False
+    if envelope.limit is not None:
+        commit.limiters.declare(envelope.limit, anew=False)
+    head = _header(commit, record, first)
+    data = encode_envelope(envelope)
+    head.size = len(data)
+    stored = Stored(job_id, head.pack() + data)
+    if envelope.links is not None and envelope.links.waits:
+        put_counts(commit, job_id, record.pending, record.failures)
+    commit.order.add(head.seq, job_id)
+    tail = Tail(record.error, record.result, record.attempts)
+    row = commit.row_of(head.line)
+    if head.expires and head.state < SUCCEEDED:
+        commit.txn.put(DUE_KEY.pack(0, head.expires, DUE_EXPIRY, head.seq), job_id, db=commit.t.due)
+        commit.untimed = True
+    if head.flags & Flag.NOTED:
+        commit.txn.put(job_id, encode(Notes(record.progress, record.log)), db=commit.t.note)
+    if head.state >= SUCCEEDED:
+        commit.count(row, head.state, +1)
+        commit.keep(stored, tail)
+        name, until = envelope.key.encode(), _until(commit, record)
+        if head.state == SUCCEEDED and until and find_key(commit, name) is None:
+            hold(commit, name, stored, until)
+    elif head.state == WAITING:
+        commit.count(row, WAITING, +1)
+        commit.save(stored, tail)
+    else:
+        commit.place(stored, head.due, head.flags & Flag.WALL, tail)
+    return True
+
+
+def _take_key(commit: Transitions, record: Record) -> bool:
+    """Have the key, or wait for it, as the job did where it comes from; False when it is taken."""
+    name, job_id = record.envelope.key.encode(), record.envelope.id.encode()
+    key = find_key(commit, name)
+    if key is None:
+        put_key(commit, name, Key(job_id, until=_until(commit, record)))
+    elif STATES.index(record.state) == WAITING and key.holder and not key.successor:
+        put_key(commit, name, Key(key.holder, job_id))
+    else:
+        return False
+    return True
+
+
+def _until(commit: Transitions, record: Record) -> int:
+    """Up to when a job has its key also when it has succeeded; 0 when that is over."""
+    unique = record.envelope.unique
+    if unique is None or not unique.period or not record.envelope.key:
+        return 0
+    left = int((record.envelope.created + unique.period) * MICRO) - commit.wall
+    return commit.now + left if left > 0 else 0
+
+
+def _header(commit: Transitions, record: Record, first: int) -> Header:
+    """The record's header, on this store's clock and in its numbers."""
+    envelope = record.envelope
+    state = STATES.index(record.state)
+    ahead = commit.now - commit.wall  # of wall time
+    by_wall = record.due_by_wall
+    due = int(record.due * MICRO)
+    head = Header(*HEADER.unpack(bytes(HEADER.size)))
+    head.state = state if state not in (SCHEDULED, READY) else READY
+    head.flags = _flags(envelope, record) | (Flag.WALL if by_wall else 0)
+    head.attempt, head.losses, head.limit = record.attempt, record.losses, record.max_attempts
+    head.rank = record.rank
+    head.line = commit.row(envelope.queue).number * 2 + envelope.is_message
+    head.seq = first + record.seq
+    head.due = due if by_wall or not due else due + ahead
+    head.expires = int(record.expires * MICRO) + ahead if record.expires else 0
+    head.finished = int(record.finished * MICRO)
+    head.ttr, head.timeout = envelope.ttr, envelope.timeout
+    return head
+
+
+def _flags(envelope: Envelope, record: Record) -> int:
+    flags = Flag.MESSAGE if envelope.is_message else 0
+    flags |= Flag.KEYED if envelope.key else 0
+    flags |= Flag.RESULT_TTL if envelope.result_ttl >= 0 else 0
+    flags |= Flag.LIMITED if envelope.limit is not None else 0
+    flags |= Flag.LINKED if envelope.links is not None else 0
+    flags |= Flag.DROPPED if was_dropped(record) else 0
+    flags |= Flag.CANCELLING if record.cancelling else 0
+    return flags | (Flag.NOTED if record.progress or record.log else 0)

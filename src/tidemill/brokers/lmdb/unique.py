@@ -1,0 +1,152 @@
+"""Who has a key: an unfinished job, and perhaps its successor; or, for a time, one that succeeded.
+
+The times belong to the last in line. A key that is held though its job has succeeded is swept away
+some time after: nobody is woken for it, and whoever asks reads the time.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import lmdb
+
+from tidemill.brokers.lmdb.commit_state import CommitState
+from tidemill.brokers.lmdb.layout import DUE_HELD, DUE_KEY, HELD, MICRO, Tables
+from tidemill.brokers.lmdb.record import SUCCEEDED, Stored, key_of
+from tidemill.core.job import Envelope
+
+__all__ = [
+    "NOBODY",
+    "Key",
+    "find_key",
+    "forget_held",
+    "give_up",
+    "hold",
+    "put_key",
+    "successors",
+    "sweep",
+]
+
+_TIMES = struct.Struct(">QQ")  # until, since
+
+
+class Key(NamedTuple):
+    """A key as stored; times are the store's, microseconds."""
+
+    holder: bytes  # unfinished; empty when the key is only held still
+    successor: bytes = b""
+    until: int = 0  # it has the key so long also when it has succeeded
+    since: int = 0  # when the first came that it replaced
+    over: bytes = b""  # the job that has succeeded and holds it
+
+    @classmethod
+    def of(cls, data: bytes) -> Key:
+        """Read one."""
+        holder, _, rest = data.partition(b"\0")
+        if not holder:
+            return cls(b"", until=_TIMES.unpack_from(rest)[0], over=rest[_TIMES.size :])
+        successor, _, times = rest.partition(b"\0")
+        until, since = _TIMES.unpack(times) if times else (0, 0)
+        return cls(holder, successor, until, since)
+
+    @property
+    def packed(self) -> bytes:
+        """As it is stored."""
+        times = _TIMES.pack(self.until, self.since)
+        if not self.holder:
+            return b"\0" + times + self.over
+        plain = self.holder + b"\0" + self.successor
+        return plain + b"\0" + times if self.until or self.since else plain
+
+    def with_last(self, commit: CommitState, job: Envelope, running: bool) -> Key:
+        """The key with this job last in line: behind one that runs, else alone."""
+        new, unique = job.id.encode(), job.unique
+        key = Key(self.holder, new) if running else Key(new)
+        if unique is None:
+            return key
+        until = commit.now + int(unique.period * MICRO) if unique.period else 0
+        since = 0
+        if unique.max_wait:
+            replaces = self.successor or not running
+            since = (self.since if replaces else 0) or commit.now
+        return key._replace(until=until, since=since)
+
+
+NOBODY = Key(b"")
+
+
+def find_key(commit: CommitState, name: bytes) -> Key | None:
+    """Who has a key; None when it is free."""
+    data = commit.txn.get(name, db=commit.t.key)
+    if data is None:
+        return None
+    key = Key.of(data)
+    return key if key.holder or key.until > commit.now else None
+
+
+def put_key(commit: CommitState, name: bytes, key: Key) -> None:
+    """Say who has it."""
+    commit.txn.put(name, key.packed, db=commit.t.key)
+
+
+def give_up(commit: CommitState, stored: Stored, state: int) -> bytes:
+    """Release the key of a job that has ended, or was forgotten.
+
+    Returns the id of the successor that may start now, or nothing.
+    """
+    name = key_of(stored)
+    key = find_key(commit, name)
+    if key is None:
+        return b""
+    if stored.id == key.successor:
+        put_key(commit, name, Key(key.holder))
+    elif stored.id != key.holder:
+        return b""
+    elif key.successor:
+        put_key(commit, name, Key(key.successor, until=key.until, since=key.since))
+        return key.successor
+    elif state == SUCCEEDED and key.until > commit.now:
+        hold(commit, name, stored, key.until)
+    else:
+        commit.txn.delete(name, db=commit.t.key)
+    return b""
+
+
+def hold(commit: CommitState, name: bytes, stored: Stored, until: int) -> None:
+    """Have a job that has succeeded hold its key until a time."""
+    put_key(commit, name, Key(b"", until=until, over=stored.id))
+    commit.txn.put(DUE_KEY.pack(HELD, until, DUE_HELD, stored.head.seq), name, db=commit.t.due)
+
+
+def forget_held(commit: CommitState, stored: Stored) -> None:
+    """Somebody deletes a job that has finished: it no longer holds a key."""
+    name = key_of(stored)
+    key = find_key(commit, name)
+    if key is not None and key.over == stored.id:
+        commit.txn.delete(name, db=commit.t.key)
+
+
+def sweep(commit: CommitState, most: int) -> int:
+    """Forget keys that were held for a time which is over, up to ``most``; how many."""
+    cursor = commit.txn.cursor(commit.t.due)
+    swept = 0
+    while swept < most and cursor.set_range(DUE_KEY.pack(HELD, 0, 0, 0)):
+        _, until, _, _ = DUE_KEY.unpack(cursor.key())
+        if until > commit.now:
+            break
+        name = cursor.value()
+        cursor.delete()
+        data = commit.txn.get(name, db=commit.t.key)
+        if data is not None:
+            key = Key.of(data)
+            if not key.holder and key.until <= commit.now:  # else it is another's by now
+                commit.txn.delete(name, db=commit.t.key)
+        swept += 1
+    return swept
+
+
+def successors(txn: lmdb.Transaction[bytes], tables: Tables) -> list[bytes]:
+    """Ids of all jobs that wait for the one that has their key."""
+    keys = (Key.of(data) for _, data in txn.cursor(tables.key))
+    return [key.successor for key in keys if key.successor]

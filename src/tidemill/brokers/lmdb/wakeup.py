@@ -1,0 +1,419 @@
+"""Waking sleepers in other processes without polling.
+
+A mapped file holds one slot per sleeper; it is touched only under the store's write lock. Who finds
+nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its transaction, picks the
+sleepers its jobs are for, clears their marks and writes one byte to each FIFO: a sleeper that is up
+before the commit waits for the write lock, so the wake-up overlaps with the disk.
+
+A sleeper may leave its :class:`SleeperWant` beside its mark: what it would take if it were awake. A
+writer can then lease in its name (:mod:`.handoff`).
+
+One sleeper at least sleeps no longer than to the next due time of the store
+(:func:`Bells.keep_time`), so that what comes due is seen to, whoever put it there, without waking
+all.
+
+Nothing here is trusted: a hint may be late, doubled or for nothing. Losing one to a process that
+dies is made good by its death being noticed (:mod:`tidemill.brokers.shared.liveness`).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import select
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tidemill.brokers.shared.wait_places import Asleep
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.files import Folder
+from tidemill.core.scoreboard import allocate
+from tidemill.core.signals import InterruptibleWait
+from tidemill.core.sigpipe import write_unkilled
+
+__all__ = [
+    "ALL",
+    "MESSAGES",
+    "NOTHING",
+    "RESULT",
+    "SPACE",
+    "TASKS",
+    "UNKNOWN",
+    "WakeUps",
+    "Sleeper",
+    "SleeperWant",
+    "bloom",
+    "digest",
+]
+
+TASKS, MESSAGES, RESULT, SPACE, UNKNOWN = 1, 2, 4, 8, 16
+"""Kinds of waits. ``UNKNOWN`` are jobs set aside, of tasks that the sleeper may know."""
+ALL = 2**64 - 1
+
+_SLOTS = 2048
+# taken, mask, in its wait, the one queue waited for (0: several, or all), owner, bloom of queues or
+# ids, until; then its terms
+_SLOT = struct.Struct("=BBBxIQQQ")
+_TERMS = struct.Struct("=HBB15I")  # room, mode, how many queues (255: all), their numbers
+_SIZE = _SLOT.size + _TERMS.size
+_WAITS = 2  # where in a slot it says that its owner is in its wait
+_QUEUES, _ALL_QUEUES = 15, 255
+_UNCERTAIN = -1  # in place of a descriptor
+_HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
+
+
+def bloom(names: Sequence[str]) -> int:
+    """A 64-bit set of names that may say yes too often, never no."""
+    bits = 0
+    for name in names:
+        bits |= 1 << (zlib.crc32(name.encode()) & 63)
+    return bits
+
+
+def digest(name: str) -> int:
+    """A number for one name, never 0."""
+    return zlib.crc32(name.encode()) or 1
+
+
+class SleeperWant(NamedTuple):
+    """What a sleeper would take if it were awake: queues by number, None for all."""
+
+    room: int
+    mode: int
+    queues: tuple[int, ...] | None
+
+
+NOTHING = SleeperWant(0, 0, ())
+
+
+class Sleeper:
+    """One place to sleep: a slot and the FIFO that belongs to it."""
+
+    __slots__ = ("asleep", "fd", "slot")
+
+    def __init__(self, slot: int, fd: int) -> None:
+        self.slot = slot
+        self.fd = fd
+        self.asleep = Asleep()
+
+    def drain(self) -> None:
+        """Take all hints off the FIFO."""
+        try:
+            while len(os.read(self.fd, 4096)) == 4096:
+                pass
+        except BlockingIOError:
+            pass
+
+    def wake(self) -> None:
+        """End the sleep, from any thread."""
+        try:
+            os.write(self.fd, b"x")
+        except BlockingIOError:
+            pass  # it is full of hints already
+        except OSError:
+            pass  # it was given up a moment ago
+
+    def wait(self, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        """Sleep until a hint, a readable descriptor or the timeout (seconds)."""
+        poll = select.poll()
+        for fd in (self.fd, *fds):
+            poll.register(fd, select.POLLIN)
+        millis = None if timeout > 86400 else max(0, -int(-timeout * 1000 // 1))
+        with InterruptibleWait():
+            ready = [fd for fd, _ in poll.poll(millis)]
+        if self.fd in ready:
+            ready.remove(self.fd)
+            self.drain()
+        return ready
+
+
+class WakeUps:
+    """All slots of a store, as this process sees them."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        fd = folder.create("slots")
+        try:
+            size = _SIZE * (_SLOTS + 1)
+            if os.fstat(fd).st_size < size:
+                allocate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._writers: dict[int, int] = {}
+        self._spare = _spare()
+
+    @staticmethod
+    def _fifo(slot: int) -> str:
+        return f"{slot}.fifo"
+
+    # -- all below: under the write lock --------------------------------------------------------
+
+    def take(self, owner: int = 0) -> Sleeper:
+        """A free slot with its FIFO. Slots whose process is gone are taken over."""
+        high, _ = _HEAD.unpack_from(self._map)
+        for slot in range(1, _SLOTS + 1):
+            if slot > high:
+                _HEAD.pack_into(self._map, 0, slot, _HEAD.unpack_from(self._map)[1])
+            else:
+                self._forget_writer(slot)  # a cached one says nothing of whether anyone still reads
+                if self._map[slot * _SIZE] and self._writer(slot) is not None:
+                    continue
+            try:
+                fd = self._open_fifo(slot)
+            except (PermissionError, BrokerUnavailable):
+                continue  # another user's, or no FIFO: the next place serves as well
+            self._forget_writer(slot)
+            self._set_mask(slot, 0)
+            _SLOT.pack_into(self._map, slot * _SIZE, 1, 0, 0, 0, owner, 0, 0)
+            return Sleeper(slot, fd)
+        raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
+
+    def _open_fifo(self, slot: int) -> int:
+        """Both ends of the slot's FIFO: so it never reads end-of-file when a writer goes."""
+        name = self._fifo(slot)
+        self._folder.mend(name)
+        try:
+            return self._folder.open_fifo(name, os.O_RDWR)
+        except FileNotFoundError:
+            return self._folder.make_fifo(name, os.O_RDWR)
+
+    def set_waiting(self, sleeper: Sleeper, waiting: bool) -> None:
+        """Say whether the sleeper's owner is in its wait. Needs no lock: it is one byte."""
+        if sleeper.fd >= 0:
+            self._map[sleeper.slot * _SIZE + _WAITS] = waiting
+
+    def give_up(self, sleeper: Sleeper) -> None:
+        """Free a slot. Idempotent, since a commit may be replayed."""
+        if sleeper.fd < 0:
+            return
+        self._set_mask(sleeper.slot, 0)
+        self._map[sleeper.slot * _SIZE] = 0
+        self._forget_writer(sleeper.slot)
+        self.close_sleeper(sleeper)
+
+    @staticmethod
+    def close_sleeper(sleeper: Sleeper) -> None:
+        """Close a FIFO, also without the lock: then the next look at the slot finds it free."""
+        if sleeper.fd >= 0:
+            fd, sleeper.fd = sleeper.fd, -1
+            os.close(fd)
+
+    def mark(
+        self,
+        sleeper: Sleeper,
+        mask: int,
+        bits: int,
+        until: int = ALL,
+        only: int = 0,
+        terms: SleeperWant = NOTHING,
+    ) -> None:
+        """Say what the sleeper waits for: kinds of hint, a bloom of queues or ids, and how long.
+
+        ``only`` is the :func:`digest` of the queue when it waits for a single one.
+        """
+        self.set_waiting(sleeper, False)
+        at = sleeper.slot * _SIZE
+        struct.pack_into("=I", self._map, at + 4, only)
+        struct.pack_into("=QQ", self._map, at + 16, bits, until)
+        self._set_terms(at + _SLOT.size, terms)
+        self._set_mask(sleeper.slot, mask)
+
+    def unmark(self, slot: int, owner: int) -> None:
+        """The owner sleeps in another slot now; a hint for it here would be lost."""
+        if _SLOT.unpack_from(self._map, slot * _SIZE)[4] == owner:
+            self._set_mask(slot, 0)
+
+    def _set_mask(self, slot: int, mask: int) -> None:
+        # The count is raised before a mark and lowered after: a kill in between leaves it too high,
+        # which costs a look, never too low, which would cost a wake-up.
+        at = slot * _SIZE + 1
+        before = self._map[at]
+        if mask and not before:
+            self._add_sleepers(+1)
+        self._map[at] = mask
+        if before and not mask:
+            self._add_sleepers(-1)
+
+    def _add_sleepers(self, by: int) -> None:
+        high, sleepers = _HEAD.unpack_from(self._map)
+        _HEAD.pack_into(self._map, 0, high, max(0, sleepers + by))
+
+    def _set_terms(self, at: int, terms: SleeperWant) -> None:
+        room, mode, queues = terms
+        numbers = [0] * _QUEUES
+        if queues:
+            numbers[: len(queues)] = queues[:_QUEUES]
+        count = _ALL_QUEUES if queues is None else min(len(queues), _QUEUES)
+        _TERMS.pack_into(self._map, at, min(room, 0xFFFF), mode, count, *numbers[:_QUEUES])
+
+    def _terms(self, at: int) -> SleeperWant:
+        room, mode, count, *numbers = _TERMS.unpack_from(self._map, at)
+        return SleeperWant(room, mode, None if count == _ALL_QUEUES else tuple(numbers[:count]))
+
+    def anyone(self) -> bool:
+        """False when certainly nobody sleeps."""
+        return bool(_HEAD.unpack_from(self._map)[1])
+
+    def ring(
+        self,
+        kind: int,
+        bits: int = ALL,
+        most: int = _SLOTS,
+        only: int = 0,
+        give: Callable[[int, SleeperWant], int] | None = None,
+    ) -> int:
+        """Hint up to ``most`` sleepers that wait for this kind and these bits; how many.
+
+        With ``only`` the hint is for one queue: who waits for another with the same bit is left
+        alone, and who waits for several, of which one may just have the same bit, is not counted.
+        ``give`` is called with the owner and terms of each that is in its wait and was hinted; it
+        says how many jobs that one got.
+        """
+        high, sleepers = _HEAD.unpack_from(self._map)
+        if not sleepers:
+            return 0
+        rung = 0
+        for slot in range(1, high + 1):
+            if rung >= most:
+                break
+            at = slot * _SIZE
+            taken, mask, waits, single, owner, wanted, _ = _SLOT.unpack_from(self._map, at)
+            if not (taken and mask & kind and wanted & bits) or (only and single not in (0, only)):
+                continue
+            certain = not only or single == only or wanted == ALL
+            if not self._wake(slot, mask):
+                continue
+            given = 0
+            if give is not None and waits:
+                given = give(owner, self._terms(at + _SLOT.size))
+            rung += given or certain
+        return rung
+
+    def sleeps(self, kind: int, queue: str, but: int) -> bool:
+        """Whether an owner, but for this one, sleeps for this kind of a queue's jobs."""
+        high, sleepers = _HEAD.unpack_from(self._map)
+        bits, only = bloom([queue]), digest(queue)
+        for slot in range(1, high + 1) if sleepers else ():
+            taken, mask, _, single, owner, wanted, _ = _SLOT.unpack_from(self._map, slot * _SIZE)
+            if taken and mask & kind and wanted & bits and single in (0, only) and owner != but:
+                return True
+        return False
+
+    def keep_time(self, due: int) -> None:
+        """See to it that somebody who takes jobs sleeps no longer than until ``due``."""
+        high, _ = _HEAD.unpack_from(self._map)
+        late = []
+        for slot in range(1, high + 1):
+            taken, mask, _, _, _, _, until = _SLOT.unpack_from(self._map, slot * _SIZE)
+            if taken and mask & (TASKS | MESSAGES):
+                if until <= due:
+                    return
+                late.append((slot, mask))
+        for slot, mask in late:
+            if self._wake(slot, mask):
+                return
+
+    def ring_owner(self, owner: int) -> None:
+        """Hint every slot of an owner, asleep or not: there is a command for it."""
+        self._ring_each(lambda whose: whose == owner)
+
+    def ring_others(self, owner: int) -> None:
+        """Hint every slot of any other owner, asleep or not: this one is new."""
+        self._ring_each(lambda whose: whose not in (0, owner))
+
+    def ring_owners(self) -> None:
+        """Hint every slot of every owner, asleep or not."""
+        self._ring_each(bool)
+
+    def _ring_each(self, meant: Callable[[int], bool]) -> None:
+        high, _ = _HEAD.unpack_from(self._map)
+        for slot in range(1, high + 1):
+            taken, _, _, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SIZE)
+            if taken and meant(whose):
+                self._hint(slot)
+
+    def _wake(self, slot: int, mask: int) -> bool:
+        """Hint a sleeper and clear its mark; one that only others can hint keeps the mark."""
+        self._set_mask(slot, 0)
+        hinted = self._hint(slot)
+        if not hinted and self._map[slot * _SIZE]:
+            self._set_mask(slot, mask)
+        return hinted
+
+    def _hint(self, slot: int) -> bool:
+        writer = self._writer(slot)
+        if writer is None:
+            self._map[slot * _SIZE] = 0  # its process is gone
+            return False
+        if writer == _UNCERTAIN:
+            return False
+        try:
+            write_unkilled(writer, b"x")
+        except BlockingIOError:
+            pass  # full of hints already
+        except OSError:
+            self._forget_writer(slot)
+            self._map[slot * _SIZE] = 0
+            return False
+        finally:
+            if self._spare < 0:
+                self._forget_writer(slot)
+                self._spare = _spare()
+        return True
+
+    def _writer(self, slot: int) -> int | None:
+        """A descriptor that writes to the slot's FIFO; None when nobody reads it.
+
+        ``_UNCERTAIN`` when this process cannot tell: it may not open it, or has no descriptor.
+        """
+        fd = self._writers.get(slot)
+        if fd is None:
+            try:
+                fd = self._open_writer(slot)
+            except BrokerUnavailable:
+                return _UNCERTAIN
+            except OSError as error:
+                gone = error.errno in (errno.ENXIO, errno.ENOENT)  # no reader; never made
+                return None if gone else _UNCERTAIN
+            self._writers[slot] = fd
+        return fd
+
+    def _open_writer(self, slot: int) -> int:
+        """Open the FIFO; a process that has no descriptor left gives up the one kept for this."""
+        try:
+            return self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            for other in list(self._writers):
+                self._forget_writer(other)
+            if self._spare >= 0:
+                os.close(self._spare)
+                self._spare = -1
+            return self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
+
+    def _forget_writer(self, slot: int) -> None:
+        fd = self._writers.pop(slot, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmap and close."""
+        for slot in list(self._writers):
+            self._forget_writer(slot)
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        self._map.close()
+
+
+def _spare() -> int:
+    """A descriptor kept to wake others when the process may open no more; -1 for none."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1

@@ -1,0 +1,304 @@
+"""Jobs that wait for others: counted down when those end, in the same commit.
+
+What a job still waits for lies in a table of its own, so that a group's end is counted without
+touching the record. The two numbers always tell how those before it stand, also after it has ended
+itself; so a failed job that is made ready again gives those behind it another chance.
+
+A long fall (the head of a chain of many steps is cancelled) goes in pieces: what one commit leaves
+is due at once, so that whoever comes next goes on with it, also when its cause was killed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator, Sequence
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.layout import DUE_FALL, DUE_KEY, MICRO, Tables
+from tidemill.brokers.lmdb.record import (
+    CANCELLED,
+    EXPIRED,
+    FAILED,
+    RUNNING,
+    STATES,
+    SUCCEEDED,
+    WAITING,
+    Flag,
+    Stored,
+    encode,
+    envelope_of,
+    state_and_line,
+)
+from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.core.dependencies import not_waiting
+from tidemill.core.job import Envelope, Input, Links, RunOn
+
+__all__ = [
+    "FALL_MOST",
+    "NO_LINKS",
+    "count_down",
+    "counts_of",
+    "finish_falls",
+    "flow",
+    "go_on",
+    "inputs_of",
+    "is_needed",
+    "is_unfinished",
+    "link",
+    "put_counts",
+    "revive",
+]
+
+_HOW = {FAILED: "failed", CANCELLED: "was cancelled", EXPIRED: "expired"}
+_COUNTS = struct.Struct(">II")  # pending, failures
+_LEFT = msgspec.msgpack.Decoder(tuple[str, tuple[int, int, str]])
+NO_LINKS = Links()
+
+FALL_MOST = 2000
+"""Jobs that are counted down in one commit: some 0.1 s."""
+
+
+def links_of(stored: Stored) -> Links:
+    """How a stored job hangs together with others."""
+    if not stored.head.flags & Flag.LINKED:
+        return NO_LINKS
+    return envelope_of(stored).links or NO_LINKS
+
+
+# -- putting -------------------------------------------------------------------------------------
+
+
+def link(
+    commit: Transitions,
+    jobs: Sequence[Envelope],
+    hold: Collection[str] = (),
+    also: Collection[str] = (),
+    *,
+    strict: bool = True,
+) -> None:
+    """Jobs were put: those behind them wait for more, and nothing more comes before some.
+
+    Those are the jobs that wait themselves, but for ``hold``, and ``also``.
+    """
+    for name in also:
+        if not _is_waiting(commit, name.encode()):
+            raise not_waiting(name)
+    begun = list(also)
+    for job in jobs:
+        links = job.links or NO_LINKS
+        for name in links.next:
+            _expect_one_more(commit, name, strict)
+        if links.waits:
+            put_counts(commit, job.id.encode(), 1, 0)  # until it is let go
+            if job.id not in hold:
+                begun.append(job.id)
+    for name in begun:
+        count_down(commit, name.encode(), 1, 0, "")
+    flow(commit)
+
+
+def _expect_one_more(commit: Transitions, name: str, strict: bool) -> None:
+    child = name.encode()
+    if _is_waiting(commit, child):
+        pending, failures = _counts(commit, child)
+        put_counts(commit, child, pending + 1, failures)
+    elif strict:
+        raise not_waiting(name)
+
+
+def _is_waiting(commit: Transitions, job_id: bytes) -> bool:
+    if commit.txn.get(job_id, db=commit.t.wait) is None:
+        return False
+    data = commit.txn.get(job_id, db=commit.t.job)
+    return data is not None and state_and_line(data)[0] == WAITING
+
+
+def counts_of(txn: lmdb.Transaction[bytes], tables: Tables, job_id: bytes) -> tuple[int, int]:
+    """How many before a job have not ended, and how many did not succeed."""
+    data = txn.get(job_id, db=tables.wait)
+    pending, failures = _COUNTS.unpack(data) if data is not None else (0, 0)
+    return pending, failures
+
+
+def _counts(commit: Transitions, job_id: bytes) -> tuple[int, int]:
+    return counts_of(commit.txn, commit.t, job_id)
+
+
+def put_counts(commit: Transitions, job_id: bytes, pending: int, failures: int) -> None:
+    """Say how those before a job stand."""
+    commit.txn.put(job_id, _COUNTS.pack(pending, failures), db=commit.t.wait)
+
+
+# -- ending --------------------------------------------------------------------------------------
+
+
+def flow(commit: Transitions) -> None:
+    """Count down behind all that has ended, and behind what ends for that."""
+    while commit.ended:
+        ended, commit.ended = commit.ended, []
+        counts: dict[str, tuple[int, int, str]] = {}
+        for stored, state in ended:
+            failed = state != SUCCEEDED
+            how = _HOW.get(state, "was deleted")
+            why = f"not run, since job {stored.id.decode()} {how}" if failed else ""
+            for name in links_of(stored).next:
+                number, failures, first = counts.get(name, (0, 0, ""))
+                counts[name] = number + 1, failures + failed, first or why
+        for name, count in counts.items():
+            if commit.fallen < FALL_MOST:
+                commit.fallen += 1
+                count_down(commit, name.encode(), *count)
+            else:
+                key = DUE_KEY.pack(0, commit.now, DUE_FALL, commit.next_number())
+                commit.txn.put(key, encode((name, count)), db=commit.t.due)
+                commit.untimed = True
+
+
+def go_on(commit: Transitions, left: bytes) -> None:
+    """Count down what an earlier commit left."""
+    name, count = _LEFT.decode(left)
+    commit.fallen += 1
+    count_down(commit, name.encode(), *count)
+
+
+def finish_falls(commit: Transitions) -> None:
+    """All that is left, however much: before what must find the counts as they will be."""
+    commit.fallen = -FALL_MOST * 1_000_000
+    cursor = commit.txn.cursor(commit.t.due)
+    found, left = cursor.set_range(DUE_KEY.pack(0, 0, 0, 0)), []
+    while found:
+        clock, time, kind, _ = DUE_KEY.unpack(cursor.key())
+        if clock or time > commit.now:
+            break
+        if kind == DUE_FALL:
+            left.append(cursor.item())
+        found = cursor.next()
+    for key, value in left:
+        commit.txn.delete(key, db=commit.t.due)
+        go_on(commit, value)
+    flow(commit)
+
+
+def count_down(commit: Transitions, job_id: bytes, number: int, failures: int, why: str) -> None:
+    """A job waits for that many less, of which some did not succeed."""
+    data = commit.txn.get(job_id, db=commit.t.wait)
+    if data is None:
+        return
+    pending, failed = _COUNTS.unpack(data)
+    pending, failed = max(0, pending - number), failed + failures
+    put_counts(commit, job_id, pending, failed)
+    if pending and (not failures or failed > failures):
+        return  # nothing follows from it, or it did from the first failure: a record may be large
+    stored = commit.load(job_id)
+    if stored is None or stored.head.state != WAITING:
+        return
+    waits = links_of(stored).waits
+    if waits == RunOn.SUCCESS and failed:
+        _drop(commit, stored, CANCELLED, why)
+    elif not pending:
+        _begin(commit, stored, waits, failed)
+
+
+def _begin(commit: Transitions, stored: Stored, waits: str, failed: int) -> None:
+    """All before it have ended."""
+    if waits == RunOn.BARRIER:
+        if failed:
+            _drop(commit, stored, FAILED, f"{failed} of its jobs did not succeed")
+        else:
+            commit.unplace(stored)
+            commit.end(stored, SUCCEEDED, stored.tail)
+    elif waits == RunOn.FAILURE and not failed:
+        commit.unplace(stored)
+        commit.vanish(stored)
+    else:
+        commit.unplace(stored)
+        envelope = envelope_of(stored)
+        due = commit.now + int(envelope.delay * MICRO) if envelope.delay > 0 else 0
+        wall = Flag.WALL if not due and envelope.at > 0 else 0
+        commit.place(stored, due or int(envelope.at * MICRO), wall)
+
+
+def _drop(commit: Transitions, stored: Stored, state: int, why: str) -> None:
+    """It ends for how those before it ended."""
+    stored.head.flags |= Flag.DROPPED
+    commit.unplace(stored)
+    commit.end(stored, state, stored.tail, why)
+
+
+def revive(commit: Transitions, stored: Stored) -> None:
+    """A job that had not succeeded is to run again: those that ended for that wait again."""
+    revived = [stored]
+    while revived:
+        for name in links_of(revived.pop()).next:
+            child = name.encode()
+            behind = commit.load(child)
+            if behind is None or commit.txn.get(child, db=commit.t.wait) is None:
+                continue  # gone, or its id is another's now
+            pending, failures = _counts(commit, child)
+            failures = max(0, failures - 1)
+            put_counts(commit, child, pending + 1, failures)
+            if not behind.head.flags & Flag.DROPPED:
+                continue
+            if not failures or links_of(behind).waits == RunOn.BARRIER:
+                _wait_again(commit, behind)
+                revived.append(behind)
+
+
+def _wait_again(commit: Transitions, stored: Stored) -> None:
+    commit.unfinish(stored)
+    head, tail = stored.head, stored.tail
+    head.state, head.finished, head.prune = WAITING, 0, 0
+    head.flags &= ~Flag.DROPPED
+    tail.error = ""
+    commit.count(commit.row_of(head.line), WAITING, +1)
+    commit.save(stored, tail)
+
+
+# -- what a flow needs ---------------------------------------------------------------------------
+
+
+def is_needed(commit: Transitions, stored: Stored, unfinished: dict[str, bool]) -> bool:
+    """True while a job behind this one has not ended: its result must not be pruned.
+
+    What is behind a barrier is behind all that is before it. ``unfinished`` keeps what was found,
+    since many may have the same job behind them.
+    """
+    for name in links_of(stored).next:
+        if name not in unfinished:
+            unfinished[name] = _goes_on(commit, name.encode(), unfinished)
+        if unfinished[name]:
+            return True
+    return False
+
+
+def is_unfinished(commit: Transitions, job_id: bytes) -> bool:
+    """True while a job is there and has not ended."""
+    data = commit.txn.get(job_id, db=commit.t.job)
+    return data is not None and state_and_line(data)[0] < SUCCEEDED
+
+
+def _goes_on(commit: Transitions, job_id: bytes, unfinished: dict[str, bool]) -> bool:
+    """True while a job has not ended, or is a barrier with such a job behind it."""
+    if is_unfinished(commit, job_id):
+        return True
+    stored = commit.load(job_id)
+    barrier = stored is not None and links_of(stored).waits == RunOn.BARRIER
+    return barrier and stored is not None and is_needed(commit, stored, unfinished)
+
+
+def inputs_of(commit: Transitions, stored: Stored) -> tuple[Input, ...]:
+    """How the jobs ended whose results this one is given."""
+    return tuple(_inputs(commit, links_of(stored).inputs))
+
+
+def _inputs(commit: Transitions, names: Sequence[str]) -> Iterator[Input]:
+    for name in names:
+        before = commit.load(name.encode())
+        if before is None:
+            yield Input(name)
+        else:
+            state = RUNNING if commit.is_running(before) else before.head.state
+            tail = before.tail
+            yield Input(name, STATES[state].value, tail.result, tail.error)

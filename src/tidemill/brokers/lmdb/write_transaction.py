@@ -1,0 +1,122 @@
+"""Write transactions: that of a commit, and one inside the caller's own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lmdb
+
+from tidemill.brokers.lmdb.switch_interval import pace
+from tidemill.brokers.lmdb.write_lock import WriteLock
+from tidemill.core.errors import InvalidOption
+
+__all__ = ["SLOW", "Plain", "Writing", "nested"]
+
+SLOW = 1.0
+"""Seconds that a transaction may stay open before the log says so."""
+
+log = logging.getLogger("tidemill")
+
+
+class Plain:
+    """A context of nothing but the transaction."""
+
+    __slots__ = ("txn",)
+
+    def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
+        self.txn = txn
+
+    def finish(self) -> None:
+        """Nothing was gathered."""
+
+    def committed(self) -> None:
+        """Nobody is told."""
+
+
+class Writing:
+    """A write transaction, as a context manager: committed at its end, undone by an error."""
+
+    __slots__ = ("_begun", "_env", "_lock", "_place", "_txn", "committed")
+
+    def __init__(self, env: lmdb.Environment, lock: WriteLock, place: str) -> None:
+        self._env = env
+        self._lock = lock
+        self._place = place
+        self.committed = False
+
+    def __enter__(self) -> lmdb.Transaction[bytes]:
+        pace.hurry()
+        try:
+            self._txn = begin_resized(self._env, write=True)
+        except BaseException:
+            pace.relax()
+            raise
+        if not self._lock.looked:
+            self._lock.look()
+        self._begun = time.monotonic()
+        return self._txn
+
+    def note(self) -> None:
+        """Say that the transaction took long; all other processes waited for its end."""
+        took = time.monotonic() - self._begun
+        if took > SLOW:
+            log.warning(
+                "this process held the write lock of the store%s for %.1f s before its commit: "
+                "the batch was large, or another thread kept Python's interpreter lock (a long "
+                "call into C); every other process waited",
+                self._place,
+                took,
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        # Before the commit, which gives up the interpreter lock for as long as the disk takes:
+        # the threads that compute meanwhile need not be hurried.
+        try:
+            pace.relax()
+        finally:
+            if kind is None:
+                self._txn.commit()
+                self.committed = True
+            else:
+                self._txn.abort()
+
+
+def begin_resized(env: lmdb.Environment, *, write: bool) -> lmdb.Transaction[bytes]:
+    """Begin a transaction; a map that another process has made larger is mapped anew first."""
+    try:
+        return env.begin(write=write)
+    except lmdb.MapResizedError:
+        env.set_mapsize(0)
+        return env.begin(write=write)
+
+
+@contextlib.contextmanager
+def nested(
+    env: lmdb.Environment,
+    table: lmdb._Database,
+    txn: Any,
+    translated: Callable[[Exception], Exception],
+) -> Iterator[lmdb.Transaction[bytes]]:
+    """A transaction inside the caller's: an error in it undoes only what it did itself.
+
+    Raises:
+        InvalidOption: ``txn`` is not an open write transaction of this environment.
+    """
+    try:
+        txn.stat(table)
+        inner = env.begin(parent=txn, write=True)
+    except (AttributeError, TypeError, lmdb.Error) as error:
+        raise InvalidOption(
+            "txn must be an open write transaction of this store's own LMDB environment"
+        ) from error
+    try:
+        with inner:
+            yield inner
+    except lmdb.Error as error:
+        raise translated(error) from error

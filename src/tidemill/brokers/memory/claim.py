@@ -1,0 +1,102 @@
+"""Choose the next jobs for an owner, and lease them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tidemill.brokers.contract.exchange import Mode, Want
+from tidemill.brokers.memory.limits import first_of, is_open, start, turn_of
+from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item, Jobs, Ready
+from tidemill.brokers.memory.unknown_tasks import bring_back, limited, undo
+from tidemill.brokers.memory.workflows import inputs_of
+from tidemill.core.job import DEFAULT_TTR, Envelope, Lease, Owner, encode_envelope
+
+__all__ = ["lease", "start_lease", "ttr_of"]
+
+
+def lease(jobs: Jobs, owner: Owner, want: Want) -> list[Lease]:
+    """Lease up to ``want.count`` jobs, including set-aside jobs of tasks that the owner knows."""
+    back = bring_back(jobs, want)
+    leases: list[Lease] = []
+    if not want.tasks:
+        leases += _lease_alone(jobs, owner, want, [item for item, _ in back])
+    want = msgspec.structs.replace(want, count=want.count - len(leases))
+    leases += _lease(jobs, owner, want)
+    undo(jobs, want, back)
+    return leases
+
+
+def _lease_alone(jobs: Jobs, owner: Owner, want: Want, items: list[Item]) -> list[Lease]:
+    """Lease set-aside jobs without a limit, for an owner that takes no other tasks."""
+    mine = [item for item in items if not item.record.losses and not limited(jobs, item)]
+    return [start_lease(jobs, item, owner) for item in mine[: want.count]]
+
+
+def _lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
+    for number in range(want.count):
+        item = _choose_lost(jobs, owner, want) if number == 0 else None
+        item = item or _choose(jobs, owner, want)
+        if item is None:
+            return
+        yield start_lease(jobs, item, owner)
+
+
+def start_lease(jobs: Jobs, item: Item, owner: Owner) -> Lease:
+    """Lease a ready job."""
+    turn = turn_of(jobs, item)
+    jobs.run(item, owner)
+    start(jobs, item, item.token)
+    ttr = 0.0
+    if owner.kind == "consumer":
+        ttr = ttr_of(item.record.envelope)
+        item.deadline = jobs.now + ttr
+        jobs.look_at(item, item.deadline)
+    return _lend(jobs, item, item.token, turn, ttr)
+
+
+def ttr_of(envelope: Envelope) -> float:
+    """The seconds that a consumer has for a message."""
+    return envelope.ttr if envelope.ttr > 0 else DEFAULT_TTR
+
+
+def _lend(jobs: Jobs, item: Item, token: int, turn: int, ttr: float) -> Lease:
+    r, e = item.record, item.record.envelope
+    envelope, inputs = encode_envelope(e), inputs_of(jobs, item)
+    counts = r.attempt + 1, r.losses, r.rank, turn
+    return Lease(token, *counts, e.timeout, r.leased, ttr, envelope, inputs)
+
+
+def _choose_lost(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
+    """The first task that must run alone, if the want may have one."""
+    heads = _heads(jobs, owner, want, [LOST]) if want.alone and want.tasks else {}
+    return jobs.items[min(heads.values())[2]] if heads else None
+
+
+def _heads(jobs: Jobs, owner: Owner, want: Want, kinds: list[int]) -> dict[str, Ready]:
+    """The first job of these kinds in each queue that is neither paused nor limited."""
+    heads: dict[str, Ready] = {}
+    for name in want.queues or sorted({name for name, _ in jobs.ready}):
+        if not any(jobs.ready.get((name, kind)) for kind in kinds):
+            continue
+        if jobs.queue(name).paused or not is_open(jobs, name):
+            continue
+        firsts = [f for kind in kinds if (f := first_of(jobs, (name, kind)))]
+        if firsts:
+            heads[name] = min(firsts)
+    return heads
+
+
+def _choose(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
+    """The next job for this want, or None."""
+    kinds = [kind for kind, wanted in ((TASKS, want.tasks), (MESSAGES, want.messages)) if wanted]
+    heads = _heads(jobs, owner, want, kinds)
+    if not heads:
+        return None
+    if want.mode is Mode.MERGED:
+        return jobs.items[min(heads.values())[2]]
+    if want.mode is Mode.FAIR:
+        jobs.last_queue = min((n for n in heads if n > jobs.last_queue), default=min(heads))
+        return jobs.items[heads[jobs.last_queue][2]]
+    return jobs.items[next(iter(heads.values()))[2]]

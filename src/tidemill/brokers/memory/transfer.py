@@ -1,0 +1,107 @@
+"""Move all jobs to another store, and adopt the jobs of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.brokers.contract.schedules import Change, Schedule
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.memory.limits import declare
+from tidemill.brokers.memory.part import Part
+from tidemill.brokers.memory.schedules import ScheduleTable
+from tidemill.brokers.memory.transitions import Item, Jobs, store_moved
+from tidemill.core.clock import new_id
+from tidemill.core.dependencies import was_dropped
+from tidemill.core.job import Record, State
+
+__all__ = ["Transfer", "adopt", "depart"]
+
+
+def depart(jobs: Jobs, where: str, seal: bool) -> Departure:
+    """Begin a departure, or continue it."""
+    known = jobs.departure or Departure(new_id(), where)
+    if known.where != where:
+        raise store_moved(known)
+    sealed = known.sealed or seal
+    jobs.departure = Departure(known.mark, where, jobs.seq, sealed)
+    return jobs.departure
+
+
+def adopt(jobs: Jobs, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
+    """Adopt jobs of a departed store."""
+    _, first = jobs.arrivals.get(departure.mark, ("", jobs.seq))
+    jobs.seq = max(jobs.seq, first + departure.last)
+    jobs.arrivals[departure.mark] = cursor, first
+    return [_adopt_one(jobs, record, first) for record in records]
+
+
+def _adopt_one(jobs: Jobs, record: Record, first: int) -> bool:
+    envelope, state = record.envelope, record.state
+    if envelope.id in jobs.items:
+        return False
+    if envelope.key and not state.finished:
+        holders = jobs.keys.setdefault(envelope.key, [])
+        if len(holders) > (state is State.WAITING):
+            return False
+        holders.append(envelope.id)
+    declare(jobs, envelope.limit, anew=False)
+    item = jobs.items[envelope.id] = Item(envelope, first + record.seq)
+    item.record = msgspec.structs.replace(
+        record, seq=first + record.seq, attempts=list(record.attempts), log=list(record.log)
+    )
+    item.limit = record.max_attempts
+    if record.expires and not state.finished:
+        item.expires_machine = jobs.now + record.expires - jobs.wall
+        jobs.look_at(item, item.expires_machine)
+    if record.due and not record.due_by_wall:
+        item.due_machine = jobs.now + record.due - jobs.wall
+    jobs.count(item, +1)
+    if envelope.key and envelope.unique is not None and envelope.unique.period:
+        item.until = jobs.now + envelope.created + envelope.unique.period - jobs.wall
+    free = not jobs.keys.get(envelope.key) and not jobs.held_by(envelope.key)
+    if state is State.SUCCEEDED and item.until > jobs.now and free:
+        jobs.held[envelope.key] = item.until, envelope.id
+    if state.finished:
+        item.finished_machine = jobs.now - max(0.0, jobs.wall - record.finished)
+        item.dropped = was_dropped(record)
+        jobs.keep(item)
+    elif state is not State.WAITING:
+        jobs.move(item, record.due, item.due_machine)
+    return True
+
+
+class Transfer(Part):
+    """Both ends of a move to another store."""
+
+    _schedules: ScheduleTable
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        with self._lock:
+            self._wake_all()
+            return depart(self._jobs, where, seal)
+
+    def stay(self) -> None:
+        with self._lock:
+            self._jobs.departure = None
+            self._wake_all()
+
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        with self._lock:
+            self._jobs.check_here()
+            taken = adopt(self._jobs, departure, records, cursor)
+            new = [Change(s.name, 0, s.due, s.body) for s in schedules]
+            taken += [changed.done for changed in self._schedules.change(new)]
+            self._wake_all()
+            return taken
+
+    def adopted(self, mark: str) -> str:
+        with self._lock:
+            return self._jobs.arrivals.get(mark, ("", 0))[0]

@@ -1,0 +1,391 @@
+"""The stored jobs and their state transitions. Only this file changes a job's state.
+
+Only this file reads a clock, too.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Callable
+
+from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.errors import StoreMoved
+from tidemill.core.job import Envelope, Links, Owner, Record, State
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.retention import Retention
+from tidemill.limits.arithmetic import Limiter
+
+__all__ = [
+    "LOST",
+    "MESSAGES",
+    "TASKS",
+    "Item",
+    "Jobs",
+    "Limit",
+    "Partition",
+    "ready_list_of",
+    "store_moved",
+]
+
+Ready = tuple[int, int, str]  # rank, seq, id
+Due = tuple[float, int, str]  # when, seq, id
+ReadyList = tuple[str, int]  # queue, kind
+TASKS, MESSAGES, LOST = range(3)
+
+
+class Item:
+    """A stored job: its record, and facts that a record does not show."""
+
+    __slots__ = (
+        *("charged", "deadline", "dependents", "dropped", "due_machine", "expires_machine"),
+        *("finished_machine", "holder", "limit", "ready", "record", "since", "token", "until"),
+        "waits",
+    )
+
+    def __init__(self, envelope: Envelope, seq: int) -> None:
+        self.record = Record(envelope=envelope, state=State.READY, seq=seq, rank=envelope.rank)
+        self.limit = envelope.retries.max_attempts
+        self.token = 0  # of the current lease
+        self.holder = ""  # the owner of the lease; empty when the carrier has it
+        self.charged = 0.0  # wall time at which its limits took its tokens
+        self.deadline = 0.0  # machine time at which a message lease ends
+        self.due_machine = 0.0  # machine time of a delay; 0 when due by wall time
+        self.expires_machine = 0.0
+        self.finished_machine = 0.0
+        self.ready: Ready | None = None  # its entry in the ready list
+        links = envelope.links or Links()
+        self.dependents, self.waits = links.next, links.waits
+        self.until = 0.0  # machine time until which it has its key, also when it has succeeded
+        self.since = 0.0  # machine time at which the first job came that it replaced
+        self.dropped = False  # it ended because of the end of a job before it
+
+    @property
+    def is_carried(self) -> bool:
+        """True when its lease lies with the carrier."""
+        return bool(self.token) and not self.holder
+
+
+class Limit:
+    """A limit: the settings that apply, and the settings that code declared last."""
+
+    def __init__(self) -> None:
+        self.terms = LimitSettings()
+        self.declared: LimitSettings | None = None
+        self.by_hand = False  # a person set the settings that apply
+        self.limiter = Limiter()  # of a queue; a named limit has one in each partition
+
+    @property
+    def is_broken(self) -> bool:
+        """True when the breaker keeps the next job waiting."""
+        breaker = self.terms.breaker
+        return breaker is not None and self.limiter.failures >= breaker[0]
+
+
+class Partition:
+    """One key of one limit."""
+
+    def __init__(self) -> None:
+        self.limiter = Limiter()
+        self.running = 0
+        self.turn = 0  # the number of its last lease
+
+
+class Jobs:
+    """All jobs of one broker, used under its lock.
+
+    ``tell`` wakes every sleeper. ``on_end`` is called with each job that has ended or was deleted
+    unfinished, ``on_back`` with each job that leaves the carrier without being taken.
+    """
+
+    def __init__(
+        self,
+        retention: Retention,
+        tell: Callable[[], None],
+        on_end: Callable[[Jobs, Item], None],
+        on_back: Callable[[Jobs, Item], None],
+    ) -> None:
+        self.on_end = on_end
+        self.on_back = on_back
+        self.retention = retention
+        self.tell = tell
+        self.born = wall_time()
+        self.last_queue = ""  # the queue that served the last fair want
+        self.items: dict[str, Item] = {}
+        self.ready: dict[ReadyList, list[Ready]] = {}  # in order
+        self.due: list[Due] = []  # heap, by machine time
+        self.due_wall: list[Due] = []  # heap, by wall time
+        self.leases: dict[tuple[str, int], Item] = {}  # by owner and token
+        self.carried: dict[int, Item] = {}  # by token
+        self.keys: dict[str, list[str]] = {}  # key -> [job, successor]
+        self.held: dict[str, tuple[float, str]] = {}  # key -> until when, job that has succeeded
+        self.stats: dict[str, QueueStats] = {}
+        self.queue_limits: dict[str, Limit] = {}
+        self.limits: dict[str, Limit] = {}
+        self.partitions: dict[tuple[str, str], Partition] = {}  # by name of the limit, and key
+        self.unknown: dict[str, list[Item]] = {}  # by task: jobs that are set aside
+        self.unknown_numbers: dict[str, int] = {}  # of these tasks, in the order they came
+        self.finished: list[tuple[float, str]] = []  # machine time to prune at, id: in order
+        self.ended: list[Item] = []  # ended jobs; their dependents wait to be counted down
+        self.flowing = False  # a caller counts them down
+        self.linked: list[tuple[float, str]] = []  # finished jobs of flows, by time of check
+        self.seq = 0  # jobs and tokens are numbered from one
+        self.numbered = 0  # the last number that ``numbers`` reserved
+        self.departure: Departure | None = None
+        self.arrivals: dict[str, tuple[str, int]] = {}  # mark -> cursor, sequence offset
+
+    def next_number(self) -> int:
+        """The next of the sequence."""
+        self.seq += 1
+        return self.seq
+
+    def check_here(self) -> None:
+        """Refuse to change a store that departs."""
+        if self.departure is not None:
+            raise store_moved(self.departure)
+
+    @property
+    def sealed(self) -> bool:
+        """True when the store has moved to another: nothing here changes any more."""
+        return self.departure is not None and self.departure.sealed
+
+    # -- time -----------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Machine time."""
+        return machine_time()
+
+    @property
+    def wall(self) -> float:
+        """Wall time."""
+        return wall_time()
+
+    def due_after(self, delay: float) -> tuple[float, float]:
+        """The due time of a delay, as (wall time for people, machine time); zeros for at once."""
+        return (self.wall + delay, self.now + delay) if delay > 0 else (0.0, 0.0)
+
+    def due_of(self, job: Envelope) -> tuple[float, float]:
+        """The due time of a job, as (wall time, machine time of a delay); zeros for at once."""
+        return self.due_after(job.delay) if job.delay > 0 else (job.at, 0.0)
+
+    def left(self, due: float, machine: float) -> float:
+        """Seconds until a due time; 0 or less when it has come."""
+        if machine:
+            return machine - self.now
+        return due - self.wall if due else 0.0
+
+    def next_due(self) -> float:
+        """Seconds until something comes due, at least 0; infinity when nothing will."""
+        if self.sealed:
+            return float("inf")
+        seconds = [self.due[0][0] - self.now] if self.due else []
+        seconds += [self.due_wall[0][0] - self.wall] if self.due_wall else []
+        return max(0.0, min(seconds)) if seconds else float("inf")
+
+    def first_due(self) -> list[Due]:
+        """The first entries by machine time and by wall time."""
+        return self.due[:1] + self.due_wall[:1]
+
+    def look_at(self, item: Item, when: float) -> None:
+        """Check the job when a machine time comes."""
+        heapq.heappush(self.due, (when, item.record.seq, item.record.envelope.id))
+
+    # -- counters -------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> QueueStats:
+        """A queue's row."""
+        return self.stats.setdefault(name, QueueStats(name=name))
+
+    def partition(self, claim: JobLimit) -> Partition:
+        """The partition of a job with this limit."""
+        return self.partitions.setdefault((claim.name, claim.key), Partition())
+
+    def count(self, item: Item, by: int) -> None:
+        """Change the queue's counter of the job's state; final states count in total."""
+        row, state = self.queue(item.record.envelope.queue), item.record.state.value
+        setattr(row, state, getattr(row, state) + by)
+
+    # -- transitions ----------------------------------------------------------------------------
+
+    def move(self, item: Item, due: float, machine: float) -> None:
+        """Make a job scheduled or ready, by its due time."""
+        record = item.record
+        self.unplace(item)
+        record.due, item.due_machine = due, machine
+        if self.left(due, machine) > 0:
+            record.state = State.SCHEDULED
+            heap, when = (self.due, machine) if machine else (self.due_wall, due)
+            heapq.heappush(heap, (when, record.seq, record.envelope.id))
+        else:
+            record.state = State.READY
+            item.ready = (record.rank, record.seq, record.envelope.id)
+            bisect.insort(self.ready.setdefault(ready_list_of(record), []), item.ready)
+        self.count(item, +1)
+
+    def unplace(self, item: Item) -> None:
+        """Take a job out of its list or lease. Due entries stay, and are checked later."""
+        if not item.record.state.finished:
+            self.count(item, -1)
+        if item.ready:
+            self.ready[ready_list_of(item.record)].remove(item.ready)
+            item.ready = None
+        if item.record.unknown:
+            self._forget_unknown(item)
+        if item.is_carried:
+            self.on_back(self, item)
+            self.leave_carrier(item)
+        elif item.token:
+            del self.leases[item.holder, item.token]
+        if item.token:
+            item.token, item.holder, item.deadline = 0, "", 0.0
+            item.record.worker, item.record.leased = "", 0.0
+            if item.record.envelope.limit:
+                self.partition(item.record.envelope.limit).running -= 1
+
+    def number_unknown(self, task: str) -> None:
+        """Number a task whose first job is set aside."""
+        if task not in self.unknown:
+            self.unknown[task] = []
+            self.unknown_numbers[task] = self.next_number()
+
+    def _forget_unknown(self, item: Item) -> None:
+        """Take a job out of the unknown ones; forget its task with the last job."""
+        task = item.record.envelope.task
+        item.record.unknown = False
+        item.record.due = item.due_machine = 0.0
+        self.unknown[task].remove(item)
+        if not self.unknown[task]:
+            del self.unknown[task], self.unknown_numbers[task]
+
+    def run(self, item: Item, owner: Owner) -> None:
+        """Make a job running, under a lease."""
+        self.unplace(item)
+        record = item.record
+        record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
+        item.token, item.holder, item.charged = self.next_number(), owner.id, record.leased
+        self.leases[owner.id, item.token] = item
+        if record.envelope.limit:
+            self.partition(record.envelope.limit).running += 1
+        self.count(item, +1)
+
+    def carry(self, item: Item) -> None:
+        """Make a running job ready and carried: its lease lies with the carrier."""
+        record = item.record
+        self.count(item, -1)
+        del self.leases[item.holder, item.token]
+        item.holder, item.deadline = "", 0.0
+        self.carried[item.token] = item
+        record.state, record.worker, record.leased = State.READY, "", 0.0
+        self.count(item, +1)
+        self.queue(record.envelope.queue).carried += 1
+
+    def leave_carrier(self, item: Item) -> None:
+        """Take a lease out of the carrier's."""
+        del self.carried[item.token]
+        self.queue(item.record.envelope.queue).carried -= 1
+
+    def take_over(self, item: Item, owner: Owner) -> None:
+        """Make a carried job running: its lease goes from the carrier to an owner."""
+        record = item.record
+        self.count(item, -1)
+        self.leave_carrier(item)
+        item.holder = owner.id
+        self.leases[owner.id, item.token] = item
+        record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
+        self.count(item, +1)
+
+    def finish(self, item: Item, state: State, error: str = "") -> None:
+        """End a job, and keep it for a while; an acknowledged message is deleted."""
+        record, envelope = item.record, item.record.envelope
+        self.unplace(item)
+        record.state, record.finished, record.error = state, self.wall, error
+        item.finished_machine = self.now
+        self.count(item, +1)
+        self.give_up_key(envelope)
+        if state is State.SUCCEEDED and item.until > self.now:
+            self.held[envelope.key] = item.until, envelope.id
+        if envelope.is_message and state is State.SUCCEEDED:
+            del self.items[envelope.id]
+        else:
+            self.keep(item)
+        self.on_end(self, item)
+        self.tell()
+
+    def keep(self, item: Item) -> None:
+        """Prune a finished job in time; a job of a flow only when no dependent needs it."""
+        job_id = item.record.envelope.id
+        if item.record.envelope.links:
+            bisect.insort(self.linked, (self.now + self.retention.protect, job_id))
+        else:
+            self.keep_plainly(item)
+
+    def keep_plainly(self, item: Item) -> None:
+        """Prune a finished job after its retention time."""
+        when = item.finished_machine + self.keep_for(item.record)
+        bisect.insort(self.finished, (when, item.record.envelope.id))
+
+    def forget(self, item: Item) -> None:
+        """Delete an unfinished job."""
+        self.unplace(item)
+        self.give_up_key(item.record.envelope)
+        del self.items[item.record.envelope.id]
+        self.on_end(self, item)
+
+    def keep_for(self, record: Record) -> float:
+        """The seconds for which a finished job is kept."""
+        if record.state is State.FAILED:
+            return self.retention.failed
+        if record.state is not State.SUCCEEDED:
+            return self.retention.of_success(-1, has_result=True)
+        return self.retention.of_success(record.envelope.result_ttl, bool(record.result))
+
+    def wait_again(self, item: Item) -> None:
+        """Make an ended job wait for other jobs again."""
+        self.unfinish(item)
+        record = item.record
+        record.state, record.finished, record.error = State.WAITING, 0.0, ""
+        self.count(item, +1)
+
+    def unfinish(self, item: Item) -> None:
+        """Take a job off the lists of pruning."""
+        job_id = item.record.envelope.id
+        self.finished = [entry for entry in self.finished if entry[1] != job_id]
+        self.linked = [entry for entry in self.linked if entry[1] != job_id]
+
+    def held_by(self, key: str) -> str:
+        """The succeeded job that still has the key, or an empty string."""
+        until, job_id = self.held.get(key, (0.0, ""))
+        return job_id if until > self.now else ""
+
+    def let_go_of_keys(self) -> None:
+        """Forget keys of succeeded jobs whose period is over."""
+        self.held = {key: who for key, who in self.held.items() if who[0] > self.now}
+
+    def give_up_key(self, envelope: Envelope) -> None:
+        """Free the key of a job; the successor that waits for the key takes it."""
+        holders = self.keys.get(envelope.key, []) if envelope.key else []
+        if envelope.id not in holders:
+            return
+        first = holders[0] == envelope.id
+        holders.remove(envelope.id)
+        if not holders:
+            del self.keys[envelope.key]
+        elif first:
+            successor = self.items[holders[0]]
+            self.move(successor, successor.record.due, successor.due_machine)
+
+
+def ready_list_of(record: Record) -> ReadyList:
+    """The ready list of a job: its queue's tasks, messages or lost tasks, each list in order."""
+    envelope = record.envelope
+    if envelope.is_message:
+        return envelope.queue, MESSAGES
+    return envelope.queue, LOST if record.losses else TASKS
+
+
+def store_moved(departure: Departure) -> StoreMoved:
+    """The error for calls of a store that departs."""
+    return StoreMoved(f"this store moves to {departure.where}; use that url")

@@ -1,0 +1,1 @@
+"""Helpers of brokers that reach their store over a connection."""

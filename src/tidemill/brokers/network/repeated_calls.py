@@ -1,0 +1,127 @@
+"""Repeat the exchanges of an owner whose connection may break during any of them.
+
+Every step has a serial, which the store keeps together with its reply. After a lost reply the step
+is sent again under its serial, before the next step; the store answers it again and does not do it
+again. Leases of that reply are handed out with the next reply.
+
+The caller of the broken step got ``BrokerUnavailable`` and hands in the same verdicts, notes and
+leases to take again. They are answered from the first reply and not sent again. The reply after a
+broken step is ``behind``: the server that answers may have lost steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Verdict
+from tidemill.core.locks import LongLock
+from tidemill.core.signals import raised_by_handler
+
+__all__ = ["RepeatedCalls"]
+
+
+_Name = tuple[int, bool]
+
+
+def _name(verdict: Verdict) -> _Name:
+    """The key of a verdict: a lease gets one verdict, or a holding and a final one."""
+    return verdict.token, verdict.hold
+
+
+class RepeatedCalls:
+    """The exchanges of one owner, one at a time, from any thread.
+
+    ``send`` carries a step with its serial to the store. It raises ``BrokerUnavailable`` when the
+    step may have happened or may happen later, and any other error when it did not happen. Serials
+    begin behind ``serial``.
+    """
+
+    def __init__(self, send: Callable[[Step, int], Reply], serial: int = 0) -> None:
+        self.serial = serial  # the last one given
+        self._send = send
+        self._lock = LongLock()
+        self._broken: Step | None = None  # sent, and not answered
+        self._settled: dict[_Name, bool] = {}  # answers to the verdicts of broken steps
+        self._taken: dict[tuple[int, str], bool] = {}  # answers to their leases to take
+        self._noted: list[object] = []
+        self._unread: Reply = Reply()  # answered, and not handed on
+
+    def exchange(self, step: Step) -> Reply:
+        """Send one step. After ``BrokerUnavailable`` the next call repeats the broken step."""
+        with self._lock:
+            if self._broken is not None:
+                self._repeat(self._broken)
+            return self._send_rest(step)
+
+    def _repeat(self, broken: Step) -> None:
+        reply = self._send_one(broken)
+        told = zip(broken.verdicts, reply.settled, strict=True)
+        self._settled |= {_name(verdict): settled for verdict, settled in told}
+        self._taken |= dict(zip(broken.take, reply.taken, strict=False))  # none when it is lost
+        self._noted += broken.notes
+        self._unread.leases += reply.leases
+        self._unread.commands += reply.commands
+        self._unread.behind = True
+
+    def _send_rest(self, step: Step) -> Reply:
+        over = self._unread
+        heard = self._settled or self._noted or self._taken or over.leases
+        fresh = self._without_known(step) if heard else step
+        if step.held is not None and heard:
+            unread = [*[lease.token for lease in over.leases], *[token for token, _ in step.take]]
+            fresh.held = [*step.held, *unread]
+        reply = self._send_one(fresh)
+        if fresh is not step:
+            new = iter(reply.settled)
+            reply.settled = [
+                self._settled[_name(v)] if _name(v) in self._settled else next(new)
+                for v in step.verdicts
+            ]
+            if len(reply.taken) == len(fresh.take):  # else it is lost
+                known, later = frozenset(self._taken), iter(reply.taken)
+                reply.taken = [  # a lease that is named twice is given once
+                    self._taken.pop(lease, False) if lease in known else next(later)
+                    for lease in step.take
+                ]
+            self._settled, self._noted, self._taken = {}, [], {}
+        if over.behind:
+            reply.leases = over.leases + reply.leases
+            reply.commands = over.commands + reply.commands
+            reply.behind = True
+            self._unread = Reply()
+        return reply
+
+    def _without_known(self, step: Step) -> Step:
+        """The step without parts that the store has, wanting only leases still missing."""
+        noted = len(self._noted) if list(step.notes[: len(self._noted)]) == self._noted else 0
+        want = step.want
+        if want is not None and self._unread.leases:
+            left = max(0, want.count - len(self._unread.leases))
+            want = msgspec.structs.replace(want, count=left)
+        return msgspec.structs.replace(
+            step,
+            verdicts=[v for v in step.verdicts if _name(v) not in self._settled],
+            notes=step.notes[noted:],
+            take=[lease for lease in step.take if lease not in self._taken],
+            want=want,
+        )
+
+    def _send_one(self, step: Step) -> Reply:
+        """Send a step under the next serial, or again under its own."""
+        if self._broken is None:
+            self.serial += 1
+        self._broken = step
+        try:
+            reply = self._send(step, self.serial)
+        except BrokerUnavailable:
+            raise
+        except Exception as error:
+            if not raised_by_handler(error):  # else the step may have happened
+                self._broken = None
+            raise
+        self._broken = None
+        return reply

@@ -1,0 +1,209 @@
+"""The calls beside the core: inspection, administration, limits, schedules and transfer."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
+from tidemill.brokers.contract.schedules import Change, Changed, Schedule
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.contract.unknown_tasks import UnknownTask
+from tidemill.brokers.postgres import inspect, limits, transfer
+from tidemill.brokers.postgres import schedules as stored
+from tidemill.brokers.postgres.base import ServerCalls
+from tidemill.brokers.postgres.encoding import json, leases_of, texts
+from tidemill.core.clock import id_time, wall_time
+from tidemill.core.errors import FeatureMissing
+from tidemill.core.job import Command, Lease, Owner, Record, State
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.limits.arithmetic import Held, LimitStats
+
+__all__ = [
+    "AdminCalls",
+    "InspectionCalls",
+    "JobNumberCalls",
+    "LimitCalls",
+    "ScheduleCalls",
+    "TransferCalls",
+]
+
+_PURGE_MOST = 5000
+
+
+class InspectionCalls(ServerCalls):
+    """Calls that only read: see :mod:`~tidemill.brokers.contract.inspection`."""
+
+    def get(self, job_id: str) -> Record | None:
+        return self.get_many([job_id])[0]
+
+    def get_many(self, ids: Sequence[str]) -> list[Record | None]:
+        """The records of several jobs, of one moment."""
+        self._check_open()
+        return inspect.get(self._session, ids)
+
+    def was_here(self, job_id: str) -> bool:
+        made = id_time(job_id)
+        return made is not None and self._session.installed.born - 1 <= made <= wall_time() + 1
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        self._check_open()
+        return inspect.find(self._session, what, limit, cursor)
+
+    def unknown_tasks(self) -> list[UnknownTask]:
+        self._check_open()
+        return inspect.unknown_tasks(self._session)
+
+    def stats(self) -> list[QueueStats]:
+        self._check_open()
+        return inspect.stats(self._session)
+
+    def owners(self) -> list[Owner]:
+        self._check_open()
+        return [row.owner for row in self._owners.rows()]
+
+    def info(self) -> dict[str, Any]:
+        self._check_open()
+        return inspect.info(self._session)
+
+    def head(self, queue: str, state: State, count: int) -> list[Record]:
+        self._check_open()
+        return inspect.head(self._session, queue, state, count)
+
+
+class AdminCalls(ServerCalls):
+    """Calls that change jobs and queues: see :mod:`~tidemill.brokers.contract.admin`."""
+
+    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+        verb = "terminate" if terminate else "cancel"
+        return self._act("cancel", job_ids, verb)
+
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+        return self._act("kick", job_ids, "force" if force else "")
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        return self._act("delete", job_ids)
+
+    def _act(self, name: str, job_ids: Iterable[str], *more: str) -> list[bool]:
+        self._check_open()
+        ids = texts([job_id.replace("\0", "") for job_id in job_ids])
+        types = ", ".join(["text[]", *["text"] * len(more)])
+        done: list[bool] = self._session.once(name, [ids, *more], types)
+        return done
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        self._check_open()
+        queues = self._session.known([queue])
+        arguments = [queues[queue], paused, max_size]
+        types = "int, bool, bigint"
+        self._session.call("set_queue", arguments, types, plain=True, queues=queues)
+
+    def purge(self, queue: str) -> int:
+        self._check_open()
+        removed, place = 0, {"in": "later", "after": 0}
+        while place:
+            arguments = [queue, _PURGE_MOST, json(place)]
+            batch, place = self._session.once("purge", arguments, "text, int, jsonb")
+            removed += batch
+        return removed
+
+    def forget_queue(self, queue: str) -> bool:
+        self._check_open()
+        return bool(self._session.once("forget_queue", [queue], "text", plain=True))
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        self._check_open()
+        arguments = [owner_id, command.verb, command.token]
+        told: bool = self._session.once("send_command", arguments, "text, text, bigint", plain=True)
+        return told
+
+    def recall(self) -> int:
+        self._check_open()
+        given, there = 0, sum(row.carried for row in inspect.stats(self._session))
+        while given < there and (batch := self._session.once("recall", [_PURGE_MOST], "int")):
+            given += batch  # not for ever: what went back may be carried again already
+        return given
+
+    def backup(self, target: str) -> None:
+        raise FeatureMissing(
+            "backup needs the feature backup, which postgresql:// does not have; use pg_dump"
+        )
+
+
+class LimitCalls(ServerCalls):
+    """See :mod:`~tidemill.brokers.contract.limits`."""
+
+    def set_limit(
+        self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        self._check_open()
+        limits.set_limit(self._session, name, terms, queue=queue, declared=declared)
+
+    def limits(self) -> list[LimitStats]:
+        self._check_open()
+        return limits.all_limits(self._session)
+
+    def held(self, job_id: str) -> Held | None:
+        self._check_open()
+        return limits.held(self._session, job_id.replace("\0", ""))
+
+
+class JobNumberCalls(ServerCalls):
+    """See :mod:`~tidemill.brokers.contract.job_numbers`."""
+
+    def numbers(self, count: int) -> int:
+        self._check_open()
+        last = int(self._session.once("numbers", [count], "bigint", plain=True))
+        return last - count + 1
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        self._check_open()
+        ids = texts([job_id.replace("\0", "") for job_id in job_ids])
+        arguments = [self._owners[owner_id].number, ids]
+        shown = self._session.once("lease_named", arguments, "int, text[]")
+        return [leases_of(base64.b64decode(one))[0] if one else None for one in shown]
+
+
+class ScheduleCalls(ServerCalls):
+    """See :mod:`~tidemill.brokers.contract.schedules`."""
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        self._check_open()
+        return stored.get(self._session, names)
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        self._check_open()
+        return stored.page(self._session, after, limit)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        self._check_open()
+        return stored.change(self._session, changes)
+
+
+class TransferCalls(ServerCalls):
+    """Moving to another store: see :mod:`~tidemill.brokers.contract.transfer`."""
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        self._check_open()
+        return transfer.depart(self._session, where, seal=seal)
+
+    def stay(self) -> None:
+        self._check_open()
+        transfer.stay(self._session)
+
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        self._check_open()
+        return transfer.adopt(self._session, departure, records, cursor, schedules)
+
+    def adopted(self, mark: str) -> str:
+        self._check_open()
+        return transfer.adopted(self._session, mark)

@@ -1,0 +1,235 @@
+"""The connections to the server, and doing something over one although it may break at any moment.
+
+A stack of them, the last used on top; made when needed, up to ``pool``. Not psycopg_pool: its
+threads do not survive a fork, and it connects again by a clock of its own, where we must say at
+once that a server is away.
+
+A :class:`ServerConnection` outlives its TCP connection. It numbers its calls, and the server keeps
+the last answer of each, so that a call whose reply was lost can be made again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from tidemill.brokers.postgres.errors import (
+    Refused,
+    Stalled,
+    is_lost,
+    is_worth_repeating,
+    translated,
+)
+from tidemill.brokers.postgres.settings import OVER, Address
+from tidemill.brokers.postgres.timed_connection import Connection, connect, leave_to_parent
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.locks import Condition
+from tidemill.core.shield import lower_shield, raise_shield
+from tidemill.core.signals import InterruptibleWait, defer_signals, resume_signals
+
+__all__ = ["Connections", "ServerConnection"]
+
+T = TypeVar("T")
+_PAUSE, _PAUSE_MOST = 0.05, 2.0
+_AGAIN_MOST = 20
+_LONGEST = 2**31 - 1  # milliseconds that the server takes for a limit
+
+
+class ServerConnection:
+    """One connection at a time, and the calls made over it, counted."""
+
+    __slots__ = ("conn", "id", "serial")
+
+    def __init__(self) -> None:
+        self.id = new_id()
+        self.serial = 0
+        self.conn: Connection | None = None
+
+    def drop(self) -> None:
+        """Close the connection."""
+        conn, self.conn = self.conn, None
+        if conn is not None:
+            conn.close()
+
+
+class Connections:
+    """The lines of one broker in one process."""
+
+    def __init__(
+        self, address: Address, greet: Callable[[Connection], None] = lambda conn: None
+    ) -> None:
+        self._address = address
+        self._greet = greet  # called with each new connection
+        self._free: list[ServerConnection] = []
+        self._count = 0
+        self._main = 0  # calls that the main thread is in: more than one with a signal handler
+        self._changed = Condition()
+        self._pause = 0.0
+        self._not_before = 0.0
+        self._took = 0.0  # seconds that the last try to connect took, which failed
+        self._why: BrokerUnavailable | None = None
+        self.pooled: bool | None = None  # True behind PgBouncer, None as long as nobody has looked
+        self._closed = False
+
+    def run(self, work: Callable[[ServerConnection, Connection], T], *, patience: float = 0.0) -> T:
+        """Do something over a line; again, over a new connection, when it breaks.
+
+        A server that is away is tried once more at once, then until ``patience`` is over. So what
+        ``work`` does may be done twice. All of it ends when the limit of the address is over.
+
+        Raises:
+            BrokerUnavailable: the server is away or silent; the work may have been done.
+        """
+        start = time.monotonic()
+        deadline, until = start + patience, start + self._address.limit
+        deferred = defer_signals()
+        try:
+            connection = self._take(until, deferred)
+            try:
+                raise_shield()
+                try:
+                    return self._run_on(connection, work, deadline, until + OVER)
+                finally:
+                    if connection.conn is not None and connection.conn.info.transaction_status:
+                        connection.drop()  # interrupted in the middle of something
+                    lower_shield()
+            finally:
+                self._give_back(connection, deferred)
+        finally:
+            if deferred:
+                resume_signals()
+
+    def _run_on(
+        self,
+        connection: ServerConnection,
+        work: Callable[[ServerConnection, Connection], T],
+        deadline: float,
+        until: float,
+    ) -> T:
+        broken = repeated = 0
+        while True:
+            try:
+                if connection.conn is None:
+                    connection.conn = self._connect(until)
+                connection.conn.until = until
+                result = work(connection, connection.conn)
+            except Stalled as error:
+                connection.drop()
+                self._drop_free()  # they lead to the same server
+                raise translated(error, self._address.where) from error
+            except psycopg.Error as error:
+                if is_worth_repeating(error) and repeated < _AGAIN_MOST:
+                    repeated += 1
+                    continue
+                failure = translated(error, self._address.where)
+                if not is_lost(error, connection.conn):
+                    raise failure from error
+                connection.drop()
+                self._drop_free()  # they are most likely broken as well
+                if not broken or time.monotonic() < deadline:
+                    broken += 1
+                    continue
+                raise failure from error
+            except Refused:
+                raise
+            except BrokerUnavailable:
+                # A try that ends long after the deadline is not begun.
+                if time.monotonic() + max(0.0, self._took - 1) >= deadline:
+                    raise
+                with InterruptibleWait():
+                    time.sleep(max(0.01, min(self._not_before, deadline) - time.monotonic()))
+                continue
+            return result
+
+    def _connect(self, until: float) -> Connection:
+        """A new connection, unless the last try was a moment ago and failed."""
+        with self._changed:
+            if self._why is not None and time.monotonic() < self._not_before:
+                raise type(self._why)(str(self._why)) from self._why.__cause__
+        address = self._address
+        begun = time.monotonic()
+        try:
+            conn = connect(address.conninfo, address.where, prepared=not self.pooled)
+            if not self.pooled:
+                conn.until = until
+                self._look_for_pooler(conn)
+            self._greet(conn)
+        except BrokerUnavailable as error:
+            with self._changed:
+                self._took = time.monotonic() - begun
+                self._pause = min(max(_PAUSE, 2 * self._pause), _PAUSE_MOST)
+                self._not_before = time.monotonic() + self._pause
+                self._why = error
+            raise
+        with self._changed:
+            self._pause, self._why = 0.0, None
+        return conn
+
+    def _look_for_pooler(self, conn: Connection) -> None:
+        """Behind PgBouncer nothing of a session lasts: not what it prepared, nor its locks."""
+        row = conn.execute("SELECT pg_backend_pid()").fetchone()
+        self.pooled = row != (conn.info.backend_pid,)
+        if self.pooled:
+            conn.prepare_threshold = None
+            return
+        settings = {
+            # Steps look again for what others did meanwhile, whatever this database's default.
+            "default_transaction_isolation": "read committed",
+            # A statement has no limit besides: it would end the wait for a synchronous standby, and
+            # the server would then say that all is well.
+            "lock_timeout": str(min(int(self._address.limit * 1000), _LONGEST)),
+        }
+        names = ", ".join(f"set_config('{name}', %s, false)" for name in settings)
+        conn.execute(f"SELECT {names}".encode(), [*settings.values()])
+
+    # -- the stack ------------------------------------------------------------------------------
+
+    def _take(self, until: float, main: bool) -> ServerConnection:
+        with self._changed:
+            while not self._free and self._count >= self._address.pool:
+                if main and self._main:
+                    break  # a signal handler cannot wait for the call it has interrupted
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise BrokerUnavailable(
+                        f"all {self._count} connections to PostgreSQL at {self._address.where} "
+                        f"were busy for {self._address.limit:g} s; raise pool= in the url"
+                    )
+                self._changed.wait(left)
+            self._main += main
+            if self._free:
+                return self._free.pop()
+            self._count += 1
+            return ServerConnection()
+
+    def _give_back(self, connection: ServerConnection, main: bool) -> None:
+        with self._changed:
+            self._main -= main
+            if self._closed or self._count > self._address.pool:
+                connection.drop()
+            if self._count > self._address.pool:
+                self._count -= 1
+                return
+            self._free.append(connection)
+            self._changed.notify()
+
+    def _drop_free(self) -> None:
+        with self._changed:
+            for connection in self._free:
+                connection.drop()
+
+    def close(self) -> None:
+        """Close all that are not in use."""
+        self._closed = True
+        self._drop_free()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: the connections are the parent's; let go of our copies, unclosed."""
+        for connection in self._free:
+            if connection.conn is not None:
+                leave_to_parent(connection.conn)
+        self._free = []

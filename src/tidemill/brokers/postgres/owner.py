@@ -1,0 +1,87 @@
+"""An owner that is attached in this process: its number, its repeated calls, its sleep."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Generator, Sequence
+
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.parked_waits import Until
+from tidemill.brokers.network.repeated_calls import RepeatedCalls
+from tidemill.brokers.postgres.handoff import HandOff
+from tidemill.brokers.shared.wait_places import Asleep
+from tidemill.core.job import Owner
+from tidemill.core.locks import LongLock
+from tidemill.core.wake_pipe import WakePipe
+
+__all__ = ["AttachedOwner"]
+
+_Ended = tuple[list[int], bool]
+
+
+class AttachedOwner:
+    """An owner that is attached in this process; ``send`` carries its steps to the store."""
+
+    def __init__(
+        self, send: Callable[[AttachedOwner, Step, int], Reply], owner: Owner, number: int
+    ) -> None:
+        self.owner = owner
+        self.number = number
+        self._send = functools.partial(send, self)
+        self._conversation = RepeatedCalls(self._send)
+        self._alone = LongLock()
+        self.hand_off = HandOff()
+        self.renewed = time.monotonic()
+        self.partial = False  # the last step took something, and less than was wanted
+        self.outgrown = False  # the store is of another version by now
+        self.near = False  # its steps bear no serials: whoever makes them attached it here
+        self.hears = False  # here, if it is elsewhere; else in another process
+        self.asleep = Asleep()
+        self._turn = 0
+        self.watched: list[int] = []
+        self.watched_fds: list[int] = []
+        self._pipe = WakePipe()
+
+    def exchange(self, step: Step) -> Reply:
+        """One step. Who gives a serial repeats it, perhaps while the first is still under way."""
+        if step.behalf:
+            return self._send(step, 0)
+        if not step.serial:
+            self.near = True
+            return self._conversation.exchange(step)
+        with self._alone:
+            return self._send(step, step.serial)
+
+    def goes_on(self, owner: Owner) -> None:
+        """It attached once more."""
+        self.owner, self._turn = owner, 0
+
+    def turned(self, turn: int) -> None:
+        """A step was answered; each has a turn, wherever it is made."""
+        if self._turn and turn != self._turn + 1:  # it spoke through another process since
+            self.hears = False
+        self._turn = turn
+
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
+        """Until a hint, a wake, a death, a readable descriptor or the timeout.
+
+        The descriptors that are readable, and whether one of those it watches has died.
+        """
+        ready = set((yield Until(timeout, [self._pipe.fd, *fds], self.watched_fds)))
+        if self._pipe.fd in ready:
+            self._pipe.drain()
+        return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)
+
+    def wake(self) -> None:
+        """End its sleep, from any thread."""
+        self._pipe.wake()
+
+    def close(self) -> None:
+        """Give up where it sleeps, once nobody does."""
+        self.asleep.end(self.wake)
+        self.after_fork_child()
+
+    def after_fork_child(self) -> None:
+        """Close what a child has of it; who slept there is not in the child."""
+        self._pipe.after_fork_child()

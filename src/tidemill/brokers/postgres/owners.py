@@ -1,0 +1,387 @@
+"""The owners of this process: coming, going, sleeping, and noticing who died.
+
+When is an owner dead? It has three signs of life: a FIFO that its kernel hangs up (on its own
+machine), a session lock that its server frees, and a lease in the table that it renews.
+
+    FIFO here, nobody holds it         dead, at once: its process is gone
+    FIFO here, held                    alive, whatever the server says
+    no FIFO here, lock held            alive: its session lasts, however slow it is
+    no FIFO here, lock free, lease on  alive: its connection was cut, and it has time to come back
+    no FIFO here, lock free, lease off dead; its neighbours on its own machine come first
+
+The server frees every lock when it ends, and the leases run out while it is away: so nobody is
+given up by the lease until the server, and our own hearing of it, have lasted as long as a lease.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.contract.parked_waits import Parked
+from tidemill.brokers.postgres.encoding import clean, ints, texts
+from tidemill.brokers.postgres.exchange import send
+from tidemill.brokers.postgres.owner import AttachedOwner
+from tidemill.brokers.shared.liveness import Liveness, neighbours
+from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
+from tidemill.core.crash_points import point
+from tidemill.core.errors import TidemillError
+from tidemill.core.files import private_folder
+from tidemill.core.job import Owner
+from tidemill.core.locks import Lock, LongLock
+from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
+
+if TYPE_CHECKING:
+    from tidemill.brokers.postgres.statements import Session
+
+__all__ = ["Owners"]
+
+_LOG = logging.getLogger("tidemill.postgres")
+_PRECEDENCE = 5.0
+"""Seconds that neighbours on a dead owner's own machine have to find it, who can read its board."""
+
+_owner = msgspec.msgpack.Encoder()
+_OWNER = msgspec.msgpack.Decoder(Owner)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """An owner on the list. ``late`` is how long ago its lease ran out, negative before."""
+
+    number: int
+    id: str
+    kind: str
+    host: str
+    locked: bool
+    late: float
+    facts: bytes
+    lease: float
+
+    @property
+    def owner(self) -> Owner:
+        """All that is known of it."""
+        return _OWNER.decode(self.facts)
+
+
+class Owners:
+    """The members this process has in one store."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._send = functools.partial(send, session)
+        self._by_number: dict[int, AttachedOwner] = {}
+        self._by_id: dict[str, AttachedOwner] = {}
+        mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
+        self._folder = os.path.join(mine, session.installed.store)
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        self._liveness = Liveness(os.path.join(self._folder, "owners"))
+        self._watching, self._joining = Lock(), LongLock()
+        self._silence: Silence[str] = Silence()
+        self._list_changed = True
+
+    def __getitem__(self, owner_id: str) -> AttachedOwner:
+        """A member that is attached; one elsewhere may have been in another process.
+
+        Raises:
+            TidemillError: it is not, or not here.
+        """
+        attached = self.find(owner_id)
+        if attached is None:
+            raise TidemillError(f"owner {owner_id!r} is not attached")
+        return attached
+
+    def find(self, owner_id: str) -> AttachedOwner | None:
+        """A member that is attached, or None."""
+        return self._by_id.get(owner_id) or self._go_on(owner_id)
+
+    @property
+    def boards(self) -> str:
+        """Where boards may lie: on this machine, as the FIFOs do."""
+        folder = os.path.join(self._folder, "boards")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+
+    # -- coming and going -----------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        """Make an owner known, and alive as long as this process is, or it is not silent."""
+        here = self._by_id.get(owner.id)
+        if not (owner.lease and here and here.owner.lease):
+            self.detach(owner.id)
+        session = self._session
+        channel = session.listen()
+        number = session.call(
+            "attach",
+            [
+                *(owner.id, clean(owner.name), owner.kind, clean(owner.host), channel),
+                *(session.wake_ups is not None and not owner.lease, _owner.encode(owner)),
+                *(owner.lease, owner.serial),
+            ],
+            "text, text, text, text, text, bool, bytea, float8, bigint",
+        )
+        if not owner.lease:
+            self._liveness.hold(number)
+            if session.wake_ups is not None:
+                session.wake_ups.hold(number)
+        attached = self._enter(owner, number)
+        attached.hears = True
+        self.reap()
+        self._watch(attached)
+
+    def _enter(self, owner: Owner, number: int) -> AttachedOwner:
+        with self._watching:
+            attached = self._by_id.get(owner.id)
+            if attached is not None and attached.number == number:
+                attached.goes_on(owner)
+                return attached
+            if attached is not None:
+                self._drop(attached)
+            attached = AttachedOwner(self._send, owner, number)
+            self._by_number[number] = self._by_id[owner.id] = attached
+            return attached
+
+    def _drop(self, attached: AttachedOwner) -> None:
+        """It is none of ours any more."""
+        del self._by_number[attached.number], self._by_id[attached.owner.id]
+        attached.close()
+
+    # -- owners elsewhere -----------------------------------------------------------------------
+
+    def _go_on(self, owner_id: str) -> AttachedOwner | None:
+        """Make the calls of an owner elsewhere from now on, if one of that id is on the list."""
+        with self._joining:
+            if owner_id in self._by_id:  # another thread was faster
+                return self._by_id[owner_id]
+            rows = self._session.rows("elsewhere", [owner_id], "text")
+            if not rows:
+                return None
+            [(number, facts)] = rows
+            attached = self._enter(_OWNER.decode(facts), number)
+            attached.wake()  # who waits first looks: something may have happened meanwhile
+        self._watch(attached)
+        return attached
+
+    def anew(self, attached: AttachedOwner) -> AttachedOwner | None:
+        """An owner elsewhere that is lost here, if it attached anew through another server."""
+        with self._joining:
+            rows = self._session.rows("elsewhere", [attached.owner.id], "text")
+            if not rows or rows[0][0] == attached.number:
+                return None
+            [(number, facts)] = rows
+            anew = self._enter(_OWNER.decode(facts), number)
+            anew.wake()
+            return anew
+
+    def count_silence(self) -> float:
+        """Give up owners elsewhere that were silent for their lease; see the contract."""
+        away = [m for m in list(self._by_number.values()) if m.owner.lease and not m.near]
+        words: dict[str, SignOfLife] = {}
+        listed: set[int] = set()
+        for number, owner_id, lease, turn, holds in self._session.rows("words", []):
+            listed.add(number)
+            words[owner_id] = SignOfLife(lease, object() if holds else turn)
+        silent, again = self._silence.look(words)
+        for owner_id in silent:
+            self._session.once("give_up", [owner_id, words[owner_id].word], "text, bigint")
+        self._forget([attached for attached in away if attached.number not in listed])
+        return again
+
+    def _forget(self, gone: Collection[AttachedOwner]) -> None:
+        """Give up the places of owners elsewhere that are off the list, whoever struck them.
+
+        They may never call again. Who is asleep is woken, and forgotten another time; one that is
+        near is kept to be told that it is lost.
+        """
+        for attached in gone:
+            if not attached.asleep.end_if_empty():
+                attached.wake()
+                continue
+            with self._watching:
+                if self._by_number.get(attached.number) is attached:
+                    self._drop(attached)
+                    self._unwatch()
+
+    # -- going ----------------------------------------------------------------------------------
+
+    def detach(self, owner_id: str) -> None:
+        """Take an owner off the list; what it held goes back uncounted."""
+        attached = self._by_id.get(owner_id)
+        if attached is None:
+            if any(row.id == owner_id and row.lease for row in self.rows()):
+                self.release(owner_id, {})
+            return
+        self.release(owner_id, {})
+        with self._watching:
+            self._drop(attached)
+            self._unwatch()
+        if self._session.wake_ups is not None:
+            self._session.wake_ups.let_go(attached.number)
+        self._liveness.let_go(attached.number)
+
+    def leave(self) -> None:
+        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        for owner_id, attached in list(self._by_id.items()):
+            if attached.owner.lease:
+                attached.close()
+            else:
+                self.detach(owner_id)
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        """Take an owner of any process off the list; how many leases it had."""
+        ran = causes or {}
+        held: int = self._session.once(
+            "let_go",
+            [
+                *(owner_id, causes is not None, ints(list(ran))),
+                texts([clean(cause) for cause in ran.values()]),
+            ],
+            "text, bool, bigint[], text[]",
+        )
+        return held
+
+    # -- sleeping -------------------------------------------------------------------------------
+
+    def parked(self, attached: AttachedOwner, timeout: float, fds: Sequence[int]) -> Parked:
+        """Sleep as a member, and give back what owners held that died meanwhile."""
+        session = self._session
+        attached.hand_off.waits()
+        if attached.partial:
+            attached.partial, timeout = False, 0.0
+        lease = attached.owner.lease or session.address.owner_lease
+        lease = lease / 3 - (time.monotonic() - attached.renewed)
+        with attached.asleep.inside() as may:
+            if not may:
+                return []  # it was given up a moment ago, or attached once more
+            timeout = min(timeout, lease, session.longest_sleep())
+            ready, died = yield from attached.parked(timeout, fds)
+        if died:
+            self.reap()
+        if died or self._list_changed:
+            self._watch(attached)
+        return ready
+
+    def heard(self, word: str) -> None:
+        """Something was said to owners of this process: to one, or to all."""
+        if word[0].isdecimal():  # number, or number:turn:lease
+            number, _, lease = word.partition(":")
+            attached = self._by_number.get(int(number))
+            if attached is not None:
+                if lease:
+                    turn, _, packed = lease.partition(":")
+                    attached.hand_off.arrived(int(turn), packed)
+                attached.wake()
+            return
+        if word == "roster":
+            self._list_changed = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """End every sleep."""
+        for attached in list(self._by_number.values()):
+            attached.wake()
+
+    def wake(self, owner_id: str) -> None:
+        """End an owner's sleep, from any thread."""
+        attached = self._by_id.get(owner_id)
+        if attached:
+            attached.wake()
+
+    def renewed(self, attached: AttachedOwner, step: Step) -> None:
+        """An exchange renewed its lease: see that it has its lock, too, or hears here.
+
+        Who wants nothing does not mean to sleep here: it may be asleep in another process by now.
+        """
+        attached.renewed = time.monotonic()
+        if attached.owner.lease:
+            if step.want is not None and not attached.hears:
+                self._session.call("hear", [attached.number, self._session.listen()], "int, text")
+                attached.hears = attached.partial = True  # it looks again, now that it hears
+        elif self._session.wake_ups is not None:
+            self._session.wake_ups.renew(attached.number)
+
+    # -- deaths ---------------------------------------------------------------------------------
+
+    def rows(self) -> list[Row]:
+        """The list of owners."""
+        rows = self._session.rows("roster", [])
+        return [Row(*row) for row in rows]
+
+    def _watch(self, attached: AttachedOwner) -> None:
+        """Have the member's sleep end when a neighbour on this machine dies."""
+        self._list_changed = False
+        rows = [r for r in self.rows() if r.host == attached.owner.host and not r.lease]
+        numbers = neighbours(attached.number, [(row.number, row.kind == "worker") for row in rows])
+        with self._watching:
+            numbers = [n for n in numbers if self._liveness.is_here(n)]
+            attached.watched_fds, gone = self._liveness.watch(numbers)
+            attached.watched = numbers
+            self._unwatch()
+        if gone:  # it died before it could be watched
+            self.reap()
+
+    def _unwatch(self) -> None:
+        owners = list(self._by_number.values())
+        wanted = {number for attached in owners for number in attached.watched}
+        self._liveness.unwatch(wanted)
+
+    def reap(self) -> int:
+        """Give back what owners that died held; how many owners that were."""
+        self._liveness.keep()
+        rows = self.rows()
+        others = [row for row in rows if row.number not in self._by_number]
+        dead = [row for row in others if self._is_dead(row, rows)]
+        for row in dead:
+            owner = row.owner
+            causes = self._causes(row, owner)
+            point("store.reaping")
+            self.release(row.id, causes)
+            self._liveness.remove(row.number)
+            if owner.board and self._near(row):
+                remove_scoreboard(owner.board, owner.id)
+            _LOG.warning("gave back what %s %s held, which died", row.kind, owner.name or row.id)
+        point("store.reaped")
+        return len(dead)
+
+    def _is_dead(self, row: Row, rows: Sequence[Row]) -> bool:
+        if row.lease:
+            return False
+        if self._liveness.is_here(row.number):
+            return not self._liveness.alive(row.number)
+        if row.late <= 0 or not self._session.lasted():
+            return False
+        if row.locked and self._session.call("is_locked", [row.number], "int", plain=True):
+            return False
+        near = any(r.host == row.host and r.number != row.number and r.late <= 0 for r in rows)
+        return self._near(row) or not near or row.late > _PRECEDENCE
+
+    def _near(self, row: Row) -> bool:
+        """Whether it is, or was, on this machine: only then are its files here."""
+        return any(attached.owner.host == row.host for attached in list(self._by_number.values()))
+
+    def _causes(self, row: Row, owner: Owner) -> dict[int, str] | None:
+        """What a dead owner ran: a worker's board says; a consumer runs all it has taken."""
+        if row.kind == "consumer":
+            tokens = self._session.call("tokens_of", [row.number], "int", plain=True)
+            return dict.fromkeys(tokens, f"{owner.name} died")
+        is_readable = owner.board and self._near(row)
+        running = read_scoreboard(owner.board, owner.id) if is_readable else None
+        if running is None:
+            return None
+        return dict.fromkeys(running, f"worker {owner.name} died with its processes")
+
+    def after_fork_child(self) -> None:
+        """In a forked child: all are the parent's; close our copies at once.
+
+        Else the parent would seem alive for as long as any child of it is.
+        """
+        self._liveness.after_fork_child()
+        for attached in list(self._by_number.values()):
+            attached.after_fork_child()
+        self._by_number, self._by_id = {}, {}

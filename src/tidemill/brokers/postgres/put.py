@@ -1,0 +1,180 @@
+"""Jobs packed for a put: ids, envelopes, and for each the number of its shape.
+
+The shape is all else that the server wants to know of a job, which is mostly the same for all jobs
+of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from tidemill.brokers.contract.exchange import check_nonce
+from tidemill.brokers.postgres.caller_transaction import check_inside, run_inside
+from tidemill.brokers.postgres.connections import ServerConnection
+from tidemill.brokers.postgres.encoding import blobs, clean, ints, json, texts
+from tidemill.brokers.postgres.errors import conflict, is_unsure, translated
+from tidemill.brokers.postgres.limits import lane_of, numbers
+from tidemill.brokers.postgres.timed_connection import Connection
+from tidemill.core.dependencies import check_links
+from tidemill.core.errors import BrokerUnavailable, DuplicateJob
+from tidemill.core.job import Envelope, Links, Placed, Put, encode_envelope
+
+if TYPE_CHECKING:
+    from tidemill.brokers.postgres.statements import Session
+
+__all__ = ["pack_jobs", "put", "put_inside"]
+
+_FIELDS = (
+    *("line", "rank", "delay", "at", "expires", "timeout", "ttr", "result_ttl", "tries", "key"),
+    *("conflict", "verdict", "linked", "next", "waits", "inputs", "period", "max_wait"),
+    *("lane", "cost", "terms", "if_new"),
+)
+
+
+def pack_jobs(
+    session: Session, jobs: Sequence[Envelope], verdicts: Sequence[int] = ()
+) -> tuple[Any, Any, Any, str]:
+    """Ids, envelopes, numbers of shapes, and the shapes."""
+    queues = session.known({job.queue for job in jobs})
+    known: dict[tuple[Any, ...], int] = {}
+    shape = []
+    for place, job in enumerate(jobs):
+        row = (
+            queues[job.queue] * 4 + (not job.task),
+            *(job.rank, job.delay, job.at, job.expires, job.timeout, job.ttr, job.result_ttl),
+            *(job.retries.max_attempts, job.key or None, job.on_conflict),
+            verdicts[place] if verdicts else 0,
+            *_links(job.links),
+            *((job.unique.period, job.unique.max_wait) if job.unique else (None, None)),
+            *_limit(job),
+        )
+        shape.append(known.setdefault(row, len(known)))
+    shapes = [
+        {"n": n, **{k: v for k, v in zip(_FIELDS, row, strict=True) if v is not None}}
+        for row, n in known.items()
+    ]
+    return (
+        texts([job.id for job in jobs]),
+        blobs([encode_envelope(job) for job in jobs]),
+        ints(shape),
+        json(shapes),
+    )
+
+
+def _links(links: Links | None) -> tuple[Any, ...]:
+    if links is None:
+        return None, None, None, None
+    return True, links.next or None, links.waits or None, links.inputs or None
+
+
+def _limit(job: Envelope) -> tuple[Any, ...]:
+    claim = job.limit
+    if claim is None:
+        return None, None, None, None
+    terms = tuple(numbers(claim.terms))
+    return lane_of(claim), claim.cost, terms, job.planned is not None
+
+
+def put(
+    session: Session,
+    jobs: Sequence[Envelope],
+    hold: Collection[str],
+    let_go: Collection[str],
+    nonce: str = "",
+) -> list[Put]:
+    """Accept jobs, all or none, in a transaction of our own."""
+    check_nonce(nonce)
+    if not jobs and not let_go:
+        return []
+    queues = session.queues
+    packed = _pack(session, jobs, hold, let_go)
+    chores = session.chores(0)
+    serials: dict[str, int] = {}
+    unsure = False
+
+    def work(connection: ServerConnection, conn: Connection) -> Any:
+        nonlocal packed, queues, unsure
+        if queues is not session.queues:  # the server has lost some, and gives other numbers
+            queues = session.queues
+            packed = _pack(session, jobs, hold, let_go)
+        if connection.id not in serials:  # else it is done again, its reply was lost
+            connection.serial += 1
+            serials[connection.id] = connection.serial
+        call = (f"once {clean(nonce)}", 1) if nonce else (connection.id, connection.serial)
+        arguments = [*call, *packed, session.prefs(), chores]
+        try:
+            row = conn.execute(session.statements.put, arguments, binary=True).fetchone()
+        except psycopg.Error as error:
+            unsure = unsure or is_unsure(error, conn)
+            raise
+        assert row is not None
+        return row[0]
+
+    try:
+        answer = session.connections.run(work, patience=session.address.patience)
+    except DuplicateJob:
+        _await_disk(session)
+        raise
+    except BrokerUnavailable as error:
+        if not unsure or not jobs:
+            raise
+        raise BrokerUnavailable(f"{error}; {_perhaps(jobs)}") from error.__cause__
+    return _puts(jobs, answer)
+
+
+def _perhaps(jobs: Sequence[Envelope]) -> str:
+    """What to do when nobody knows whether the commit happened."""
+    if len(jobs) == 1:
+        return f"job {jobs[0].id!r} may have been accepted: put it again with the same id"
+    return (
+        f"{len(jobs):,} jobs from {jobs[0].id!r} on may have been accepted, all or none: "
+        "put them again with the same ids"
+    )
+
+
+def _await_disk(session: Session) -> None:
+    """What is there already may be seen before it is on disk: its caller relies on it."""
+    session.call("flush", [], "", plain=True)
+
+
+def _pack(
+    session: Session, jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
+) -> tuple[Any, ...]:
+    for job in jobs:
+        check_links(job)
+    return *pack_jobs(session, jobs), texts(list(hold)), texts(list(let_go))
+
+
+def put_inside(
+    session: Session,
+    jobs: Sequence[Envelope],
+    txn: Any,
+    hold: Collection[str],
+    let_go: Collection[str],
+) -> list[Put]:
+    """Accept jobs in the caller's transaction. When they are refused it goes on without them.
+
+    Raises:
+        InvalidOption: there is no transaction that could commit them later.
+        SerializationConflict: the transaction is of a stricter kind and must be done again.
+    """
+    check_inside(session, txn)
+    session.meet(txn)
+    packed = _pack(session, jobs, hold, let_go)
+    try:
+        answer = run_inside(txn, session.statements.put_inside, [*packed, session.prefs()])
+    except psycopg.Error as error:
+        failure = conflict(error) or translated(error, session.address.where)
+        if isinstance(failure, DuplicateJob):
+            _await_disk(session)
+        raise failure from error
+    return _puts(jobs, answer)
+
+
+def _puts(jobs: Sequence[Envelope], answer: Any) -> list[Put]:
+    if answer is None:
+        return [Put(job.id, Placed.CREATED) for job in jobs]
+    return [Put(job_id, Placed(how)) for how, job_id in answer]

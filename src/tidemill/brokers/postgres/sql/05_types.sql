@@ -1,0 +1,66 @@
+-- What functions take and return in one piece. Tables have no columns of these types.
+
+DROP TYPE IF EXISTS tidemill.batch, tidemill.verdict, tidemill.step_request, tidemill.step_reply,
+    tidemill.step_settled, tidemill.claimant, tidemill.chosen_jobs, tidemill.leased_jobs,
+    tidemill.schedule_changes CASCADE;
+
+-- Jobs to accept. "shape" has the number of each job's shape: see unpack.
+CREATE TYPE tidemill.batch AS (ids text[], envelopes bytea[], shape int[], shapes jsonb);
+
+-- How one run of a job ended. Outcomes are listed at close_attempt; "rank" is -1 where the rank stays.
+CREATE TYPE tidemill.verdict AS (
+    token bigint, outcome int, delay float8, error text, traceback text, started float8, ended float8,
+    result bytea, hold boolean, rank bigint
+);
+
+-- What an owner hands in with a step.
+CREATE TYPE tidemill.step_request AS (
+    me             int,
+    serial         bigint,                   -- 0 for a step on behalf of a remote owner
+    tokens         bigint[],                 -- plain successes, settled in bulk:
+    starts         float8[],
+    ends           float8[],
+    results        bytea[],
+    verdicts       jsonb,                    -- all other verdicts
+    touch_tokens   bigint[],
+    touch_seconds  float8[],
+    notes          jsonb,                    -- [token, done, total, line, time] each
+    heard          bigint[],                 -- tokens of hand-offs that arrived
+    carried        bigint[],                 -- leases to hand over to the carrier
+    take_tokens    bigint[],                 -- leases to take from the carrier
+    take_ids       text[],
+    held           bigint[]                  -- all leases the owner knows of; NULL when it does not say
+);
+
+CREATE TYPE tidemill.step_reply AS (
+    answer jsonb, leases bytea, turn bigint, ended bigint[], moved boolean, hungry int, idle boolean,
+    limited boolean
+);
+
+-- What settling did. The int[] are places in the request.
+CREATE TYPE tidemill.step_settled AS (
+    missed  int[],                           -- plain verdicts that found no lease
+    lost    int[],                           -- other verdicts that found no lease
+    kept    int[],                           -- leases that could not be handed over
+    late    int[],                           -- touches that found no lease
+    ended   bigint[],                        -- jobs
+    moved   boolean
+);
+
+CREATE TYPE tidemill.claimant AS (me int, serial bigint, consumes boolean);
+
+-- Jobs chosen for leasing, in order; see choose.
+CREATE TYPE tidemill.chosen_jobs AS (
+    seqs bigint[], lanes text[], numbers bigint[], turns bigint[], rows tid[], free bigint[]
+);
+
+-- Jobs leased, with what their limits count; "overdue" had expired before.
+CREATE TYPE tidemill.leased_jobs AS (
+    got int, leases bytea, lanes text[], costs float8[], fresh bigint[], lines int[], overdue bigint[]
+);
+
+-- Changes of schedules. "owners" says for each job of the batch which change it belongs to.
+CREATE TYPE tidemill.schedule_changes AS (
+    names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[], dues_instead float8[],
+    bodies_instead bytea[], owners int[]
+);

@@ -1,0 +1,251 @@
+-- Accepting jobs. They come as arrays: ids, envelopes, and for each the number of its shape, which is
+-- all the rest; jobs of one call mostly have the same.
+
+CREATE OR REPLACE FUNCTION tidemill.unpack(new_jobs tidemill.batch) RETURNS SETOF tidemill.given
+LANGUAGE sql STABLE ROWS 1000 AS $$
+    SELECT g.ord, g.id, g.envelope, s.line, s.rank, s.delay, s.at, s.expires, s.timeout, s.ttr,
+           s.result_ttl, s.tries, s.key, s.conflict, s.verdict,
+           s.linked, s.next, s.waits, s.inputs, s.period, s.max_wait, s.lane, s.cost, s.terms, s.if_new
+    FROM unnest(new_jobs.ids, new_jobs.envelopes, new_jobs.shape) WITH ORDINALITY AS g (id, envelope, shape, ord)
+    JOIN jsonb_to_recordset(new_jobs.shapes) AS s (
+        n int, line int, rank bigint, delay float8, at float8, expires float8, timeout float8,
+        ttr float8, result_ttl float8, tries int, key text, conflict text, verdict int,
+        linked boolean, next text[], waits text, inputs text[], period float8, max_wait float8,
+        lane text, cost float8, terms float8[], if_new boolean)
+    ON s.n = g.shape
+$$;
+
+-- Accept jobs, all or none, in order. The answer is NULL when all were created, else [how, id] each.
+CREATE OR REPLACE FUNCTION tidemill.put_jobs(
+    new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs) RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    t      float8 := clock(p);
+    answer jsonb;
+    shapes jsonb := new_jobs.shapes;
+    one    record;
+    g      given;
+    bound  int[];
+    seen   bigint[];
+    linked boolean := jsonb_path_exists(shapes, '$[*].linked') OR cardinality(let_go) > 0;
+BEGIN
+    PERFORM check_here();
+    IF jsonb_path_exists(shapes, '$[*].key') THEN
+        bound := '{}';
+    END IF;
+    -- Whoever fills a bounded queue does so alone, or two would take the last place.
+    FOR one IN
+        SELECT number FROM queue
+        WHERE number IN (SELECT (s ->> 'line')::int / 4 FROM jsonb_array_elements(shapes) AS s)
+          AND max_size > 0
+        ORDER BY number
+    LOOP
+        PERFORM pg_advisory_xact_lock('queue'::regclass::oid::int, one.number);
+        bound := bound || one.number;
+    END LOOP;
+    IF bound IS NOT NULL THEN
+        seen := end_by_time(t);
+        PERFORM lock_keys(seen, keys_of(shapes));
+    END IF;
+    IF linked THEN
+        PERFORM lock_flows(coalesce(seen, '{}'), all_bad(seen), names_of(seen) || let_go || ARRAY (
+            SELECT DISTINCT n FROM jsonb_array_elements(shapes) AS s
+            CROSS JOIN LATERAL jsonb_array_elements_text(s -> 'next') AS n));
+    END IF;
+    IF bound IS NULL THEN
+        PERFORM put_plain(new_jobs, t);
+        IF jsonb_path_exists(shapes, '$[*].lane') THEN
+            PERFORM park_new(new_jobs.ids, shapes);
+        END IF;
+        IF linked THEN
+            PERFORM link(NULL, new_jobs, hold, let_go, true, t, p);
+        END IF;
+        RETURN NULL;
+    END IF;
+    -- A job whose time has passed must not refuse another.
+    PERFORM come_due(seen, t, p);
+    answer := '[]';
+    FOR g IN SELECT * FROM unpack(new_jobs) ORDER BY ord LOOP
+        answer := answer || jsonb_build_array(put_one(g, true, t, p));
+    END LOOP;
+    IF linked THEN
+        PERFORM link(NULL, new_jobs, hold, let_go, true, t, p);
+    END IF;
+    RETURN answer;
+END $$;
+
+-- The hot path: jobs without keys, in queues without bounds. Those of lanes stand nowhere yet: park_new.
+CREATE OR REPLACE FUNCTION tidemill.put_plain(new_jobs tidemill.batch, t float8) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    stored bigint;
+    first  bigint;
+BEGIN
+    WITH given AS MATERIALIZED (
+        SELECT nextval('acceptance') AS seq, g.*,
+               CASE WHEN g.delay > 0 THEN t + g.delay ELSE g.at END AS due,
+               CASE WHEN g.expires > 0 THEN t + g.expires ELSE 0 END AS until
+        FROM (SELECT * FROM unpack(new_jobs) ORDER BY ord) AS g
+    ), new AS (
+        INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
+                         envelope, linked, inputs, lane, cost)
+        SELECT seq, rank, due, until, timeout, ttr, result_ttl, line, tries, tries, id, envelope,
+               coalesce(linked, false), inputs, lane, cost
+        FROM given
+        ON CONFLICT (id) DO NOTHING
+        RETURNING seq
+    ), placed AS MATERIALIZED (
+        SELECT seq, line, rank, due, until AS expires,
+               CASE WHEN waits IS NOT NULL THEN 0 WHEN due > t THEN 1
+                    WHEN lane IS NULL THEN 2 ELSE 3 END AS state
+        FROM new JOIN given USING (seq)
+    ), prompt AS (
+        INSERT INTO ready (line, rank, seq) SELECT line, rank, seq FROM placed WHERE state = 2
+    ), delayed AS (
+        INSERT INTO later (seq, due, waiting) SELECT seq, due, state = 0 FROM placed WHERE state < 2
+    ), mortal AS (
+        INSERT INTO expiry (seq, due) SELECT seq, expires FROM placed WHERE expires > 0
+    ), counted AS (
+        INSERT INTO tally (queue, accepted, ready, scheduled, waiting)
+        SELECT line / 4, count(*), count(*) FILTER (WHERE state >= 2),
+               count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 0)
+        FROM placed GROUP BY 1
+    )
+    SELECT (SELECT count(*) FROM new), (SELECT min(seq) FROM given) INTO stored, first;
+    IF stored < cardinality(new_jobs.ids) THEN
+        PERFORM refuse_id(g.id)
+        FROM unnest(new_jobs.ids) WITH ORDINALITY AS g (id, ord)
+        WHERE array_position(new_jobs.ids, g.id) < g.ord
+           OR EXISTS (SELECT FROM job WHERE job.id = g.id AND job.seq < first)
+        ORDER BY ord;
+        PERFORM refuse_id(new_jobs.ids[1]);  -- it was there a moment ago
+    END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION tidemill.refuse_id(taken text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'TM001', MESSAGE = 'id', DETAIL = taken;
+END $$;
+
+-- Unfinished jobs of a queue, now.
+CREATE OR REPLACE FUNCTION tidemill.size_of(which int) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT coalesce(sum(waiting + scheduled + ready + running), 0)
+            FROM tally WHERE queue = which);
+END $$;
+
+-- A put that must not fail, since settling must not: no limit holds, a taken id is kept.
+CREATE OR REPLACE FUNCTION tidemill.follow(
+    after int, new_jobs tidemill.batch, t float8, p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    g      given;
+    linked text[];
+BEGIN
+    FOR g IN
+        SELECT * FROM unpack(new_jobs) WHERE verdict = after ORDER BY ord
+    LOOP
+        IF g.key IS NOT NULL THEN
+            CONTINUE WHEN EXISTS (SELECT FROM find_key(g.key, t)) AND g.conflict = 'reject';
+        END IF;
+        CONTINUE WHEN EXISTS (SELECT FROM job WHERE id = g.id);
+        PERFORM put_one(g, false, t, p);
+        IF g.linked THEN
+            linked := linked || g.id;
+        END IF;
+    END LOOP;
+    IF linked IS NOT NULL THEN
+        PERFORM link(linked, new_jobs, '{}', '{}', false, t, p);
+    END IF;
+END $$;
+
+-- The numbers of queues, made if they are new.
+CREATE OR REPLACE FUNCTION tidemill.queue_numbers(names text[])
+RETURNS TABLE (name text, number int)
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    INSERT INTO queue (name) SELECT n FROM unnest(names) AS n ORDER BY n
+    ON CONFLICT ON CONSTRAINT queue_name_key DO NOTHING;
+    RETURN QUERY SELECT queue.name, queue.number FROM queue WHERE queue.name = ANY (names);
+END $$;
+
+-- One call of a producer, committed. Then, in a transaction of its own, those who sleep are told: a
+-- sleeper that marked itself before that one looks is seen by it, and one that marks itself later
+-- looks once more itself (see 50_exchange.sql). The second commit need not reach the disk, so that
+-- NOTIFY, under whose lock no two transactions commit, holds nobody up.
+CREATE OR REPLACE PROCEDURE tidemill.put(
+    client text, this bigint, new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs, chores int, INOUT answer jsonb)
+LANGUAGE plpgsql AS $$
+DECLARE
+    stored boolean;
+    place  text;
+    word   text;
+BEGIN
+    UPDATE tidemill.call AS c SET serial = this, seen = tidemill.clock(p), answer = NULL
+    WHERE c.line = client AND c.serial < this;
+    IF NOT FOUND THEN
+        INSERT INTO tidemill.call (line, serial, seen, once)
+        VALUES (client, this, tidemill.clock(p), CASE WHEN client LIKE 'once %' THEN tidemill.clock(p) END)
+        ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN  -- it was done before
+            SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
+            PERFORM tidemill.flush();
+            COMMIT;
+            PERFORM tidemill.ring_again(p);
+            RETURN;
+        END IF;
+    END IF;
+    IF cardinality(new_jobs.ids) = 1 THEN
+        SELECT * INTO stored, place, word FROM tidemill.put_single(new_jobs, p);
+    END IF;
+    IF stored IS NULL THEN
+        answer := tidemill.put_jobs(new_jobs, hold, let_go, p);
+        IF answer IS NOT NULL THEN
+            UPDATE tidemill.call AS c SET answer = put.answer WHERE c.line = client;
+        END IF;
+    END IF;
+    IF place IS NOT NULL THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+        COMMIT;
+        PERFORM set_config('synchronous_commit', 'off', true);
+        BEGIN
+            PERFORM pg_notify(place, word);
+        EXCEPTION WHEN OTHERS THEN  -- it is accepted, and found with the next step
+            RAISE WARNING 'nobody was told of a job: %', SQLERRM;
+        END;
+        COMMIT;
+        PERFORM tidemill.flush();
+        COMMIT;
+    ELSE
+        COMMIT;
+        IF stored IS NULL THEN  -- put_single stores nothing that is limited
+            IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+                CALL tidemill.open_gates(p);
+            END IF;
+        END IF;
+    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    IF place IS NULL THEN
+        PERFORM tidemill.ring(0, answer IS NOT NULL OR jsonb_path_exists(new_jobs.shapes, '$[*].linked'),
+                              '{}', p);
+    END IF;
+    IF chores > 0 THEN
+        COMMIT;
+        PERFORM set_config('synchronous_commit', 'off', true);
+        PERFORM tidemill.do_chores(chores, p);
+    END IF;
+END $$;
+
+-- The same inside a transaction of the caller's own. When that commits we cannot say, so everybody
+-- hears of it then and looks.
+CREATE OR REPLACE FUNCTION tidemill.put_inside(
+    new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    PERFORM tell_all('all');
+    RETURN put_jobs(new_jobs, hold, let_go, p);
+END $$;

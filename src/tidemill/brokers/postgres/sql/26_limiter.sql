@@ -1,0 +1,180 @@
+-- The arithmetic of limits, as tidemill/limits/arithmetic.py has it. Times are microseconds, as floats.
+--
+-- Terms are eight numbers, NULL for what there is not: 1, 2 a rate: jobs, seconds · 3 its burst · 4, 5 a
+-- window: jobs, seconds · 6 concurrency · 7, 8 a breaker: failures, seconds.
+
+CREATE OR REPLACE FUNCTION tidemill.no_terms() RETURNS float8[]
+LANGUAGE sql IMMUTABLE AS $$ SELECT ARRAY[NULL, NULL, 1, NULL, NULL, NULL, NULL, NULL]::float8[] $$;
+
+-- From one token to the next; 0 where there is no bucket.
+CREATE OR REPLACE FUNCTION tidemill.every(x float8[]) RETURNS float8
+LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN x[1] > 0 THEN x[2] * 1e6 / x[1] ELSE 0 END $$;
+
+-- How many jobs may run at a time; NULL for any number. After a failure no more than may fail yet.
+CREATE OR REPLACE FUNCTION tidemill.most_running(x float8[], failures int) RETURNS float8
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(x[6], CASE WHEN x[7] IS NOT NULL AND failures > 0 THEN greatest(1, x[7] - failures) END)
+$$;
+
+-- When a window lets so much more start.
+CREATE OR REPLACE FUNCTION tidemill.window_opens(
+    x float8[], slots float8[], held float8, now float8, cost float8) RETURNS float8
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    length float8 := floor(x[5] * 1e6);
+    need   float8 := least(cost, x[4]);
+    used   float8 := held + slots_used(x, slots, now);
+    at     float8 := 0;
+BEGIN
+    IF x[4] = 0 THEN
+        RETURN 'infinity';
+    END IF;
+    FOR i IN 1..cardinality(slots) / 2 LOOP
+        CONTINUE WHEN slots[2 * i - 1] + length <= now;
+        EXIT WHEN used + need <= x[4];
+        used := used - slots[2 * i];
+        at := slots[2 * i - 1] + length;
+    END LOOP;
+    RETURN CASE WHEN held > 0 AND used + need > x[4] THEN 'infinity' ELSE at END;
+END $$;
+
+-- What has started within the window.
+CREATE OR REPLACE FUNCTION tidemill.slots_used(x float8[], slots float8[], now float8) RETURNS float8
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    used float8 := 0;
+BEGIN
+    FOR i IN 1..cardinality(slots) / 2 LOOP
+        IF slots[2 * i - 1] + floor(x[5] * 1e6) > now THEN
+            used := used + slots[2 * i];
+        END IF;
+    END LOOP;
+    RETURN used;
+END $$;
+
+-- When a job of that cost may start: 0 for now, infinity when no time alone opens the gate.
+CREATE OR REPLACE FUNCTION tidemill.gate_opens(
+    x float8[], g tidemill.gate, running bigint, now float8, cost float8) RETURNS float8
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    at float8 := 0;
+BEGIN
+    IF running >= x[6] THEN
+        RETURN 'infinity';
+    END IF;
+    IF g.failures >= x[7] THEN
+        at := g.until;
+    END IF;
+    IF at <= now AND running >= most_running(x, g.failures) THEN
+        RETURN 'infinity';
+    END IF;
+    IF x[1] = 0 THEN
+        RETURN 'infinity';
+    ELSIF x[1] > 0 THEN  -- a microsecond less: sums of fractions may be off
+        IF g.held > 0 AND g.held + least(cost, x[3]) > x[3] THEN
+            RETURN 'infinity';
+        END IF;
+        at := greatest(at, floor(g.filled - (x[3] - g.held - least(cost, x[3])) * every(x) - 1));
+    END IF;
+    IF x[4] IS NOT NULL THEN
+        at := greatest(at, window_opens(x, g.slots, g.held, now, cost));
+    END IF;
+    RETURN CASE WHEN at > now THEN at ELSE 0 END;
+END $$;
+
+-- How many jobs that cost 1 may start now, "most" at most.
+CREATE OR REPLACE FUNCTION tidemill.gate_room(
+    x float8[], g tidemill.gate, running bigint, now float8, most int) RETURNS int
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    room float8 := most;
+BEGIN
+    IF gate_opens(x, g, running, now, 1) > 0 THEN
+        RETURN 0;
+    END IF;
+    room := least(room, most_running(x, g.failures) - running);
+    IF x[1] > 0 THEN
+        room := least(room, greatest(1, floor(
+            x[3] - g.held - greatest(0, g.filled - now) / every(x) + 1 / every(x))));
+    END IF;
+    IF x[4] IS NOT NULL THEN
+        room := least(room, greatest(1, floor(x[4] - g.held - slots_used(x, g.slots, now))));
+    END IF;
+    RETURN room;
+END $$;
+
+-- When the bucket is full again once jobs that cost so much have started.
+CREATE OR REPLACE FUNCTION tidemill.filled_with(x float8[], filled float8, now float8, cost float8)
+RETURNS float8
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN x[1] > 0 THEN greatest(filled, now) + cost * every(x) ELSE filled END
+$$;
+
+-- The slots of a window once jobs that cost so much have started: each is a 64th of it.
+CREATE OR REPLACE FUNCTION tidemill.slots_with(x float8[], slots float8[], now float8, cost float8)
+RETURNS float8[]
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    length float8 := floor(x[5] * 1e6);
+    width  float8 := greatest(1, floor(length / 64));
+    ends   float8 := (floor(now / width) + 1) * width;
+    kept   float8[] := '{}';
+    n      int;
+BEGIN
+    IF x[4] IS NULL OR cost = 0 THEN
+        RETURN slots;
+    END IF;
+    FOR i IN 1..cardinality(slots) / 2 LOOP
+        IF slots[2 * i - 1] + length > now THEN
+            kept := kept || slots[2 * i - 1:2 * i];
+        END IF;
+    END LOOP;
+    n := cardinality(kept);
+    IF n > 0 AND kept[n - 1] >= ends THEN
+        kept[n] := kept[n] + cost;
+        RETURN kept;
+    END IF;
+    RETURN kept || ends || cost;
+END $$;
+
+-- The slots of a window when what was taken then has not run.
+CREATE OR REPLACE FUNCTION tidemill.slots_without(x float8[], slots float8[], taken float8, cost float8)
+RETURNS float8[]
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    width float8 := greatest(1, floor(floor(x[5] * 1e6) / 64));
+BEGIN
+    IF x[4] IS NULL THEN
+        RETURN slots;
+    END IF;
+    FOR i IN 1..cardinality(slots) / 2 LOOP
+        IF slots[2 * i - 1] > taken THEN
+            IF slots[2 * i - 1] - width <= taken THEN
+                slots[2 * i] := greatest(0, slots[2 * i] - cost);
+            END IF;
+            EXIT;
+        END IF;
+    END LOOP;
+    RETURN slots;
+END $$;
+
+-- When the bucket is full again once other terms hold: the tokens stay, as far as it holds them.
+CREATE OR REPLACE FUNCTION tidemill.filled_anew(old float8[], new float8[], filled float8, now float8)
+RETURNS float8
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN filled <= now OR new[1] IS NULL THEN 0
+        WHEN new[1] > 0 AND old[1] > 0 THEN
+            now + (new[3] - least(new[3], old[3] - (filled - now) / every(old))) * every(new)
+        WHEN new[1] > 0 THEN least(filled, now + new[3] * every(new))
+        ELSE filled
+    END
+$$;
+
+-- From when on a gate is as if it had never been used, if it is not used until then.
+CREATE OR REPLACE FUNCTION tidemill.clear_at(x float8[], g tidemill.gate) RETURNS float8
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(CASE WHEN g.filled <> 0 THEN floor(g.filled) + 1 ELSE 0 END,
+                    CASE WHEN x[4] IS NOT NULL AND g.slots <> '{}'
+                    THEN g.slots[cardinality(g.slots) - 1] + floor(x[5] * 1e6) ELSE 0 END)
+$$;

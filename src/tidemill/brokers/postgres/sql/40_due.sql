@@ -1,0 +1,193 @@
+-- Time: what comes due, what has been kept for long enough, and the counters.
+
+-- When a job comes due next; NULL when none will.
+CREATE OR REPLACE FUNCTION tidemill.next_job_due() RETURNS float8
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN CASE WHEN NOT EXISTS (SELECT FROM departure WHERE sealed) THEN
+        least((SELECT nullif(min(due), 'infinity') FROM later WHERE NOT waiting),
+              (SELECT min(due) FROM expiry),
+              (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL)) END;
+END $$;
+
+-- The same, or when time opens a gate.
+CREATE OR REPLACE FUNCTION tidemill.next_due(limits boolean) RETURNS float8
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT limits THEN
+        RETURN next_job_due();
+    END IF;
+    RETURN CASE WHEN NOT is_sealed() THEN
+        least(next_job_due(), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
+END $$;
+
+-- When somebody is to step next: at once while other terms have yet to reach gates.
+CREATE OR REPLACE FUNCTION tidemill.next_step(limits boolean) RETURNS float8
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF limits AND EXISTS (SELECT FROM outdated) AND NOT is_sealed() THEN
+        RETURN 0;
+    END IF;
+    RETURN next_due(limits);
+END $$;
+
+-- Jobs that may end since their time is over, some of them; NULL when nothing at all has come due.
+CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF coalesce(next_job_due() > t, true) THEN
+        RETURN NULL;
+    END IF;
+    RETURN ARRAY (SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT 5000)
+        || ARRAY (SELECT seq FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 5000)
+        || ARRAY (SELECT seq FROM later WHERE due <= t AND NOT waiting AND task IS NOT NULL
+                  ORDER BY due LIMIT 5000);
+END $$;
+
+-- Move everything whose time has come, or a few thousand; true when anything moved. What another
+-- transaction is moving is skipped. Only jobs "seen" by end_by_time may end, whose keys are locked: of
+-- one that came since, nothing that is behind it would be locked, nor counted down.
+CREATE OR REPLACE FUNCTION tidemill.come_due(seen bigint[], t float8, p tidemill.prefs)
+RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    l     lease;
+    which bigint;
+    most  int := 5000;
+    ends  bigint[];
+    came  bigint[];
+BEGIN
+    IF seen IS NULL THEN
+        RETURN false;
+    END IF;
+    ends := lock_flows(seen, all_bad(seen), names_of(seen));
+    FOR l IN
+        SELECT * FROM lease WHERE seq = ANY (seen) AND deadline <= t
+        ORDER BY deadline FOR UPDATE SKIP LOCKED
+    LOOP  -- the delay -1 is that of the job's policy, also of a task's
+        PERFORM close_attempt(l, coalesce((SELECT name FROM owner WHERE number = l.owner), ''),
+                              retry_of(l.token, -1, 'ttr passed without an ack', t), t, p);
+    END LOOP;
+    FOR which IN
+        SELECT seq FROM expiry WHERE seq = ANY (seen) AND due <= t
+        ORDER BY due FOR UPDATE SKIP LOCKED
+    LOOP
+        DELETE FROM expiry WHERE seq = which;
+        IF unplace(which, false) IN ('ready', 'scheduled', 'waiting') THEN
+            PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
+        END IF;
+    END LOOP;
+    FOR which IN  -- nobody came who knows its task
+        SELECT seq FROM later WHERE seq = ANY (seen) AND due <= t AND task IS NOT NULL
+        ORDER BY due FOR UPDATE SKIP LOCKED
+    LOOP
+        IF unplace(which, false) = 'scheduled' THEN
+            PERFORM finish(which, 'failed', (SELECT error FROM job WHERE seq = which), NULL, t, p);
+        END IF;
+    END LOOP;
+    PERFORM flow(ends, t, p);
+    WITH gone AS (
+        DELETE FROM later WHERE seq = ANY (ARRAY (
+            SELECT seq FROM later WHERE due <= t AND NOT waiting AND task IS NULL
+            ORDER BY due LIMIT most FOR UPDATE SKIP LOCKED))
+        RETURNING seq
+    )
+    SELECT array_agg(seq) INTO came FROM gone;
+    PERFORM make_ready(came);
+    RETURN true;
+END $$;
+
+-- The same, for who has nothing else to lock.
+CREATE OR REPLACE FUNCTION tidemill.move_due(t float8, p tidemill.prefs) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    seen bigint[] := end_by_time(t);
+BEGIN
+    PERFORM lock_keys(seen, '{}');
+    RETURN come_due(seen, t, p);
+END $$;
+
+-- Forget finished jobs that are too old or too many, up to "most"; how many.
+CREATE OR REPLACE FUNCTION tidemill.prune(most int, t float8, p tidemill.prefs) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    pruned  int := 0;
+    surplus bigint;
+    few     int;
+BEGIN
+    IF is_sealed() THEN
+        RETURN 0;
+    END IF;
+    PERFORM look_at_flows(most, t, p);
+    FOR c IN 0..2 LOOP
+        pruned := pruned + prune_rows(ARRAY (
+            SELECT ctid FROM done WHERE class = c AND prune <= t
+            ORDER BY prune LIMIT most - pruned FOR UPDATE SKIP LOCKED));
+    END LOOP;
+    SELECT sum(kept) - p.keep_count INTO surplus FROM tally;
+    FOR c IN 0..1 LOOP
+        few := least(surplus, most - pruned);
+        EXIT WHEN coalesce(few <= 0, true);
+        few := prune_rows(ARRAY (
+            SELECT ctid FROM done WHERE class = c AND (c = 0 OR finished <= t - p.protect)
+            ORDER BY prune LIMIT few FOR UPDATE SKIP LOCKED));
+        pruned := pruned + few;
+        surplus := surplus - few;
+    END LOOP;
+    RETURN pruned;
+END $$;
+
+CREATE OR REPLACE FUNCTION tidemill.prune_rows(rows tid[]) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    pruned int;
+BEGIN
+    IF cardinality(rows) = 0 THEN
+        RETURN 0;
+    END IF;
+    WITH gone AS (
+        DELETE FROM done WHERE ctid = ANY (rows) RETURNING seq, class
+    ), jobs AS (
+        DELETE FROM job WHERE seq = ANY (ARRAY (SELECT seq FROM gone)) RETURNING seq, line, linked
+    ), edges AS (
+        DELETE FROM edge WHERE parent = ANY (ARRAY (SELECT seq FROM jobs WHERE linked))
+    ), counts AS (
+        DELETE FROM behind WHERE seq = ANY (ARRAY (SELECT seq FROM jobs WHERE linked))
+    ), notes AS (
+        DELETE FROM note WHERE seq = ANY (ARRAY (SELECT seq FROM gone))
+    ), counted AS (
+        INSERT INTO tally (queue, kept)
+        SELECT line / 4, -count(*) FROM jobs JOIN gone USING (seq) WHERE class < 2 GROUP BY 1
+    )
+    SELECT count(*) INTO pruned FROM gone;
+    RETURN pruned;
+END $$;
+
+-- Fold the counters. Whoever reads meanwhile sees the old rows or the new one, never both.
+CREATE OR REPLACE FUNCTION tidemill.fold() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_try_advisory_xact_lock('tally'::regclass::oid::int, 0) THEN
+        WITH gone AS (DELETE FROM tally RETURNING *)
+        INSERT INTO tally
+        SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(accepted),
+               sum(succeeded), sum(failed), sum(retried), sum(cancelled), sum(expired), sum(kept),
+               sum(carried), sum(purged)
+        FROM gone GROUP BY queue;
+    END IF;
+END $$;
+
+-- What is done now and then, as part of the work: by whoever has the time, one at a time.
+CREATE OR REPLACE FUNCTION tidemill.do_chores(most int, p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM fold();
+    PERFORM prune(most, clock(p), p);
+    PERFORM sweep_keys(most, clock(p));
+    PERFORM sweep_gates(most, clock(p));
+    PERFORM sweep_unknown();
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'chores are put off: %', SQLERRM;
+END $$;

@@ -1,0 +1,332 @@
+"""What every part of the broker uses: the lines, the hearing, and how a call is worded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidemill.brokers.postgres import server_clock
+from tidemill.brokers.postgres.connections import Connections, ServerConnection
+from tidemill.brokers.postgres.encoding import texts
+from tidemill.brokers.postgres.errors import Outgrown, Renumbered
+from tidemill.brokers.postgres.migrate import bring_up
+from tidemill.brokers.postgres.schema import VERSION, check, installed, refuse_outgrown
+from tidemill.brokers.postgres.settings import Address
+from tidemill.brokers.postgres.timed_connection import Connection
+from tidemill.brokers.postgres.wakeup import WakeUps
+from tidemill.core.locks import LongLock
+
+__all__ = ["Session", "Statements"]
+
+_LOG = logging.getLogger("tidemill.postgres")
+_COARSE = 1.0
+"""Seconds between looks where nothing can be heard."""
+
+_CHORES = 0.5
+"""Seconds between the chores of one process."""
+
+
+class Statements:
+    """The calls with arguments of their own kinds, with the schema's name in them."""
+
+    def __init__(self, schema: str) -> None:
+        prefs = self.prefs(schema)
+        batch = f'ROW(%b::text[], %b::bytea[], %b::bigint[]::int[], %s::jsonb)::"{schema}".batch'
+        held = f"{batch}, %b::text[], %b::text[]"
+        put = f'CALL "{schema}".put(%s::text, %s::bigint, {held}, {prefs}, %s::int, NULL)'
+        self.put = put.encode()
+        self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
+        changes = (
+            "ROW(%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[], %b::float8[], "
+            f'%b::bytea[], %b::bigint[]::int[])::"{schema}".schedule_changes'
+        )
+        self.change_schedules = (
+            f'CALL "{schema}".change_schedules(%s::text, %s::bigint, {changes}, {batch}, {prefs}, '
+            "NULL)"
+        ).encode()
+        request = (
+            "ROW(%s::int, %s::bigint, %b::bigint[], %b::float8[], %b::float8[], %b::bytea[], "
+            "%s::jsonb, %b::bigint[], %b::float8[], %s::jsonb, %b::bigint[], %b::bigint[], "
+            f'%b::bigint[], %b::text[], %b::bigint[])::"{schema}".step_request'
+        )
+        followers = batch.replace("%b", "%s")
+        want = (
+            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool, %s::bool, "
+            f'%s::text[], %s::bigint)::"{schema}".want'
+        )
+        exchange = (
+            f'CALL "{schema}".exchange({request}, {followers}, {want}, {prefs}, %s::int, '
+            "NULL, NULL, NULL)"
+        )
+        self.exchange = exchange.encode()
+
+    @staticmethod
+    def prefs(schema: str) -> str:
+        """Where :meth:`Session.prefs` goes."""
+        return f'%s::"{schema}".prefs'
+
+
+class Session:
+    """One broker's standing with its server, in one process."""
+
+    def __init__(self, address: Address, heard: Callable[[str], None], back: Callable[[], None]):
+        self.address = address
+        self.connections = Connections(address, self._look_for_queues)
+        self.statements = Statements(address.schema)
+        self.queues: dict[str, int] = {}  # another dict when the server has lost some of them
+        self._met: weakref.WeakSet[object] = weakref.WeakSet()  # connections of callers
+        self.wake_ups: WakeUps | None = None
+        self._heard, self._back = heard, back
+        self._lock = LongLock()
+        self._tone_deaf = False
+        self._settled = 0
+        self._next_chores = 0.0
+        self.unserved: Outgrown | None = None  # a newer release no longer answers our calls
+        if address.migrate:
+            with contextlib.suppress(Outgrown):  # the check tells whether that serves us
+                bring_up(address)
+
+        def look(_: object, conn: Connection) -> tuple[Any, ...]:
+            found = check(conn, address.schema, address.where)
+            row = conn.execute(
+                "SELECT to_regclass(%s)::oid::bigint, "
+                "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8",
+                [f"{address.schema}.owner"],
+            ).fetchone()
+            assert row is not None
+            return found, *row
+
+        try:
+            self.installed, self._table, up = self.connections.run(look, patience=address.patience)
+        except BaseException:
+            self.connections.close()
+            raise
+        self._server_since = time.monotonic() - up
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def prefs(self) -> str:
+        """How we want things, for a ``prefs`` of the server's."""
+        keep = self.address.retention
+        values = (
+            *(server_clock.server_offset(), keep.succeeded, keep.failed, keep.protect, keep.count),
+            self.address.owner_lease,
+        )
+        return "(" + ",".join(map(repr, values)) + ")"
+
+    def call(
+        self,
+        name: str,
+        arguments: Sequence[Any],
+        types: str,
+        *,
+        plain: bool = False,
+        queues: Mapping[str, int] | None = None,
+    ) -> Any:
+        """What a function answers; ``types`` are those of its arguments, before the prefs.
+
+        ``queues`` are the numbers that the arguments were made with.
+        """
+        holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
+        values = list(arguments)
+        if not plain:
+            holes.append(self.statements.prefs(self.address.schema))
+            values.append(self.prefs())
+        text = f'SELECT "{self.address.schema}".{name}({", ".join(holes)})'
+
+        def work(_: object, conn: Connection) -> Any:
+            self.check_numbers(queues)
+            row = conn.execute(text.encode(), values).fetchone()
+            assert row is not None
+            return row[0]
+
+        return self.connections.run(work, patience=self.address.patience)
+
+    def once(
+        self,
+        name: str,
+        arguments: Sequence[Any],
+        types: str,
+        *,
+        plain: bool = False,
+        queues: Mapping[str, int] | None = None,
+    ) -> Any:
+        """The same for what changes something: when its reply is lost it is answered again."""
+        schema = self.address.schema
+        holes = [f"%s::{kind.strip()}" for kind in types.split(",")]
+        prefs = self.statements.prefs(schema)
+        act = f'"{schema}".{name}({", ".join(holes if plain else [*holes, prefs])})'
+        text = (
+            f'WITH known AS MATERIALIZED (SELECT * FROM "{schema}".begin_call(%s, %s, {prefs})) '
+            f'SELECT CASE WHEN fresh THEN "{schema}".end_call(%s, to_jsonb({act})) ELSE told END '
+            "FROM known"
+        )
+        values = [*arguments] if plain else [*arguments, self.prefs()]
+        serials: dict[str, int] = {}
+
+        def work(connection: ServerConnection, conn: Connection) -> Any:
+            self.check_numbers(queues)
+            if connection.id not in serials:  # else it is done again, its reply was lost
+                connection.serial += 1
+                serials[connection.id] = connection.serial
+            begun = [connection.id, serials[connection.id], self.prefs(), connection.id]
+            row = conn.execute(text.encode(), [*begun, *values]).fetchone()
+            assert row is not None
+            return row[0]
+
+        return self.connections.run(work, patience=self.address.patience)
+
+    def rows(self, name: str, arguments: Sequence[Any], types: str = "") -> list[tuple[Any, ...]]:
+        """The rows of a function that has many, or several results."""
+        holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
+        holes.append(self.statements.prefs(self.address.schema))
+        text = f'SELECT * FROM "{self.address.schema}".{name}({", ".join(holes)})'
+        return self.query(text, [*arguments, self.prefs()])
+
+    def query(
+        self, text: str, arguments: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a query that changes nothing."""
+
+        def work(_: object, conn: Connection) -> list[tuple[Any, ...]]:
+            return conn.execute(text.encode(), arguments).fetchall()
+
+        return self.connections.run(work, patience=self.address.patience)
+
+    def known(self, names: Iterable[str]) -> dict[str, int]:
+        """The numbers of queues by name, of these at least: made if they are new."""
+        new = [name for name in names if name not in self.queues]
+        if new:
+            text = f'SELECT * FROM "{self.address.schema}".queue_numbers(%s)'
+            found = dict(self.query(text, [texts(new)]))  # which may replace ``queues``
+            self.queues.update(found)
+        return self.queues
+
+    def _look_for_queues(self, conn: Connection) -> None:
+        """A server that we meet anew may have lost queues, and gives them other numbers.
+
+        So does a standby that lagged when it took over, or a backup that was restored.
+        """
+        known = dict(self.queues)
+        if not known:
+            return
+        names, schema = texts(list(known)), self.address.schema
+        look = f'SELECT name, number FROM "{schema}".queue WHERE name = ANY (%s)'
+        if dict(conn.execute(look.encode(), [names]).fetchall()) == known:
+            return
+        make = f'SELECT * FROM "{schema}".queue_numbers(%s)'
+        found = dict(conn.execute(make.encode(), [names]).fetchall())
+        if any(self.queues.get(name) != number for name, number in found.items()):
+            self.queues = found
+
+    def check_numbers(self, queues: Mapping[str, int] | None) -> None:
+        """Before a call is made whose arguments were made with these numbers.
+
+        Raises:
+            Renumbered: they are those of a server that has lost its latest steps.
+        """
+        if queues is not None and queues is not self.queues:
+            raise Renumbered(
+                f"PostgreSQL at {self.address.where} has lost its latest steps, some of its queues "
+                "among them; try again"
+            )
+
+    def meet(self, txn: object) -> None:
+        """Before numbers are used on a connection of the caller's: do they hold at its server?
+
+        Our own connections break when the server does. The new ones look for our queues.
+        """
+        if txn not in self._met:
+            self.query("SELECT 1")
+            self._met.add(txn)
+
+    def outgrown(self) -> bool:
+        """True when it is of a newer version, or of another than when we opened it."""
+
+        def look(_: object, conn: Connection) -> bool:
+            found = installed(conn, self.address.schema)
+            if found is None:
+                return False
+            ours = self.installed.version, self.installed.functions
+            return found.version > VERSION or (found.version, found.functions) != ours
+
+        return self.connections.run(look)
+
+    def look_for_upgrade(self) -> None:
+        """See whether a newer release has migrated the store and no longer serves this one."""
+
+        def look(_: object, conn: Connection) -> None:
+            found = installed(conn, self.address.schema)
+            if found is not None:
+                refuse_outgrown(found, self.address.schema, self.address.where)
+
+        try:
+            self.connections.run(look)
+            self.unserved = None
+        except Outgrown as error:
+            self.unserved = error
+
+    def chores(self, settled: int) -> int:
+        """How many finished jobs the next call may prune, besides; 0 mostly: not yet."""
+        self._settled += settled
+        now = time.monotonic()
+        if now < self._next_chores:
+            return 0
+        self._next_chores = now + _CHORES
+        count, self._settled = 2 * self._settled + 100, 0
+        return count
+
+    # -- hearing --------------------------------------------------------------------------------
+
+    def listen(self) -> str:
+        """Hear from now on, if there is a way to; the channel."""
+        with self._lock:
+            if self.wake_ups is None and not self._tone_deaf:
+                address = self.address
+                if self.connections.pooled and not address.direct:
+                    self._tone_deaf = True
+                    _LOG.warning(
+                        "%s is behind a pooler, which ends sessions: nothing can be heard there, "
+                        "so that jobs start up to %g s late and deaths are known after the "
+                        "owner_lease of %g s; give the server's own url as direct=",
+                        address.where, _COARSE, address.owner_lease,
+                    )  # fmt: skip
+                    return ""
+                wake_ups = WakeUps(address, self._table, self._heard, self._back)
+                wake_ups.start()
+                self.wake_ups = wake_ups
+            return self.wake_ups.channel if self.wake_ups else ""
+
+    def longest_sleep(self) -> float:
+        """Seconds somebody may sleep who relies on being told."""
+        wake_ups = self.wake_ups
+        if wake_ups is None:
+            return _COARSE
+        return 3600.0 if wake_ups.since else 0.2
+
+    def lasted(self) -> bool:
+        """True when server and hearing have been there for a lease: what ran out did so truly."""
+        lease = self.address.owner_lease
+        now = time.monotonic()
+        if now - self._server_since < lease:
+            return False
+        wake_ups = self.wake_ups
+        if wake_ups is None or not wake_ups.broken:
+            return True
+        return bool(wake_ups.since) and now - wake_ups.since > lease
+
+    def close(self) -> None:
+        """Close every connection."""
+        if self.wake_ups is not None:
+            self.wake_ups.close()
+        self.connections.close()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: all is the parent's."""
+        if self.wake_ups is not None:
+            self.wake_ups.after_fork_child()
+        self.connections.after_fork_child()

@@ -1,0 +1,205 @@
+"""The connection that listens, and that holds the locks which say that owners of this process live.
+
+A thread sleeps on it and passes on what it hears: a process that did not read would have the server
+keep every notification for it. When the connection breaks the thread makes another, takes the locks
+again and has everybody look, since what was said meanwhile was not heard.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from tidemill.brokers.postgres.settings import Address
+from tidemill.brokers.postgres.timed_connection import Connection, connect, leave_to_parent
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.locks import LongLock
+from tidemill.core.wake_pipe import WakePipe, readable
+
+__all__ = ["WakeUps"]
+
+_LOG = logging.getLogger("tidemill.postgres")
+_PAUSE, _PAUSE_MOST = 0.05, 1.0
+
+
+class WakeUps:
+    """Hears for one broker in one process, once it is asked to."""
+
+    def __init__(
+        self,
+        address: Address,
+        table: int,
+        heard: Callable[[str], None],
+        back: Callable[[], None],
+    ) -> None:
+        self._conninfo = address.direct or address.conninfo
+        self._where = address.where
+        self._limit = address.limit
+        self._table = table  # oid of "owner": the first half of our locks
+        # Seconds; before they are over a dead line must be known for one.
+        self._lease = int(address.owner_lease)
+        self._heard = heard
+        self._back = back
+        self.channel = f"tidemill_{table}_{secrets.token_hex(6)}"
+        self._conn: Connection | None = None
+        self._held: set[int] = set()
+        self._missing: set[int] = set()  # of those, locks that we could not take yet
+        self._lock = LongLock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._pipe = WakePipe()
+        self.since = 0.0  # monotonic time of the last connecting; 0 while there is none
+        self.broken = 0  # times it was lost
+
+    def start(self) -> None:
+        """Listen from now on. Idempotent.
+
+        Raises:
+            BrokerUnavailable: the server is away.
+        """
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._connect()
+            self._thread = threading.Thread(
+                target=self._listen, name="tidemill-postgres", daemon=True
+            )
+            try:
+                self._thread.start()
+            except BaseException:
+                self._thread = None  # no thread to be had: the next call tries again
+                raise
+
+    def _connect(self) -> None:
+        conn = connect(self._conninfo, self._where)
+        conn.until = time.monotonic() + self._limit
+        try:
+            # The server must notice that a machine has vanished, and free its locks: by keepalives
+            # while it has nothing to say, and else by what is not acknowledged.
+            settings = {
+                "tcp_keepalives_idle": max(1, self._lease // 3),
+                "tcp_keepalives_interval": max(1, self._lease // 10),
+                "tcp_keepalives_count": 3,
+                "tcp_user_timeout": self._lease * 1000 * 2 // 3,
+                "application_name": "tidemill",
+            }
+            for name, value in settings.items():
+                conn.execute("SELECT set_config(%s, %s, false)", [name, str(value)])
+            conn.execute(f'LISTEN "tidemill_{self._table}"; LISTEN "{self.channel}"'.encode())
+            for number in list(self._held):  # it may grow meanwhile
+                self._take_lock(conn, number)
+        except psycopg.Error as error:
+            conn.close()
+            raise BrokerUnavailable(f"PostgreSQL at {self._where} went away: {error}") from error
+        conn.until = None
+        self._conn = conn
+        self.since = time.monotonic()
+
+    def _take_lock(self, conn: Connection, number: int) -> None:
+        # Our old session may hold it still, if the server has yet to notice that it ended. Our
+        # lease says meanwhile that we live, and the lock is tried again with the next renewal.
+        query = "SELECT pg_try_advisory_lock(%s, %s)"
+        row = conn.execute(query, [self._table, number]).fetchone()
+        if row and row[0]:
+            self._missing.discard(number)
+        else:
+            self._missing.add(number)
+
+    # -- locks ----------------------------------------------------------------------------------
+
+    def hold(self, number: int) -> None:
+        """Hold the lock of an owner, as long as this process lives."""
+        self._held.add(number)
+        self._missing.add(number)
+        self.renew(number)
+
+    def renew(self, number: int) -> None:
+        """Take the lock, if we do not have it."""
+        if number in self._missing:
+            self._do(lambda conn: self._take_lock(conn, number))
+
+    def let_go(self, number: int) -> None:
+        """No longer hold the lock of an owner."""
+        self._held.discard(number)
+        self._missing.discard(number)
+        query = "SELECT pg_advisory_unlock(%s, %s)"
+        self._do(lambda conn: conn.execute(query, [self._table, number]))
+
+    def _do(self, work: Callable[[Connection], object]) -> None:
+        with self._lock:
+            if self._conn is None:
+                return
+            conn = self._conn
+            conn.until = time.monotonic() + self._limit
+            try:
+                work(conn)
+            except psycopg.Error:
+                pass  # the thread notices, connects again, and takes what is held
+            conn.until = None
+            self._pipe.wake()  # what was heard meanwhile is not in the socket any more
+
+    # -- listening ------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        pause = 0.0
+        while not self._closed:
+            conn = self._conn
+            if conn is None:
+                time.sleep(pause)
+                pause = min(max(_PAUSE, 2 * pause), _PAUSE_MOST)
+                self._come_back()
+                continue
+            pause = 0.0
+            try:
+                if self._pipe.fd in readable([conn.fileno(), self._pipe.fd]):
+                    self._pipe.drain()
+                with self._lock:
+                    if not self._closed:
+                        for notify in conn.notifies(timeout=0):
+                            self._heard(notify.payload)
+            except (psycopg.Error, OSError, ValueError) as error:
+                if self._closed:
+                    return
+                _LOG.warning("lost the connection that listens (%s); connecting again", error)
+                with self._lock:
+                    conn.close()
+                    self._conn, self.since = None, 0.0
+                    self.broken += 1
+                self._back()
+
+    def _come_back(self) -> None:
+        try:
+            with self._lock:
+                if not self._closed:
+                    self._connect()
+        except BrokerUnavailable as error:
+            _LOG.debug("%s", error)
+            return
+        _LOG.info("the connection that listens is back")
+        self._back()
+
+    def close(self) -> None:
+        """Stop listening, and let go of every lock."""
+        self._closed = True
+        thread = self._thread
+        if thread is not None:
+            self._pipe.wake()
+            if thread is not threading.current_thread():
+                thread.join(5.0)
+        with self._lock:
+            if self._conn is not None:
+                self._conn.close()
+                self._conn = None
+        self._pipe.close()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: the connection is the parent's; let go of our copy, unclosed."""
+        if self._conn is not None:
+            leave_to_parent(self._conn)
+            self._conn = None
+        self._pipe.after_fork_child()

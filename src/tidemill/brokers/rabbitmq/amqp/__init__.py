@@ -1,0 +1,1 @@
+"""The AMQP protocol: connections, channels, consumers, credit, confirms and frames."""

@@ -1,0 +1,103 @@
+"""Taking for who does not mean to wait: what is there, one by one, and nothing in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
+from tidemill.brokers.rabbitmq.owners import OwnerContext
+from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
+from tidemill.brokers.rabbitmq.settle import Settlement
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.locks import Event, RLock
+
+__all__ = ["ANSWER_WITHIN", "BasicGet"]
+
+ANSWER_WITHIN = 10.0
+"""Seconds the server has to say whether there is a message."""
+
+
+class _Question:
+    """One message that is asked for."""
+
+    def __init__(self) -> None:
+        self.answered = Event()
+        self.found: Any = None
+        self.dropped = False  # nobody waits for the answer any more
+
+
+class BasicGet:
+    """Asks for messages of one owner, whose ``lock`` it is."""
+
+    def __init__(
+        self, context: OwnerContext, channel: ConsumerChannel, settlement: Settlement, lock: RLock
+    ) -> None:
+        self._context = context
+        self._channel = channel
+        self._settlement = settlement
+        self._lock = lock
+
+    def fetch(self, rows: list[list[QueueState]]) -> Iterator[HeldMessage]:
+        """Messages, each of the first place of a row that has one; the rows take turns.
+
+        Raises:
+            BrokerUnavailable: the server does not answer. An answer that comes later goes back.
+        """
+        while rows:
+            row = rows.pop(0)
+            hold = self._first(row)
+            if hold is not None:
+                rows.append(row)
+                yield hold
+
+    def _first(self, row: Sequence[QueueState]) -> HeldMessage | None:
+        return next(filter(None, map(self._get, row)), None)
+
+    def _get(self, state: QueueState) -> HeldMessage | None:
+        """One message, if the server has one that can be used."""
+        while True:
+            with self._lock:
+                if len(state):
+                    return state.take()[0]  # it was on its way when the server was asked
+            consumed = len(state.consumers) > 1  # by this owner, beside its calls for one message
+            question = self._ask(state)
+            found = question.found
+            if isinstance(found, HeldMessage):
+                return found
+            if found is None and not len(state) and not (consumed and self._brings(state)):
+                return None
+
+    def _brings(self, state: QueueState) -> bool:
+        """Whether a consumer of this owner had the message.
+
+        The server may answer that a queue is empty before it brings a message that it has given to
+        a consumer of the same channel. The answer to a later call comes after that message.
+        """
+        return self._channel.sync(ANSWER_WITHIN) and len(state) > 0
+
+    def _ask(self, state: QueueState) -> _Question:
+        question = _Question()
+
+        def heard(got: Any) -> None:
+            found = got and self._settlement.read(state, *got)
+            with self._lock:
+                if question.dropped and isinstance(found, HeldMessage):
+                    self._settlement.give_back(found)
+                question.found = found
+            question.answered.set()
+
+        self._channel.get(state, heard)
+        try:
+            if not question.answered.wait(ANSWER_WITHIN):
+                with self._lock:
+                    question.dropped = question.found is None
+                if question.dropped:
+                    raise BrokerUnavailable(self._context.thread.silence())
+        except BaseException:  # a signal handler may have raised
+            with self._lock:
+                question.dropped = True
+                if isinstance(question.found, HeldMessage):
+                    self._settlement.give_back(question.found)
+            raise
+        return question

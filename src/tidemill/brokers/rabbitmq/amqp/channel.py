@@ -1,0 +1,433 @@
+"""The channel of one owner: what the server pushes over it, and what is acknowledged on it.
+
+All of it runs in the line's thread, but for ``ack`` and ``nack``, which anybody may call. A tag
+belongs to the channel it came by: ``era`` tells channels apart, and a tag of another era is the
+server's again already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import pika
+from pika.channel import Channel
+from pika.spec import Basic
+
+from tidemill.brokers.rabbitmq.amqp import probe
+from tidemill.brokers.rabbitmq.amqp.acknowledgements import Acknowledgements
+from tidemill.brokers.rabbitmq.amqp.connection import Connection
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.consumers import Consumer, Stage, in_hand, plan
+from tidemill.brokers.rabbitmq.amqp.frames import Delivery, Properties
+from tidemill.brokers.rabbitmq.amqp.probe import Probes
+from tidemill.brokers.rabbitmq.amqp.topology import SILENT, Declarer
+from tidemill.brokers.rabbitmq.errors import with_grant
+from tidemill.brokers.rabbitmq.queue_state import QueueState
+from tidemill.core.clock import machine_time
+from tidemill.core.locks import Event, Lock
+
+__all__ = ["Arrival", "ConsumerChannel"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_TRY_AGAIN = 5.0
+"""Seconds until what the server refused to make is tried again."""
+
+_MADE_AGAIN = 0.5
+"""Seconds until a queue that went away is made again."""
+
+
+Arrival = tuple[QueueState, int, bool, Properties, bytes, bool]
+"""A message that came: to where, its tag, whether it was handed out before, its properties and its
+body; and whether there is credit for it."""
+
+
+class ConsumerChannel:
+    """A channel, made anew whenever it is lost."""
+
+    def __init__(
+        self,
+        thread: ConnectionThread,
+        declarer: Declarer,
+        name: str,
+        came: Callable[[Sequence[Arrival]], None],
+        lost: Callable[[], None],
+        states: Callable[[], Sequence[QueueState]],
+    ) -> None:
+        self._thread = thread
+        self._declarer = declarer
+        self._name = name
+        self._came = came  # told in the line's thread
+        self._lost = lost
+        self._states = states
+        self._channel: Channel | None = None
+        self._acknowledgements = Acknowledgements(thread)
+        self._asked: deque[tuple[QueueState, Callable[[Any], None]]] = (
+            deque()
+        )  # the first is under way
+        self._unmade: set[str] = set()  # places that are being made, or cannot be
+        self._probes = Probes(thread, self._adjust)
+        self._whose: dict[bytes, tuple[QueueState, Consumer]] = {}  # by the tags of consumers
+        self._syncing: list[Callable[[bool], None]] = []
+        self._opened_at = 0.0
+        self._closed = False
+        self._lock = Lock()
+        self._acks: list[int] = []
+        self._nacks: list[int] = []
+        self._adjusting = False  # the credit has changed
+        self._called = False  # the thread was told that there is something to do
+        self._together = False  # more is to come that belongs to it
+        self.era = 0
+        thread.add(self)
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def ack(self, tag: int, era: int) -> None:
+        """The message is done with."""
+        self._answer(self._acks, tag, era)
+
+    def nack(self, tag: int, era: int) -> None:
+        """The message is for somebody else."""
+        self._answer(self._nacks, tag, era)
+
+    def _answer(self, answers: list[int], tag: int, era: int) -> None:
+        with self._lock:
+            if era == self.era:
+                answers.append(tag)
+                self._call()
+
+    def adjust(self) -> None:
+        """Have the consumers that the credit of the queues asks for, soon."""
+        with self._lock:
+            self._adjusting = True
+            self._call()
+
+    def _call(self) -> None:
+        if not (self._called or self._together):
+            self._called = True
+            self._thread.do(self._flush)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is answered and adjusted here goes out in one piece: first what ends consumers.
+
+        Else the server would hand out more for what is acknowledged, and once more what is given
+        back.
+        """
+        with self._lock:
+            self._together = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._together = False
+                if self._acks or self._nacks or self._adjusting:
+                    self._call()
+
+    def get(self, state: QueueState, then: Callable[[Any], None]) -> None:
+        """Ask for one message of a place; ``then`` gets (tag, redelivered, properties, body)."""
+        self._thread.do(lambda: self._ask(state, then))
+
+    def sync(self, patience: float) -> bool:
+        """Sleep until the server has all that was acknowledged before; False: nobody knows."""
+        answered, found = Event(), list[bool]()
+
+        def heard(here: bool) -> None:
+            found.append(here)
+            answered.set()
+
+        self._thread.do(lambda: self._sync(heard))
+        return answered.wait(patience) and found[0]
+
+    def close(self, patience: float) -> None:
+        """Leave; what is not acknowledged goes back."""
+        left = Event()
+
+        def leave() -> None:
+            self._closed = True
+            self._flush()
+            self._acknowledgements.acknowledge_all()
+            self._probes.close()
+            channel = self._channel
+            if channel is not None and channel.is_open:
+                channel.add_on_close_callback(lambda *_: left.set())
+                channel.close()
+            else:
+                left.set()
+
+        self._thread.do(leave)
+        left.wait(patience)
+        self._thread.remove(self)
+
+    # -- of the line ----------------------------------------------------------------------------
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        if not self._closed:
+            self._probes.opened(connection)
+            connection.channel(on_open_callback=self._channel_opened)
+
+    def unblocked(self) -> None:
+        """Nothing waits for that here."""
+
+    def lost(self, why: str) -> None:
+        """All in hand is the server's again."""
+        with self._lock:
+            self.era += 1
+            self._acks.clear()
+            self._nacks.clear()
+            self._called = self._adjusting = False
+        self._channel = None
+        self._acknowledgements.begin_anew(None)
+        self._whose.clear()
+        self._unmade.clear()
+        asked, self._asked = self._asked, deque()
+        for _, then in asked:
+            then(None)
+        syncing, self._syncing = self._syncing, []
+        for heard in syncing:
+            heard(False)
+        self._lost()
+
+    def _channel_opened(self, channel: Channel) -> None:
+        channel.add_on_close_callback(self._channel_closed)
+        heard = functools.partial(self._while_on, channel)
+        channel.add_on_cancel_callback(heard(self._cancelled))
+        channel.add_callback(heard(self._on_empty), [Basic.GetEmpty], one_shot=False)
+        # Those that pika calls for one consumer it calls for whichever comes first.
+        channel.add_callback(heard(self._begun), [Basic.ConsumeOk], one_shot=False)
+        channel.add_callback(heard(self._ended), [Basic.CancelOk], one_shot=False)
+        cast(Connection, channel.connection).hear_deliveries(channel, self._delivered)
+        self._channel, self._opened_at = channel, machine_time()
+        self._acknowledgements.begin_anew(channel)
+        self._adjust()
+        if self._asked:
+            self._get(self._asked[0][0])
+
+    def _while_on(self, channel: Channel, heard: Callable[..., None]) -> Callable[..., None]:
+        """Nothing, when we have left the channel: who waits then waits for another's answer.
+
+        One that waited for a silent queue answers all it was asked when that speaks again.
+        """
+        return lambda *said: heard(*said) if channel is self._channel else None
+
+    def _channel_closed(self, channel: Channel, reason: Any) -> None:
+        """The server is angry with us; or we left."""
+        if channel is not self._channel or self._closed or not channel.connection.is_open:
+            return
+        why = with_grant(str(getattr(reason, "reply_text", reason)), self._thread.settings)
+        log.error("rabbitmq took back what we hold: %s", why)
+        self.lost("")
+        self._declarer.forget_all()  # a queue may have gone
+        soon = machine_time() - self._opened_at > _MADE_AGAIN
+        self._thread.later(0.0 if soon else _MADE_AGAIN, functools.partial(self._reopen, channel))
+
+    def _reopen(self, old: Channel) -> None:
+        connection = old.connection
+        if self._channel is None and connection.is_open and not self._closed:
+            connection.channel(on_open_callback=self._channel_opened)
+
+    def _cancelled(self, frame: Any) -> None:
+        """The server ended a consumer: its queue was deleted, or has no leader."""
+        for state, _ in self._consumers_of(frame):
+            log.warning("the queue %s went away; it is made again", state.place.name)
+            state.consumers = [state.got]  # the others, too
+        self._declarer.forget_all()
+        self._thread.later(_MADE_AGAIN, self._adjust)
+
+    # -- consuming ------------------------------------------------------------------------------
+
+    def _adjust(self) -> None:
+        if self._channel is None or not self._channel.is_open or self._closed:
+            return
+        for state in self._states():
+            if state.place.name in self._probes:
+                continue
+            if not state.credit:
+                self._fit(self._channel, state)
+            elif self._declarer.knows(state.place):
+                doubted = self._declarer.doubts(state.place)
+                if self._probes.try_first(state.place.name, doubted=doubted):
+                    continue  # who waits there does not do so on our channel
+                self._fit(self._channel, state)
+            elif state.place.name not in self._unmade:
+                self._unmade.add(state.place.name)
+                declared = functools.partial(self._declared, state.place.name)
+                self._declarer.declare([state.place], declared)
+
+    def _declared(self, name: str, why: str) -> None:
+        if why and self._thread.is_up:  # one that cannot be made holds up no other
+            log.error("the queue %s cannot be made: %s", name, why)
+            if why == SILENT:
+                self._probes.leave_alone(name)
+            self._thread.later(_TRY_AGAIN, functools.partial(self._declared, name, ""))
+        else:
+            self._unmade.discard(name)
+            self._adjust()
+
+    def _fit(self, channel: Channel, state: QueueState) -> None:
+        """Have consumers that bring as much as there is credit for."""
+        state.forget()
+        trim, state.trim = state.trim, False
+        ends, begins = plan(state.consumers, state.credit, trim=trim)
+        for consumer in ends:
+            self._end(channel, consumer)
+        if begins:
+            self._begin(channel, state, begins)
+
+    def _begin(self, channel: Channel, state: QueueState, prefetch: int) -> None:
+        consumer = Consumer(f"{self._name[:200]}/{uuid.uuid4().hex[:12]}", prefetch)
+        state.consumers.append(consumer)
+        self._whose[consumer.tag.encode()] = state, consumer
+        channel.basic_qos(prefetch_count=prefetch)
+        channel.basic_consume(
+            state.place.name, self._on_message, consumer_tag=consumer.tag, callback=_ignore
+        )
+        self._thread.later(
+            probe.ANSWERS_WITHIN,
+            lambda: None if consumer.known else self._give_up(channel, state, consumer),
+        )
+
+    def _end(self, channel: Channel, consumer: Consumer) -> None:
+        """Before the answers that follow: else what they make room for comes all the same.
+
+        pika would have it wait for what the server was asked before, and lets answers overtake it.
+        """
+        consumer.stage = Stage.ENDING
+        private = cast("Any", channel)
+        if consumer.known:
+            private._send_method(Basic.Cancel(consumer_tag=consumer.tag))
+        else:  # not before it begins
+            channel.basic_cancel(consumer.tag, _ignore)
+            private._cancelled.discard(consumer.tag)  # else pika rejects what still comes
+
+    def _begun(self, frame: Any) -> None:
+        for state, consumer in self._consumers_of(frame):
+            consumer.known, state.begun = True, machine_time()
+            self._probes.is_well(state.place.name)
+
+    def _ended(self, frame: Any) -> None:
+        for state, consumer in self._consumers_of(frame):
+            consumer.stage, state.back = Stage.ENDED, machine_time()
+            cast("Any", self._channel)._cleanup_consumer_ref(consumer.tag)
+            self._whose.pop(consumer.tag.encode(), None)
+        self._adjust()
+
+    def _consumers_of(self, frame: Any) -> list[tuple[QueueState, Consumer]]:
+        """Whom the server speaks of."""
+        tag = frame.method.consumer_tag
+        return [(s, one) for s in self._states() for one in s.consumers if one.tag == tag]
+
+    def _give_up(self, channel: Channel, state: QueueState, consumer: Consumer) -> None:
+        """A consumer has not begun: the channel waits for it, with all that is behind."""
+        if self._closed or not channel.is_open or consumer not in state.consumers:
+            return
+        self._probes.leave_alone(state.place.name)
+        self.lost("")
+        channel.close()
+        self._reopen(channel)
+
+    def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        """A message that came in pieces."""
+        consumer = method.consumer_tag.encode()
+        self._delivered([(consumer, method.delivery_tag, method.redelivered, properties, body)])
+
+    def _delivered(self, deliveries: Sequence[Delivery]) -> None:
+        arrivals: list[Arrival] = []
+        for name, tag, redelivered, properties, body in deliveries:
+            whose = self._whose.get(name)
+            if whose is None:  # of a channel that we left: it is the server's again
+                continue
+            state, consumer = whose
+            self._acknowledgements.came(tag, consumer)
+            wanted = bool(state.credit)
+            if consumer.stage is not Stage.BEGUN:
+                wanted = wanted and in_hand(state.consumers) <= state.credit
+            arrivals.append((state, tag, redelivered, properties, body, wanted))
+        self._came(arrivals)
+
+    # -- asking for one -------------------------------------------------------------------------
+
+    def _ask(self, state: QueueState, then: Callable[[Any], None]) -> None:
+        """One after the other: a channel can ask for no more at a time."""
+        self._asked.append((state, then))
+        if len(self._asked) == 1:
+            self._get(state)
+
+    def _get(self, state: QueueState) -> None:
+        channel = self._channel
+        if channel is None and self._thread.is_up and not self._closed:
+            return  # it is just being opened, and goes on then
+        if channel is None or not channel.is_open:
+            self._got(None)
+        elif self._declarer.knows(state.place):
+            self._flush()  # what went back before this may be what is asked for
+            channel.basic_get(state.place.name, self._while_on(channel, self._on_got))
+        else:
+
+            def declared(why: str) -> None:
+                if channel is self._channel:  # else the loss of the line has answered
+                    self._got(None) if why else self._get(state)
+
+            self._declarer.declare([state.place], declared)
+
+    def _got(self, found: Any) -> None:
+        _, then = self._asked.popleft()
+        then(found)
+        if self._asked:
+            self._get(self._asked[0][0])
+
+    def _on_got(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._acknowledgements.came(method.delivery_tag, self._asked[0][0].got)
+        self._got((method.delivery_tag, method.redelivered, properties, body))
+
+    def _on_empty(self, _: Any) -> None:
+        self._got(None)
+
+    def _sync(self, heard: Callable[[bool], None]) -> None:
+        self._flush()
+        self._acknowledgements.acknowledge_all()
+        self.round_trip(heard)
+
+    def round_trip(self, heard: Callable[[bool], None]) -> None:
+        """Tell, in the line's thread, when the server has what was said until now, and all that it
+        had sent by now is here; False: the channel was lost meanwhile."""
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            heard(False)
+            return
+        self._syncing.append(heard)
+        answered = self._while_on(channel, lambda _: self._syncing.pop(0)(True))
+        channel.basic_qos(prefetch_count=1, callback=answered)
+
+    # -- answering ------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Answer what was said, after what is to come in its place was settled."""
+        with self._lock:
+            self._called = False
+            if self._together:
+                return
+            acks, nacks, adjust = self._acks[:], self._nacks[:], self._adjusting
+            self._acks.clear()
+            self._nacks.clear()
+            self._adjusting = False
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            return
+        nacks, fewer = self._acknowledgements.count(nacks)
+        acks, fallen = self._acknowledgements.count(acks)
+        if adjust or fewer or fallen:
+            self._adjust()
+        for tag in nacks:
+            channel.basic_nack(tag, requeue=True)
+        self._acknowledgements.acknowledge(acks)
+
+
+def _ignore(_: Any) -> None:
+    pass

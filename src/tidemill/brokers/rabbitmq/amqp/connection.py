@@ -1,0 +1,102 @@
+"""pika's connection, with a way of its own for what comes and goes by the thousand.
+
+What arrives is looked through once. Deliveries and confirms of a channel that somebody listens to
+are handed over as they lie there, many at a time (:mod:`.frames`); everything else goes to pika, in
+its place among them. pika knows of each consumer, so what comes in pieces comes by its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pika
+from pika.channel import Channel
+from pika.frame import decode_frame
+
+from tidemill.brokers.rabbitmq.amqp.frames import (
+    METHOD,
+    Confirm,
+    Delivery,
+    frame_at,
+    read_confirms,
+    read_deliveries,
+)
+
+__all__ = ["Connection"]
+
+_RECEIVE = 1 << 16
+"""Bytes read at a time."""
+
+Delivered = Callable[[list[Delivery]], None]
+Confirmed = Callable[[list[Confirm]], None]
+
+
+class Connection(pika.SelectConnection):
+    """A connection; who listens to a channel is told what comes over it, in the line's thread."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._delivered: dict[int, tuple[Channel, Delivered]] = {}
+        self._confirmed: dict[int, tuple[Channel, Confirmed]] = {}
+
+    def hear_deliveries(self, channel: Channel, heard: Delivered) -> None:
+        """Hand over what is delivered on a channel as long as that lives."""
+        self._begin_to_hear()
+        self._delivered[channel.channel_number] = channel, heard
+
+    def hear_confirms(self, channel: Channel, heard: Confirmed) -> None:
+        """Hand over what is confirmed on a channel as long as that lives."""
+        self._begin_to_hear()
+        self._confirmed[channel.channel_number] = channel, heard
+
+    def _begin_to_hear(self) -> None:
+        cast("Any", self)._transport._MAX_RECV_BYTES = _RECEIVE
+
+    def write(self, data: bytes, frames: int) -> None:
+        """Send frames, in one piece."""
+        self.bytes_sent += len(data)
+        self.frames_sent += frames
+        cast("Any", self)._adapter_emit_data(data)
+
+    @property
+    def body_most(self) -> int:
+        """Bytes of a body that fit into a frame."""
+        return int(cast("Any", self)._body_max_length)
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        data, at = self._frame_buffer + data_in, 0
+        self._frame_buffer = b""
+        while (found := frame_at(data, at)) is not None:
+            kind, number, end = found
+            if kind == METHOD and (after := self._hand_over(data, at, number)) > at:
+                self.bytes_received += after - at
+                at = after
+            elif end <= len(data):
+                _, frame = decode_frame(data[at:end])
+                self.bytes_received += end - at
+                at = end
+                if frame is not None:
+                    cast("Any", self)._process_frame(frame)
+            else:
+                break
+        self._frame_buffer = data[at:]
+
+    def _hand_over(self, data: bytes, at: int, number: int) -> int:
+        """Tell who listens to a channel what there is for it from here on; where that ends."""
+        here = cast("Any", self)._channels.get(number)
+        channel, delivered = self._delivered.get(number, (None, None))
+        if delivered is not None and here is channel:
+            deliveries, end = read_deliveries(data, at, number)
+            if deliveries:
+                self.frames_received += 3 * len(deliveries)
+                delivered(deliveries)
+            return end
+        channel, confirmed = self._confirmed.get(number, (None, None))
+        if confirmed is not None and here is channel:
+            confirms, end = read_confirms(data, at, number)
+            if confirms:
+                self.frames_received += len(confirms)
+                confirmed(confirms)
+            return end
+        return at

@@ -1,0 +1,382 @@
+"""A connection to the server, and the thread that alone touches it.
+
+A pika connection belongs to one thread. Other threads pass callables to that thread (``do``).
+A ``ConnectionListener`` is told when the connection opens and when it is lost. The thread connects
+again until it is closed. A process takes and acknowledges over one connection, and publishes over
+another. The server stops reading from publishers when it is short of memory or disk. On a shared
+connection an acknowledgement, which makes room, would wait behind a publication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import pika
+from pika.adapters.select_connection import IOLoop
+from pika.exceptions import AMQPError, AMQPHeartbeatTimeout
+
+from tidemill.brokers.rabbitmq.amqp.connection import Connection
+from tidemill.brokers.rabbitmq.errors import is_final, sentence
+from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.core.clock import machine_time
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.locks import Condition, Lock
+from tidemill.core.sigpipe import block_sigpipe
+
+__all__ = ["ConnectionListener", "ConnectionThread", "OutageLog"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_PIKA = logging.getLogger("pika")
+if _PIKA.level == logging.NOTSET:
+    _PIKA.setLevel(logging.CRITICAL)  # it tells each step of a connection; we say what came of it
+
+_PAUSE, _PAUSE_MOST = 0.1, 1.0
+"""Seconds between two tries to connect."""
+
+_GOODBYE = 2.0
+"""Seconds for the server to say goodbye, too."""
+
+
+class ConnectionListener(Protocol):
+    """Who works over a line. Called in the line's thread."""
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        """There is a new connection: nothing is declared, consumed or confirmed on it."""
+
+    def lost(self, why: str) -> None:
+        """The connection is gone, and all that was not acknowledged or confirmed is open."""
+
+    def unblocked(self) -> None:
+        """The server reads again what is published."""
+
+
+class OutageLog:
+    """Says once that the server went away and once that it is back, for all lines to it."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._away: set[str] = set()
+        self._lock = Lock()
+
+    def gone(self, role: str, trouble: str) -> None:
+        """A line broke."""
+        with self._lock:
+            first = not self._away
+            self._away.add(role)
+        if first:
+            log.error("%s; trying again", trouble)
+
+    def back(self, role: str) -> None:
+        """A line is up."""
+        with self._lock:
+            last = self._away == {role}
+            self._away.discard(role)
+        if last:
+            log.info("rabbitmq at %s is back", self._where)
+
+
+class ConnectionThread:
+    """A connection that is kept up; ``outages`` tells people how it fares.
+
+    Attributes:
+        blocked: why the server lets nobody publish; empty when it does.
+        comings: how often there was a new connection.
+    """
+
+    def __init__(
+        self, settings: Settings, role: str, heartbeat: int, outages: OutageLog | None = None
+    ) -> None:
+        self.settings = settings
+        self._outages = outages
+        self.role = role
+        self.blocked = ""
+        self._heartbeat = heartbeat
+        self._loop = IOLoop()
+        self._connection: pika.SelectConnection | None = None
+        self._listeners: list[ConnectionListener] = []
+        self._state = Condition()
+        self._trouble = ""  # why it is not up
+        self._final = False  # and will not be
+        self._since = 0.0  # machine time at which it came up
+        self._pause = _PAUSE
+        self._closing = False
+        self._connecting: Any = None
+        self._beside: list[pika.SelectConnection] = []
+        self._reaching: list[Any] = []  # those beside that are being connected
+        self._thread: threading.Thread | None = None
+        self.connects = 0
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def do(self, act: Callable[[], None]) -> None:
+        """Have something done in the line's thread, soon and in order."""
+        self._loop.add_callback_threadsafe(act)
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Have something done in the line's thread, which this is called in, after a while."""
+        self._loop.call_later(seconds, act)
+
+    def start(self) -> None:
+        """Connect; returns at once."""
+        with self._state:
+            if self._thread is None and not self._closing:
+                name = f"tidemill-{self.role}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                try:
+                    self._thread.start()
+                except BaseException:
+                    self._thread = None  # no thread to be had: the next call tries again
+                    raise
+
+    def add(self, listener: ConnectionListener) -> None:
+        """Have a user told from now on; if the line is up, that it is."""
+
+        def join() -> None:
+            self._listeners.append(listener)
+            if self._connection is not None:
+                listener.opened(self._connection)
+
+        self.start()
+        self.do(join)
+
+    def remove(self, listener: ConnectionListener) -> None:
+        """Tell a user nothing more."""
+        self.do(lambda: self._listeners.remove(listener) if listener in self._listeners else None)
+
+    def await_up(self, patience: float) -> None:
+        """Sleep until the line is up.
+
+        Raises:
+            BrokerUnavailable: it is not, after so many seconds, or the server refuses us.
+        """
+        self.start()
+        with self._state:
+            up = self._state.wait_for(lambda: self._connection or self._final, patience)
+            if not up or self._connection is None:
+                raise BrokerUnavailable(self.trouble)
+
+    def check(self) -> None:
+        """Nothing, when it is up.
+
+        Raises:
+            BrokerUnavailable: it is not.
+        """
+        self.await_up(0)
+
+    def silence(self) -> str:
+        """The sentence for a server that does not answer."""
+        return f"rabbitmq at {self.settings.where} does not answer"
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not up, or does not do what it should."""
+        return self._trouble or self.silence()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection, as far as we know."""
+        return self._connection is not None
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        connection = self._connection
+        return dict(connection.server_properties or {}) if connection is not None else {}
+
+    def close(self) -> None:
+        """Hang up. What is not acknowledged goes back, what is not confirmed is open."""
+        with self._state:
+            self._closing = True
+            thread, self._thread = self._thread, None
+        if thread is None:
+            with contextlib.suppress(Exception):  # a second time
+                self._loop.close()
+        elif thread is not threading.current_thread():
+            self.do(self._hang_up)
+            thread.join(5.0)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: close our copy of what is the parent's, and say nothing on it."""
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        """Close the sockets of all connections, made or being made, without a goodbye."""
+        making = [_part(one, "_connector") for one in (self._connecting, *self._reaching)]
+        made = (self._connection, *self._beside, *(_part(one, "_amqp_conn") for one in making))
+        holders = (*making, *(_part(connection, "_transport") for connection in made))
+        for sock in filter(None, (_part(holder, "_sock") for holder in holders)):
+            with contextlib.suppress(OSError):
+                os.close(sock.detach())
+
+    # -- in the line's thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        block_sigpipe()
+        self.do(self._connect)
+        while True:
+            try:
+                self._loop.start()
+                break
+            except Exception:  # a bug of ours in a callback must not leave everybody waiting
+                log.exception("the line to rabbitmq broke")
+                self.do(self._begin_anew)
+        self._close_sockets()
+        self._loop.close()
+
+    def _begin_anew(self) -> None:
+        """After an error of our own: who knows in what state all that uses the line is."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(AMQPError):
+                connection.close()
+            self._drop("an error of its own")
+        if self._connecting is None:
+            self._pause = _PAUSE_MOST
+            self._again()
+
+    def _connect(self) -> None:
+        if not (self._closing or self._connecting or self._connection):
+            self._connecting = Connection.create_connection(
+                self.settings.parameters(self._heartbeat), self._connected, self._loop
+            )
+
+    def _connected(self, result: Any) -> None:
+        self._connecting = None
+        if isinstance(result, BaseException):
+            self._failed(result)
+            return
+        result.add_on_close_callback(self._closed)
+        result.add_on_connection_blocked_callback(self._on_blocked)
+        result.add_on_connection_unblocked_callback(self._on_unblocked)
+        if self._outages is not None:
+            self._outages.back(self.role)
+        with self._state:
+            self._connection = result
+            self._trouble, self._since, self._final = "", machine_time(), False
+            self.connects += 1
+            self._state.notify_all()
+        for listener in list(self._listeners):
+            listener.opened(result)
+
+    def _failed(self, error: BaseException) -> None:
+        self._trouble = sentence(error, self.settings)
+        with self._state:
+            self._final = is_final(error)
+            self._state.notify_all()
+        self._again()
+
+    def _closed(self, connection: Any, reason: BaseException) -> None:
+        if connection is self._connection:
+            self._trouble = sentence(reason, self.settings)
+            if self._outages is not None and not self._closing:
+                self._outages.gone(self.role, self._trouble)
+            self._drop(self._trouble)
+            self._again()
+
+    def _drop(self, why: str) -> None:
+        with self._state:
+            self._connection = None
+        self.blocked = ""
+        for listener in list(self._listeners):
+            listener.lost(why)
+
+    def _again(self) -> None:
+        if self._closing:
+            self._end()
+        else:
+            if self._since and machine_time() - self._since > _PAUSE_MOST:  # it did not end at once
+                self._pause, self._since = _PAUSE, 0.0
+            self._loop.call_later(self._pause, self._connect)
+            self._pause = min(self._pause * 2, _PAUSE_MOST)
+
+    def _on_blocked(self, _: Any, frame: Any) -> None:
+        self.blocked = str(getattr(frame.method, "reason", "")) or "no reason given"
+        log.warning("rabbitmq at %s lets nobody publish: %s", self.settings.where, self.blocked)
+
+    def _on_unblocked(self, *_: Any) -> None:
+        self.blocked = ""
+        log.info("rabbitmq at %s lets us publish again", self.settings.where)
+        for listener in list(self._listeners):
+            listener.unblocked()
+
+    def cut(self, why: str) -> None:
+        """Hang up without a goodbye, which nobody would hear, and connect anew. In its thread."""
+        if self._connection is not None:
+            _cut(self._connection, why)
+
+    def beside(self, heard: Callable[[Any], None]) -> None:
+        """Connect once more, for what may cost a connection. In its thread.
+
+        ``heard`` gets the connection, which :meth:`leave` ends, or why there is none.
+        """
+
+        def connected(result: Any) -> None:
+            self._reaching.remove(reaching)
+            if not isinstance(result, BaseException):
+                self._beside.append(result)
+                result.add_on_close_callback(left)
+            heard(result)
+            if self._closing and not isinstance(result, BaseException):
+                self.leave(result, at_once=True)
+            self._end()
+
+        def left(connection: Any, _: BaseException) -> None:
+            self._beside.remove(connection)
+            self._end()
+
+        reaching = Connection.create_connection(
+            self.settings.parameters(self._heartbeat), connected, self._loop
+        )
+        self._reaching.append(reaching)
+
+    @staticmethod
+    def leave(connection: pika.SelectConnection, *, at_once: bool) -> None:
+        """End a connection beside; ``at_once`` if the server may not say goodbye."""
+        if connection.is_open:
+            if at_once:
+                _cut(connection, "nothing more is expected of it")
+            else:
+                connection.close()
+
+    def _hang_up(self) -> None:
+        self._loop.call_later(_GOODBYE, self._loop.stop)  # it may not answer any more
+        for beside in list(self._beside):
+            self.leave(beside, at_once=False)
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            connection.close()
+        elif self._connecting is not None:
+            _call_off(self._connecting)
+        self._end()
+
+    def _end(self) -> None:
+        """Stop, if we hang up and nothing is open any more."""
+        is_open = self._connection or self._connecting or self._beside or self._reaching
+        if self._closing and not is_open:
+            self._loop.stop()
+
+
+def _part(whole: Any, name: str) -> Any:
+    return getattr(whole, name, None)
+
+
+def _cut(connection: pika.SelectConnection, why: str) -> None:
+    # As pika itself does when heartbeats are missing; no other way closes at once.
+    cast("Any", connection)._terminate_stream(AMQPHeartbeatTimeout(why))
+
+
+def _call_off(connecting: Any) -> None:
+    try:
+        connecting.abort()
+    except AssertionError:  # pika stops halfway when the greeting of the server is waited for
+        connector = connecting._connector
+        if connector._stack_timeout_ref is not None:
+            connector._stack_timeout_ref.cancel()
+        if not connector._amqp_conn.is_closing:
+            connector._amqp_conn.close()

@@ -1,0 +1,63 @@
+"""Which places have answered, and the checks of those that have not yet.
+
+The server makes a channel wait for half a minute that sends to a queue for the first time and gets
+no answer, with all that comes behind. So the first message to a place goes over a channel of its
+own; when it is confirmed, what follows goes with everything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pika
+
+from tidemill.brokers.rabbitmq.amqp.confirm_channel import ConfirmChannel, ConfirmListener
+from tidemill.brokers.rabbitmq.amqp.publish_windows import PublishWindow
+
+__all__ = ["DestinationChecks"]
+
+_MOST = 64
+"""Places that are tried at a time."""
+
+
+class DestinationChecks:
+    """Of one connection."""
+
+    def __init__(self) -> None:
+        self.channels: dict[str, ConfirmChannel] = {}  # by place
+        self.proven: set[str] = set()
+        self._waiting: dict[str, list[PublishWindow]] = {}  # by place: for what comes of its trial
+        self._deferred: deque[PublishWindow] = deque()  # until fewer are tried
+
+    def enter(
+        self, window: PublishWindow, connection: pika.SelectConnection, listener: ConfirmListener
+    ) -> None:
+        """Check the queue of a window; the window waits for the result."""
+        window.checking = True
+        if window.target in self.channels:
+            self._waiting[window.target].append(window)
+        elif len(self.channels) < _MOST:
+            self._waiting[window.target] = [window]
+            self.channels[window.target] = ConfirmChannel(connection, listener, window.target)
+        else:
+            self._deferred.append(window)
+
+    def first(self, channel: ConfirmChannel) -> PublishWindow | None:
+        """A window with a message to check its queue with."""
+        return next((window for window in self._waiting[channel.destination] if window.todo), None)
+
+    def end(self, channel: ConfirmChannel) -> list[PublishWindow]:
+        """The windows that go on: those of that queue, and one that waited for room."""
+        channel.close()
+        self.channels.pop(channel.destination, None)
+        windows = self._waiting.pop(channel.destination, [])
+        if self._deferred:
+            windows.append(self._deferred.popleft())
+        for window in windows:
+            window.checking = False
+        return windows
+
+    def forget(self) -> None:
+        """The connection is gone."""
+        for kept in (self.channels, self.proven, self._waiting, self._deferred):
+            kept.clear()

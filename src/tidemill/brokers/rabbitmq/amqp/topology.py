@@ -1,0 +1,340 @@
+"""Making queues and exchanges on the server, on a channel of its own.
+
+To declare what is there changes nothing, so nobody needs to know whether it is: what this process
+has not declared over this connection is declared before it is used. The answer also says how many
+messages lie in a queue, and that is all the server tells of one.
+
+A queue that has lost its log lets whoever asks for it wait, and all that is behind on that channel.
+So who is not answered soon keeps the channel to himself, and the others go on on another.
+
+Of a quorum queue that does not answer the server says after a quarter of a second that it is there,
+and empty. So where that took long nobody knows whether it answers (``doubts``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import pika
+from pika.channel import Channel
+from pika.exceptions import AMQPError
+
+from tidemill.brokers.rabbitmq.due import LEVELS, DelayQueues
+from tidemill.brokers.rabbitmq.layout import Place
+from tidemill.core.clock import machine_time
+
+__all__ = ["SILENT", "Answer", "Declarer"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_SLOW, _SILENT = 1.0, 10.0
+"""Seconds without an answer after which the others go on on another channel, and after which it is
+given up."""
+
+_PROMPT = 0.2
+"""Seconds within which who asks for a queue that answers is told, as a rule."""
+
+SILENT = f"no answer in {_SILENT:g} s"
+
+Answer = Callable[[str], None]
+"""Told in the line's thread: empty when it is done, else why it could not be."""
+
+_Act = Callable[[Channel, Callable[..., None]], Any]
+
+_UNLIKE = "inequivalent arg"
+"""What the server says of a queue that was declared with other arguments."""
+
+
+class _Errand:
+    """Acts of which each follows on the answer to the one before; all is over with the first that
+    cannot be done.
+
+    Attributes:
+        over: told the answer to the last, or why one could not be done.
+        slow: called if one is not answered soon.
+        channel: over which it is done.
+        since: machine time of the last answer, or of the beginning.
+        prompt: no answer took long.
+    """
+
+    __slots__ = ("acts", "channel", "over", "prompt", "since", "slow")
+
+    def __init__(
+        self, acts: Sequence[_Act], over: Callable[[Any, str], None], slow: Callable[[], None]
+    ) -> None:
+        self.acts = deque(acts)
+        self.over = over
+        self.slow = slow
+        self.channel: Channel | None = None
+        self.since = 0.0
+        self.prompt = True
+
+
+class Declarer:
+    """Declares over one line. All of it runs in the line's thread."""
+
+    def __init__(self, delays: DelayQueues, failed: Place) -> None:
+        self._delays = delays
+        self._failed = failed
+        self._connection: pika.SelectConnection | None = None
+        self._channel: Channel | None = None
+        self._known: set[str] = set()
+        self._doubted: set[str] = set()
+        self._older: set[str] = set()  # made by an earlier release
+        self._ways: set[tuple[int, ...]] = set()
+        self._waiting: deque[_Errand] = deque()
+        self._current: _Errand | None = None
+        self._apart: list[_Errand] = []  # those that are not answered soon
+        self._opening = self._watching = False
+
+    # -- of the line ----------------------------------------------------------------------------
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        """Begin anew: the server may be another."""
+        self._connection = connection
+        self.forget_all()
+        self._next()
+
+    def unblocked(self) -> None:
+        """Nothing waits for that here."""
+
+    def lost(self, why: str) -> None:
+        """What was asked for fails; who asked does so again when the line is back."""
+        begun = [*self._apart, *([self._current] if self._current else []), *self._waiting]
+        self._connection = self._channel = self._current = None
+        self._opening = self._watching = False
+        self._waiting, self._apart = deque(), []
+        for errand in begun:
+            errand.over(None, why)
+
+    # -- asking ---------------------------------------------------------------------------------
+
+    def knows(self, place: Place) -> bool:
+        """Whether it was declared already."""
+        return place.name in self._known
+
+    def doubts(self, place: Place) -> bool:
+        """Whether one that was declared may not answer who consumes of it."""
+        return place.name in self._doubted
+
+    def knows_waits(self, digits: tuple[int, ...]) -> bool:
+        """Whether all that a delay of these digits goes through was declared already."""
+        return digits in self._ways
+
+    def forget_all(self) -> None:
+        """Somebody deletes queues: nothing is taken for granted any more."""
+        self._known.clear()
+        self._older.clear()
+        self._ways.clear()
+
+    def declare(self, places: Sequence[Place], then: Answer) -> None:
+        """Make queues that may not be there yet."""
+        todo = [place for place in places if place.name not in self._known]
+        acts: list[_Act] = []
+        if any(place.due for place in todo):
+            acts += self._exchange(-1)
+        if self._failed.name not in self._known and any(map(self._needs_failed, todo)):
+            self._run([self._queue(self._failed)], [self._failed.name], lambda why: None)
+        for place in todo:
+            acts.append(self._queue(place))
+            if place.due:
+                acts.append(
+                    _bind(place.name, self._delays.exchange(-1), DelayQueues.arrival(place.name))
+                )
+        self._run(acts, [place.name for place in todo], then)
+
+    def declare_waits(self, digits: tuple[int, ...], then: Answer) -> None:
+        """Make what a delay of these digits goes through."""
+        delays, acts, names = self._delays, [], []
+        if delays.exchange(LEVELS - 1) not in self._known:
+            for level in range(-1, LEVELS):
+                acts += self._exchange(level)
+            names.append(delays.exchange(LEVELS - 1))
+        for place, level, digit in delays.waits(digits):
+            if place.name not in self._known:
+                pattern = DelayQueues.binding(level, digit)
+                acts += [self._queue(place), _bind(place.name, delays.exchange(level), pattern)]
+                names.append(place.name)
+
+        def over(why: str) -> None:
+            if not why:
+                self._ways.add(digits)
+            then(why)
+
+        self._run(acts, names, over)
+
+    def count(
+        self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
+    ) -> None:
+        """How many messages are ready in a queue; ``slow`` is called if that is not told soon."""
+
+        def answer(frame: Any, why: str) -> None:
+            then(0 if why else int(frame.method.message_count), why)
+
+        self._begin(_Errand([self._queue(place)], answer, slow))
+
+    def _needs_failed(self, place: Place) -> bool:
+        """Whether what the server takes out of a place is dropped if nothing keeps it."""
+        return bool(place.arguments.get("x-dead-letter-routing-key") == self._failed.name)
+
+    def _queue(self, place: Place) -> _Act:
+        return _Queue(place, self._older)
+
+    def _exchange(self, level: int) -> list[_Act]:
+        name = self._delays.exchange(level)
+        acts: list[_Act] = [
+            lambda ch, done: ch.exchange_declare(name, "topic", durable=True, callback=done)
+        ]
+        if level >= 0:
+            below, pattern = self._delays.exchange(level - 1), DelayQueues.binding(level, 0)
+            acts.append(lambda ch, done: ch.exchange_bind(below, name, pattern, callback=done))
+        return acts
+
+    # -- one after the other --------------------------------------------------------------------
+
+    def _run(self, acts: Sequence[_Act], names: Sequence[str], then: Answer) -> None:
+        def over(_: Any, why: str) -> None:
+            if not why:
+                self._known.update(names)
+                self._doubted.difference_update(names)
+                if not errand.prompt:
+                    self._doubted.update(names)
+            then(why)
+
+        if acts:
+            errand = _Errand(acts, over, lambda: None)
+            self._begin(errand)
+        else:
+            then("")
+
+    def _begin(self, errand: _Errand) -> None:
+        self._waiting.append(errand)
+        self._next()
+
+    def _next(self) -> None:
+        connection = self._connection
+        if self._current or self._opening or not self._waiting:
+            return
+        if connection is None or not connection.is_open:
+            return  # when it has closed, ``lost`` answers all
+        if self._channel is None or not self._channel.is_open:
+            self._opening = True
+            connection.channel(on_open_callback=self._channel_opened)
+            return
+        self._current = errand = self._waiting.popleft()
+        errand.channel, errand.since = self._channel, machine_time()
+        self._watch()
+        self._go_on(errand)
+
+    def _channel_opened(self, channel: Channel) -> None:
+        channel.add_on_close_callback(self._channel_closed)
+        self._channel, self._opening = channel, False
+        self._next()
+
+    def _go_on(self, errand: _Errand) -> None:
+        assert errand.channel is not None
+        errand.acts[0](errand.channel, functools.partial(self._answered, errand))
+
+    def _answered(self, errand: _Errand, frame: Any) -> None:
+        if errand is not self._current and errand not in self._apart:
+            return  # it was given up
+        errand.acts.popleft()
+        now = machine_time()
+        errand.prompt = errand.prompt and now - errand.since < _PROMPT
+        errand.since = now
+        if errand.acts:
+            self._go_on(errand)
+        else:
+            self._end(errand, frame, "")
+
+    def _end(self, errand: _Errand, frame: Any, why: str) -> None:
+        if errand is self._current:
+            self._current = None
+        else:
+            self._apart.remove(errand)
+            self._leave(errand.channel)
+        errand.over(frame, why)
+        self._next()
+
+    @staticmethod
+    def _leave(channel: Channel | None) -> None:
+        if channel is not None and channel.is_open:
+            with contextlib.suppress(AMQPError):
+                channel.close()
+
+    def _channel_closed(self, channel: Any, reason: Any) -> None:
+        """The server closes the channel of whoever asks for what cannot be."""
+        if channel is self._channel:
+            self._channel = None
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            return
+        why = str(getattr(reason, "reply_text", reason))
+        for errand in [self._current, *self._apart]:
+            if errand is None or errand.channel is not channel:
+                continue
+            if not self._goes_on(errand, why):
+                self._end(errand, None, why)
+
+    def _goes_on(self, errand: _Errand, why: str) -> bool:
+        """Go on with a queue as an earlier release made it, if that is why."""
+        act = errand.acts[0]
+        if _UNLIKE not in why or not isinstance(act, _Queue) or not act.place.older:
+            return False
+        if act.place.name in self._older:
+            return False
+        self._older.add(act.place.name)
+        if errand is self._current:
+            self._current = None
+        else:
+            self._apart.remove(errand)
+        self._waiting.appendleft(errand)
+        self._next()
+        return True
+
+    # -- who is not answered --------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if not self._watching and self._connection is not None:
+            self._watching = True
+            look = functools.partial(self._look, self._connection)
+            self._connection.ioloop.call_later(_SLOW, look)
+
+    def _look(self, connection: pika.SelectConnection) -> None:
+        if connection is not self._connection:
+            return
+        self._watching = False
+        now, current = machine_time(), self._current
+        for errand in [one for one in self._apart if now - one.since >= _SILENT]:
+            self._end(errand, None, SILENT)
+        if current is not None and current is self._current and now - current.since >= _SLOW:
+            self._apart.append(current)
+            self._current = self._channel = None
+            current.slow()
+            self._next()
+        if self._current or self._apart:
+            self._watch()
+
+
+class _Queue:
+    """The act of declaring a queue; ``older`` are those that an earlier release made."""
+
+    def __init__(self, place: Place, older: Set[str]) -> None:
+        self.place = place
+        self._older = older
+
+    def __call__(self, channel: Channel, done: Callable[..., None]) -> None:
+        place = self.place
+        arguments = place.arguments
+        if place.older is not None and place.name in self._older:
+            arguments = place.older
+        channel.queue_declare(place.name, durable=True, arguments=arguments, callback=done)
+
+
+def _bind(queue: str, exchange: str, pattern: str) -> _Act:
+    return lambda ch, done: ch.queue_bind(queue, exchange, pattern, callback=done)

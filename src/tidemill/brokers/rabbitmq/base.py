@@ -1,0 +1,181 @@
+"""The state of a broker in this process: its connections, its owners, and how it publishes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread, OutageLog
+from tidemill.brokers.rabbitmq.amqp.topology import Declarer
+from tidemill.brokers.rabbitmq.claim import AttachedOwner
+from tidemill.brokers.rabbitmq.dead_letter import DeadLetters
+from tidemill.brokers.rabbitmq.due import DelayQueues
+from tidemill.brokers.rabbitmq.exit_flush import flush_at_exit
+from tidemill.brokers.rabbitmq.layout import Names, Place
+from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.owners import OwnerContext
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
+from tidemill.brokers.rabbitmq.queue_announcer import Announcer
+from tidemill.brokers.rabbitmq.queue_registry import Registry
+from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.brokers.rabbitmq.timekeeper import Timekeeper, Timekeeping
+from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
+from tidemill.brokers.rabbitmq.unsupported import Lacking
+from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.core.clock import machine_time
+from tidemill.core.errors import TidemillError
+from tidemill.core.job import Envelope
+from tidemill.core.locks import Lock
+
+__all__ = ["FAREWELL", "ServerCalls", "text_of"]
+
+
+_PUBLISHERS_BEAT = 600
+"""Seconds: heartbeats of a line that only publishes. It may be that of a process that runs tasks,
+and one of those may hold the interpreter lock for minutes; nothing hangs on the line meanwhile."""
+
+FAREWELL = 5.0
+"""Seconds for what is under way when a broker is closed."""
+
+
+class ServerCalls(Lacking):
+    """What every call of the broker builds on."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.shown
+        self._settings = settings
+        self._closed = False
+        self._inherited = False  # lines and owners are those of a parent
+        self._version = ""  # of the server, when we last heard of it
+        self._lock = Lock()
+        settings.parameters(_PUBLISHERS_BEAT)  # what is wrong with its files is said at once
+        self._begin()
+        try:
+            self._out.await_up(settings.patience)
+        except BaseException:
+            self.close()
+            raise
+        tell_of_forks(self)
+        flush_at_exit(self)
+
+    def _begin(self) -> None:
+        """Begin in this process, which may be a fork of the one that opened the broker."""
+        settings = self._settings
+        self._names = Names(settings.prefix, settings.classic)
+        delays = DelayQueues(settings.prefix)
+        outages, beat = OutageLog(settings.where), max(1, round(settings.owner_lease / 2))
+        self._out = ConnectionThread(settings, "publisher", _PUBLISHERS_BEAT, outages)
+        self._in = ConnectionThread(settings, "consumer", beat, outages)
+        self._names_thread = ConnectionThread(settings, "names", beat)
+        self._declarer = Declarer(delays, self._names.failed)
+        notice = TimerQueues(self._names).notice
+        self._publisher = Publisher(self._out, self._declarer, notice)
+        for listener in (self._declarer, self._publisher):
+            self._out.add(listener)
+        consumers = self._in_declarer = Declarer(delays, self._names.failed)
+        self._joined = False
+        self._writer = Writer(self._names, delays, self._workers_keep_time)
+        self._failed = DeadLetters(settings, self._writer, self._publish, self._make_known)
+        self._registry = Registry(self._names_thread, delays, self._names)
+        shared = self._publisher, self._names, self._writer, itertools.count(1).__next__
+        self._announcer = Announcer(self._out, self._publisher, self._registry, self._served)
+        self._out.add(self._announcer)
+        self._context = OwnerContext(self._in, consumers, *shared, self._announcer.entries)
+        self._owners: dict[str, AttachedOwner] = {}
+        parts = self._in, consumers, self._publisher, self._names, self._writer
+        self._timekeeping = Timekeeping(lambda: Timekeeper(*parts))
+
+    def after_fork_child(self) -> None:
+        """In a forked child: lines and owners are the parent's; close our copies.
+
+        It has lines of its own when it first does something: many a child never does.
+        """
+        if not (self._closed or self._inherited):
+            for attached in list(self._owners.values()):
+                attached.after_fork_child()
+            for thread in (self._out, self._in, self._names_thread):
+                thread.after_fork_child()
+            self._owners = {}
+            self._inherited = True
+        self._lock = Lock()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+        with self._lock:
+            if self._inherited:
+                self._begin()
+                self._inherited = False
+
+    def _consuming(self) -> ConnectionThread:
+        """The line by which messages are taken, up."""
+        with self._lock:
+            if not self._joined:
+                self._joined = True
+                self._in.add(self._in_declarer)
+        self._in.await_up(self._settings.patience)
+        return self._in
+
+    def _workers_keep_time(self) -> bool:
+        """Whether workers keep the time of delayed jobs, or the server."""
+        self._version = text_of(self._out.server.get("version", "")) or self._version
+        return by_workers(self._settings, self._version)
+
+    def _put(
+        self, jobs: Sequence[Envelope], items: Sequence[Outgoing], *, once: bool = False
+    ) -> None:
+        """Make the queues of jobs known, and publish the jobs, within one patience."""
+        began = machine_time()
+        self._make_known([job.queue for job in jobs], began)
+        self._publisher.put(items, self._settings.patience, began=began, once=once)
+
+    def _make_known(self, queues: Iterable[str], began: float = 0.0) -> None:
+        self._announcer.make_known(queues, self._settings.patience, began or machine_time())
+
+    def _publish(self, items: Sequence[Outgoing]) -> None:
+        self._publisher.put(items, self._settings.patience)
+
+    def _served(self) -> Iterator[str]:
+        """The queues that our owners take from."""
+        for attached in list(self._owners.values()):
+            yield from self._registry.known() if attached.serves_all else attached.owner.queues
+
+    def _all_queues(self) -> list[str]:
+        return self._registry.read_all(lambda item: self._publish([item]), self._settings.patience)
+
+    def _places(self, queue: str) -> list[Place]:
+        return [p for kind in ("tasks", "messages") for p in self._names.of(queue, kind)]
+
+    def _let_go(self, owner_id: str, patience: float) -> None:
+        attached = self._owners.pop(owner_id, None)
+        if attached is not None:
+            self._registry.unlisten(attached.serve)
+            attached.close(patience)
+            if not self._owners:
+                self._timekeeping.stop(patience)
+
+    def flush(self) -> None:
+        """Sleep until the server has all verdicts, for some seconds at most."""
+        if not (self._closed or self._inherited):
+            until = machine_time() + FAREWELL
+            self._timekeeping.stop(FAREWELL)
+            self._publisher.flush(FAREWELL)  # a message is acknowledged after its successor
+            for attached in list(self._owners.values()):
+                attached.flush(max(0.1, until - machine_time()))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            until = machine_time() + FAREWELL
+            for owner_id in list(self._owners):
+                self._let_go(owner_id, max(0.1, until - machine_time()))
+            if not self._inherited:
+                self._timekeeping.stop(max(0.1, until - machine_time()))
+                self._publisher.close()
+                for thread in (self._names_thread, self._in, self._out):
+                    thread.close()
+
+
+def text_of(value: object) -> str:
+    """A property of the server as text."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,137 @@
+"""The calls beside the core: inspection, administration and transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from tidemill.brokers.contract.carried_jobs import CarriedJobs
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
+from tidemill.brokers.contract.policies import ServerPolicies
+from tidemill.brokers.contract.schedules import Schedule
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
+from tidemill.brokers.rabbitmq.base import ServerCalls, text_of
+from tidemill.brokers.rabbitmq.inspect import describe
+from tidemill.brokers.rabbitmq.policies import examine
+from tidemill.brokers.rabbitmq.transfer import TransferOut
+from tidemill.brokers.rabbitmq.transfer_in import arrivals, cursor_message, read_cursor
+from tidemill.brokers.rabbitmq.unsupported import check_job, refuse
+from tidemill.core.job import Command, Owner, Record, State
+
+__all__ = ["AdminCalls", "InspectionCalls", "TransferCalls"]
+
+
+class InspectionCalls(ServerCalls):
+    """Calls that only read, as far as the server can answer them."""
+
+    def was_here(self, job_id: str) -> bool:
+        return False
+
+    def stats(self) -> list[QueueStats]:
+        """What is ready, and who asks for it; the server knows no more of a queue."""
+        self._check_open()
+        self._consuming()
+        queues, rows = self._all_queues(), []
+        with short_connection(self._settings) as server:
+            for queue in queues:
+                counts = [server.count(place) for place in self._places(queue)]
+                ready, consumers = sum(c[0] for c in counts), max(c[1] for c in counts)
+                rows.append(QueueStats(name=queue, ready=ready, consumers=consumers))
+        return rows
+
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        self._check_open()
+        if what.states != {State.FAILED}:
+            refuse("looking for jobs that have not failed (--state failed)", Feature.INSPECT)
+        return self._failed.find(what, limit, cursor)
+
+    def owners(self) -> list[Owner]:
+        return [attached.owner for attached in list(self._owners.values())]
+
+    def info(self) -> dict[str, Any]:
+        self._check_open()
+        self._out.await_up(self._settings.patience)
+        server = {k: text_of(v) for k, v in self._out.server.items()}
+        return describe(self._settings, self._names, server, self._out.blocked)
+
+    def policies(self) -> ServerPolicies:
+        """What operators set on the server that can destroy accepted jobs."""
+        self._check_open()
+        self._consuming()
+        version = text_of(self._out.server.get("version", ""))
+        return examine(self._settings, self._names, self._all_queues(), version)
+
+
+class AdminCalls(ServerCalls):
+    """Calls that change jobs and queues."""
+
+    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+        self._check_open()
+        return self._failed.kick(job_ids)
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        self._check_open()
+        return self._failed.delete(job_ids)
+
+    def purge(self, queue: str) -> int:
+        """Delete what is ready, also what our owners were handed in advance.
+
+        Delayed jobs are not deleted: they share their queues with other queues' jobs, and arrive.
+        """
+        self._check_open()
+        owners = list(self._owners.values())
+        for attached in owners:
+            attached.put_back(queue, self._settings.patience)
+        if owners:
+            self._publisher.flush(self._settings.patience)  # what goes back may be written anew
+        try:
+            with short_connection(self._settings) as server:
+                return sum(server.purge(place) for place in self._places(queue))
+        finally:
+            for attached in owners:
+                attached.wake_up.tell()  # who waits may want something again
+
+    def forget_queue(self, queue: str) -> bool:
+        refuse("deleting a queue (delayed jobs may be on their way to it)", Feature.INSPECT)
+
+    def recall(self) -> int:
+        return 0
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        return False
+
+
+class TransferCalls(ServerCalls):
+    """Moving to another store: see :mod:`~tidemill.brokers.contract.transfer`."""
+
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        """Take in jobs of a store: two steps, so that who is killed in between may repeat one."""
+        self._check_open()
+        if schedules:
+            refuse("a schedule", Feature.SCHEDULES)
+        for record in records:
+            check_job(record.envelope)
+        items = arrivals(self._writer, records)
+        self._make_known([record.envelope.queue for record in records])
+        self._publish(items)
+        if cursor:
+            self._publish([cursor_message(self._settings.prefix, departure.mark, cursor)])
+        return [True] * len(records)
+
+    def adopted(self, mark: str) -> str:
+        self._check_open()
+        return read_cursor(self._settings, mark)
+
+    def contents(self, queues: Collection[str]) -> CarriedJobs:
+        """All that is there, of queues that were announced and of these."""
+        self._check_open()
+        known = [*self._all_queues(), *queues]
+        return TransferOut(self._settings, self._names, known, self._writer, self._publish)

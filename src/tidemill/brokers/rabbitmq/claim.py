@@ -1,0 +1,450 @@
+"""One owner of this process: the messages it holds, leases and settles.
+
+The server pushes messages up to the owner's credit (:mod:`.amqp.credit`) into queue states
+(:mod:`.queue_state`). ``exchange`` leases them from there.
+
+A line that breaks makes everything in hand the server's again, and it hands it out anew: to us,
+very likely, and then a job that still runs is recognized, and goes on as if nothing had been; one
+that has ended meanwhile ends now. To others, and then it runs twice: at least once means just that.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
+from tidemill.brokers.rabbitmq.amqp.basic_get import ANSWER_WITHIN, BasicGet
+from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
+from tidemill.brokers.rabbitmq.amqp.credit import Credit
+from tidemill.brokers.rabbitmq.layout import Place
+from tidemill.brokers.rabbitmq.owners import OwnerContext
+from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
+from tidemill.brokers.rabbitmq.requeue import goes_back
+from tidemill.brokers.rabbitmq.settle import Settlement
+from tidemill.brokers.rabbitmq.wakeup import WakeUp
+from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Lease, Outcome, Owner, Verdict
+from tidemill.core.locks import RLock
+from tidemill.core.signals import SignalsDeferred
+
+__all__ = ["AttachedOwner"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_SUCCESS = int(Outcome.SUCCESS)
+
+RAN_OUT = "ttr passed without an ack"
+
+_ASK_AGAIN = 0.05
+"""Seconds until the server is asked again whether a place is empty."""
+
+_ARRIVES = 0.1
+"""Seconds after which the server counts the messages that were sent back to a queue."""
+
+
+class AttachedOwner:
+    """One owner of this process."""
+
+    def __init__(self, owner: Owner, context: OwnerContext) -> None:
+        self.owner = owner
+        self._context = context
+        self._lock = RLock()
+        self.wake_up = WakeUp()
+        self._watched = float("inf")  # machine time at which a ttr is looked at again
+        self.serves_all = False
+        self._telling = False
+        self._kinds: tuple[str, ...] = ("messages",) if owner.kind == "consumer" else ("tasks",)
+        self._states: dict[str, list[QueueState]] = {}  # by queue, most urgent first
+        self._turn = 0
+        self._served: dict[str, int] = {}  # the turn in which a queue was last taken from
+        self._held: dict[int, HeldMessage] = {}  # by token
+        self._channel = ConsumerChannel(
+            context.thread, context.declarer, owner.name, self._came, self._lost, self._all
+        )
+        shared = context.publisher, context.writer, self._held, self._lock, context.announce
+        self._settlement = Settlement(self._channel, *shared, self._sent_back)
+        parts = self._channel, self._settlement, self._lock
+        self._credit = Credit(context.thread, *parts, self._all)
+        self._basic_get = BasicGet(context, *parts)
+        self._closing = False
+
+    # -- the conversation -----------------------------------------------------------------------
+
+    def exchange(self, step: Step) -> Reply:
+        """Settle, renew and lease. A signal handler may end only the waits for the server."""
+        with SignalsDeferred():
+            return self._exchange(step)
+
+    def _exchange(self, step: Step) -> Reply:
+        want = step.want
+        with self._lock, self._channel.together():
+            now = machine_time()
+            self._run_out(now)
+            once = self._acknowledged_once(step.verdicts)
+            settled = [self._settle(verdict) for verdict in step.verdicts]
+            touched = [self._touch(token, seconds, now) for token, seconds in step.touch]
+            leases, missing, more = list[Lease](), 0, False
+            if want is not None:
+                self.wake_up.looked()
+                self._know_queues(want)
+                leased = wall_time()
+                leases = [self._lease(hold, now, leased) for hold in self._choose(want)]
+                missing = want.count - len(leases)
+                rows = self._in_turn(want)
+                self._credit.follow(want, missing, rows, now)
+                here = self._settlement.storing or any(not s.empty for row in rows for s in row)
+                more = missing > 0 and bool(here)
+            self._credit.settle()
+        settled = self._sure_of(settled, once)
+        if want is not None:
+            if not want.sleep and missing:
+                more = False
+                leases += self._fetch(want, missing, alone=not (leases or settled or touched))
+            if not (want.sleep or leases or settled or touched):
+                self._context.thread.check()  # that there is nothing, only the server can say
+        return Reply(settled, touched, leases, next_due=self._next_look(now), more=more)
+
+    def serve(self, queue: str) -> None:
+        """Take from one more queue: it was heard of."""
+        with self._lock:
+            if queue not in self._states:
+                self._add_states(queue)
+                self.wake_up.tell()
+
+    def wait(self, timeout: float, fds: Sequence[int]) -> list[int]:
+        """Sleep until something came, a readable descriptor or the timeout."""
+        return self.wake_up.sleep(timeout, fds)
+
+    def doubt(self, homes: Sequence[str]) -> None:
+        """Something was put there: the server is asked once more."""
+        with self._lock:
+            for state in (one for one in self._all() if one.place.name in homes):
+                state.doubt()
+
+    def wake(self) -> None:
+        """Make the wait return."""
+        self.wake_up.wake()
+
+    def close(self, patience: float) -> None:
+        """Give everything back and leave, when what is under way has arrived."""
+        with self._lock:
+            self._closing = True
+            for state in self._all():
+                state.credit = 0
+        self._channel.adjust()
+        self._channel.sync(patience)  # else what is written anew comes back to us
+        with self._lock:
+            holds = [*self._held.values(), *(hold for s in self._all() for hold in s.cut(0))]
+            for hold in sorted(holds, key=lambda one: one.tag):  # they stand as they stood
+                self._settlement.give_back(hold)
+            self._held.clear()
+        self._context.publisher.flush(patience)
+        self._channel.close(patience)
+        self.wake_up.close()
+
+    def flush(self, patience: float) -> None:
+        """Sleep until the server has all that was acknowledged."""
+        self._channel.sync(patience)
+
+    def put_back(self, queue: str, patience: float) -> None:
+        """Return what the server pushed of a queue and nobody leased, and take no more of it.
+
+        The next exchange that wants something takes of it again.
+        """
+        with self._lock, self._channel.together():
+            for state in self._states.get(queue, ()):
+                self._credit.rest(state)
+        if self._channel.sync(patience):  # by now all has come that was on its way, and goes back
+            self._channel.sync(patience)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: it was the parent's."""
+        self.wake_up.after_fork_child()
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def _know_queues(self, want: Want) -> None:
+        kinds = tuple(k for k, on in (("tasks", want.tasks), ("messages", want.messages)) if on)
+        if kinds and kinds != self._kinds:
+            self._kinds = kinds
+            for queue in self._states:
+                self._add_states(queue)
+        for queue in want.queues:
+            if queue not in self._states:
+                self._add_states(queue)
+
+    def _add_states(self, queue: str) -> None:
+        known = {state.place.name: state for state in self._states.get(queue, ())}
+        places = [place for kind in self._kinds for place in self._context.names.of(queue, kind)]
+        states = [known.get(place.name) or QueueState(place) for place in places]
+        self._states = {**self._states, queue: states}
+
+    def _all(self) -> list[QueueState]:
+        return list(itertools.chain.from_iterable(self._states.values()))
+
+    def _rows(self, want: Want) -> list[list[QueueState]]:
+        """What is to be emptied in order; one row has its turn after the other."""
+        queues = dict.fromkeys(want.queues or sorted(self._states))
+        rows = [[s for s in self._states[q] if want.alone or not s.place.alone] for q in queues]
+        if want.mode is Mode.STRICT:
+            rows = [list(itertools.chain.from_iterable(rows))]
+        return [row for row in rows if row]
+
+    def _in_turn(self, want: Want) -> list[list[QueueState]]:
+        """The row that was taken from longest ago comes first."""
+        return sorted(self._rows(want), key=lambda row: self._served.get(row[0].place.queue, 0))
+
+    def _choose(self, want: Want) -> Iterator[HeldMessage]:
+        left, rows, alone = want.count, self._in_turn(want), want.alone
+        while left and rows:
+            row = rows.pop(0)
+            state = self._first(row, alone=alone)
+            if state is not None:
+                alone = alone and not state.place.alone
+                holds = state.take(left if not (rows or state.place.alone) else 1)
+                left -= len(holds)
+                rows.append(row)  # last in line from now on
+                self._turn += 1
+                self._served[row[0].place.queue] = self._turn
+                yield from holds
+
+    def _first(self, row: Sequence[QueueState], *, alone: bool) -> QueueState | None:
+        """The queue to take from; none as long as a more urgent place may have something.
+
+        What runs alone holds up nothing else, and without ``alone`` none of it is taken.
+        """
+        for state in row:
+            if len(state) and (alone or not state.place.alone):
+                return state
+            if not self._is_empty(state) and not state.place.alone:
+                return None
+        return None
+
+    def _is_empty(self, state: QueueState) -> bool:
+        """Whether the server has nothing in a place either; if we do not know, it is asked."""
+        if not state.empty and not state.asking:
+            state.asking = True
+            self._context.thread.do(functools.partial(self._ask, state))
+        return state.empty
+
+    def _ask(self, state: QueueState) -> None:
+        arrivals, asked = state.arrivals, machine_time()
+
+        def answer(count: int, why: str) -> None:
+            if count:
+                heard(False)
+            elif why:  # what cannot be asked holds up nothing less urgent
+                heard(True)
+            else:  # what it has sent us does not count, and may still be on its way
+                self._channel.round_trip(heard)
+
+        def heard(empty: bool) -> None:
+            with self._lock:
+                if not state.asking or state.arrivals != arrivals:
+                    return  # the line was lost, or something came
+                state.late = False
+                if empty and asked - state.back > _ARRIVES:
+                    state.asking, state.empty = False, True
+                    self.wake_up.tell()
+                else:  # others may get what is there
+                    again = functools.partial(self._ask_again, state, arrivals)
+                    self._context.thread.later(_ASK_AGAIN, again)
+
+        def slow() -> None:  # what does not answer soon holds up no other queue
+            with self._lock:
+                if state.asking and state.arrivals == arrivals:
+                    state.late = True
+                    self.wake_up.tell()
+
+        self._context.declarer.count(state.place, answer, slow)
+
+    def _ask_again(self, state: QueueState, arrivals: int) -> None:
+        with self._lock:
+            if not state.asking or state.arrivals != arrivals:
+                return
+            state.asking = self._credit.is_for(state)
+        if state.asking:
+            self._ask(state)
+
+    # -- leasing --------------------------------------------------------------------------------
+
+    def _lease(self, hold: HeldMessage, now: float, leased: float) -> Lease:
+        job, envelope = hold.job, hold.job.envelope
+        hold.token = token = self._context.next_token()
+        ttr = 0.0
+        if self.owner.kind == "consumer":
+            ttr = hold.ttr
+            self._set_deadline(hold, now, ttr)
+        self._held[token] = hold
+        if hold.tag:
+            hold.state.held += 1
+        counts = job.attempt + 1, job.losses, envelope.rank, token
+        return Lease(token, *counts, envelope.timeout, leased, ttr, job.encoded)
+
+    def _sure_of(self, settled: list[bool], once: Mapping[int, str]) -> list[bool]:
+        """``settled``, but False for a message with ttr=0 that the server may still have.
+
+        The consumer hands such a message on only when the server has forgotten it. ``once`` has
+        the runs of such messages, by place. A message that the server sends again is new to us.
+        """
+        if not once or self._channel.sync(ANSWER_WITHIN):
+            return settled
+        log.warning("%d messages with ttr=0 may be lost with the line to rabbitmq", len(once))
+        with self._lock:
+            self._settlement.forget(once.values())
+        return [done and place not in once for place, done in enumerate(settled)]
+
+    def _fetch(self, want: Want, count: int, *, alone: bool) -> list[Lease]:
+        """What is there, for who does not mean to wait; ``alone`` if the step does nothing else."""
+        fetched: list[Lease] = []
+        with self._lock:
+            rows = self._rows(want)
+        try:
+            for hold in itertools.islice(self._basic_get.fetch(rows), count):
+                with self._lock:
+                    fetched.append(self._lease(hold, machine_time(), wall_time()))
+        except BrokerUnavailable:
+            if alone and not fetched:
+                raise  # else what was done counts, and who comes again is told
+        return fetched
+
+    def _touch(self, token: int, seconds: float, now: float) -> bool:
+        hold = self._held.get(token)
+        if hold is None or not hold.tag:
+            return False
+        if hold.deadline:
+            self._set_deadline(hold, now, seconds or hold.ttr)
+        return True
+
+    def _set_deadline(self, hold: HeldMessage, now: float, seconds: float) -> None:
+        hold.deadline = now + seconds
+        if hold.deadline < self._watched:  # its holder may never come back
+            self._watched = hold.deadline
+            self._context.thread.do(lambda: self._context.thread.later(seconds, self._watch))
+
+    def _watch(self) -> None:
+        with self._lock:
+            now = machine_time()
+            if now < self._watched:
+                return  # another timer is set for what is next
+            self._watched = float("inf")
+            self._run_out(now)
+            if held := [hold for hold in self._held.values() if hold.deadline]:
+                first = min(held, key=lambda hold: hold.deadline)
+                self._set_deadline(first, now, first.deadline - now)
+
+    def _run_out(self, now: float) -> None:
+        """Messages whose ttr is over go back."""
+        if self.owner.kind == "consumer":
+            for token, hold in list(self._held.items()):
+                if hold.deadline and hold.deadline <= now:
+                    self._let_go(token)
+                    if hold.tag:  # else it is the server's again
+                        self._settlement.close(hold, Verdict(token, Outcome.RETRY, error=RAN_OUT))
+
+    def _next_look(self, now: float) -> float:
+        if self.owner.kind != "consumer":
+            return float("inf")
+        deadlines = [hold.deadline for hold in self._held.values() if hold.deadline]
+        return max(0.0, min(deadlines) - now) if deadlines else float("inf")
+
+    # -- settling -------------------------------------------------------------------------------
+
+    def _acknowledged_once(self, verdicts: Sequence[Verdict]) -> dict[int, str]:
+        """By place of its verdict: the run of each message with ttr=0 that is acknowledged."""
+        if self._kinds == ("tasks",):
+            return {}
+        return {
+            place: hold.run
+            for place, verdict in enumerate(verdicts)
+            if verdict.outcome == _SUCCESS
+            and (hold := self._held.get(verdict.token)) is not None
+            and (hold.tag and hold.job.envelope.at_most_once)
+        }
+
+    def _settle(self, verdict: Verdict) -> bool:
+        """Close a lease. False: it was lost with its line, or before."""
+        hold = self._held.get(verdict.token)
+        if hold is None:
+            return False
+        if verdict.outcome == _SUCCESS and hold.tag and not verdict.followers:
+            self._let_go(verdict.token)
+            self._settlement.finish(hold)
+            return True
+        job = hold.job
+        limit = job.envelope.retries.max_attempts
+        may_retry = verdict.outcome == Outcome.RETRY and not 0 < limit <= job.attempt + 1
+        if verdict.hold and may_retry:
+            job.attempt, job.error, hold.changed = job.attempt + 1, verdict.error, True
+            return bool(hold.tag)
+        self._let_go(verdict.token)
+        if not hold.tag:  # a consumer is told that it was lost, and may undo what it did
+            if self.owner.kind != "consumer":
+                self._settlement.remember(hold, verdict)
+            return False
+        if goes_back(verdict, changed=hold.changed):
+            self._credit.returned.append(hold)
+        else:
+            self._settlement.close(hold, verdict)
+        return True
+
+    def _let_go(self, token: int) -> None:
+        hold = self._held.pop(token)
+        if hold.tag:
+            hold.state.held -= 1
+            if hold.state.resting:  # and so nothing comes in its place
+                self._credit.rest(hold.state)
+
+    # -- in the line's thread -------------------------------------------------------------------
+
+    def _came(self, arrivals: Sequence[Arrival]) -> None:
+        with self._lock:
+            added = False
+            for state, tag, redelivered, properties, body, wanted in arrivals:
+                hold = self._settlement.read(state, tag, redelivered, properties, body)
+                if not isinstance(hold, HeldMessage):
+                    continue
+                if wanted or self._closing:
+                    state.add(hold)
+                    added = True
+                    if state.resting:
+                        self._credit.see_to_it()
+                else:  # it was under way when we stopped wanting it
+                    self._settlement.give_back(hold)
+            if added and self._credit.hungry and not self._telling:
+                self._telling = True  # once for all that came in one piece
+                self._context.thread.do(self._tell_of_all)
+
+    def _sent_back(self, places: Sequence[Place]) -> None:
+        """Messages went, by us, to where we may take them from; with the lock."""
+        for place in places:
+            for state in self._states.get(place.queue, ()):
+                if state.place.name == place.name:
+                    state.empty, state.back = False, machine_time()
+        if self._credit.hungry:
+            self.wake_up.tell()
+
+    def _lost(self) -> None:
+        """The line is gone, or the channel."""
+        with self._lock:
+            for state in self._all():
+                state.drop()
+            for hold in self._held.values():
+                hold.tag = 0
+            self._settlement.lost = {hold.run: hold for hold in self._held.values()}
+            running = len(self._held)
+            self._credit.see_to_it()
+            if self._credit.hungry:  # which places are empty is to be asked anew
+                self.wake_up.tell()
+        if running:
+            said = "%d jobs go on without a line to rabbitmq; what it hands to others runs twice"
+            log.warning(said, running)
+
+    def _tell_of_all(self) -> None:
+        with self._lock:
+            self._telling = False
+            self.wake_up.tell()

@@ -1,0 +1,210 @@
+"""What failed: looked at, tried again, deleted.
+
+It all lies in one place. A look takes messages and gives them back in their order; to find some by
+their ids means to go through the others before them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+import pika
+
+from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
+from tidemill.brokers.rabbitmq.amqp.death_header import death_of
+from tidemill.brokers.rabbitmq.amqp.short_connection import (
+    ShortConnection,
+    Unanswered,
+    short_connection,
+)
+from tidemill.brokers.rabbitmq.message import Carried, Writer, read
+from tidemill.brokers.rabbitmq.put import Outgoing
+from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.core.clock import machine_time
+from tidemill.core.crash_points import point
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Envelope, Record, State, encode_envelope
+
+__all__ = ["SHOWN_MOST", "DeadLetters"]
+
+SHOWN_MOST = 10_000
+"""Jobs that a look shows: those that failed first."""
+
+PIECE_COUNT, PIECE_BYTES = 1000, 16_000_000
+"""Messages, and bytes of what takes their places, that an act has in memory at most."""
+
+_FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2
+"""Seconds that a queue may take until it can be asked, and between two questions."""
+
+_Sent = Callable[[Sequence[Outgoing]], None]
+
+
+class _Piece:
+    """Messages that something takes the place of, and that."""
+
+    def __init__(self) -> None:
+        self.tags: list[int] = []
+        self.items: list[Outgoing] = []
+        self._size = 0
+
+    def add(self, tag: int, items: Sequence[Outgoing]) -> None:
+        """One more."""
+        self.tags.append(tag)
+        self.items += items
+        self._size += sum(len(item.body) for item in items)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has to be stored before more is read."""
+        return len(self.tags) >= PIECE_COUNT or self._size >= PIECE_BYTES
+
+
+class DeadLetters:
+    """The place of the failed.
+
+    ``publish`` returns when the server has what it was given, and ``make_known`` when it has the
+    names of queues.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        writer: Writer,
+        publish: _Sent,
+        make_known: Callable[[Iterable[str]], None],
+    ) -> None:
+        self._settings = settings
+        self._writer = writer
+        self._publish = publish
+        self._make_known = make_known
+        self._shown: list[Record] = []
+
+    def find(self, what: Filter, limit: int, cursor: str) -> Page:
+        """Those that match, the latest first. Later pages are of the look the first one took."""
+        start = number_of(cursor) if cursor else 0
+        if not cursor or not self._shown:
+            self._shown = self._look_until(machine_time() + _FORMS_WITHIN)
+        records: list[Record] = []
+        for index in range(start, len(self._shown)):
+            if matches(self._shown[index], what):
+                records.append(self._shown[index])
+                if len(records) == limit:
+                    return Page(records, str(index + 1) if index + 1 < len(self._shown) else "")
+        return Page(records)
+
+    def _look_until(self, end: float) -> list[Record]:
+        """Look again until that time: RabbitMQ cuts off who asks a queue just being made."""
+        while True:
+            try:
+                return self._look()
+            except Unanswered:
+                if machine_time() > end:
+                    raise
+                time.sleep(_ASK_AGAIN)
+
+    def _look(self) -> list[Record]:
+        with short_connection(self._settings) as server:
+            seen = server.walk(self._writer.failed, SHOWN_MOST)
+            records = [_record(self._writer, properties, body) for _, properties, body, _ in seen]
+        return records[::-1]
+
+    def kick(self, ids: Iterable[str]) -> list[bool]:
+        """Make them ready, with fresh attempts and no end. Killed meanwhile, some run twice.
+
+        An unreadable message goes back unchanged to the place it came from.
+        """
+        return self._each(ids, self._again)
+
+    def delete(self, ids: Iterable[str]) -> list[bool]:
+        """Forget them."""
+        return self._each(ids, lambda properties, body: [])
+
+    def _each(
+        self,
+        ids: Iterable[str],
+        instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
+    ) -> list[bool]:
+        """Put something in the place of some, and acknowledge them when the server has it."""
+        wanted, begun = list(ids), list[bool]()
+        if not wanted:
+            return []
+        try:
+            return self._each_once(wanted, instead, begun)
+        except BrokerUnavailable:  # the queue may just be being made
+            if begun:  # what was begun is not done twice
+                raise
+            return self._each_once(wanted, instead, begun)
+
+    def _each_once(
+        self,
+        wanted: Sequence[str],
+        instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
+        begun: list[bool],
+    ) -> list[bool]:
+        left, piece = set(wanted), _Piece()
+        self._shown = []
+        with short_connection(self._settings) as server:
+            for tag, properties, body, _ in server.walk(self._writer.failed):
+                job_id = _record(self._writer, properties, body).envelope.id
+                made = instead(properties, body) if job_id in left else None
+                if made is None:
+                    continue
+                left.discard(job_id)
+                piece.add(tag, made)
+                if piece.is_full or not left:
+                    begun.append(True)
+                    self._swap(server, piece)
+                    piece = _Piece()
+                if not left:
+                    break
+            if piece.tags:
+                begun.append(True)
+                self._swap(server, piece)
+        return [job_id not in left for job_id in wanted]
+
+    def _swap(self, server: ShortConnection, piece: _Piece) -> None:
+        """What takes the place of some is stored, and then they are acknowledged."""
+        if piece.items:
+            self._make_known({item.home.queue for item in piece.items})
+            self._publish(piece.items)
+        point("failed.published")
+        for tag in piece.tags:
+            server.channel.basic_ack(tag)
+
+    def _again(self, properties: pika.BasicProperties, body: bytes) -> list[Outgoing] | None:
+        try:
+            job = read(properties, body, redelivered=False)
+        except (msgspec.DecodeError, ValueError):
+            again = self._writer.write_again(properties, body)
+            return None if again is None else [again]
+        envelope = msgspec.structs.replace(job.envelope, expires=0.0, delay=0.0, at=0.0)
+        return [self._writer.write(Carried(envelope, encode_envelope(envelope)))]
+
+
+def _record(writer: Writer, properties: pika.BasicProperties, body: bytes) -> Record:
+    """A message as the record of what failed; what cannot be read gets an id all the same."""
+    headers = cast("dict[str, Any]", properties.headers or {})
+    death = death_of(headers)
+    error = death.why if death else str(headers.get("error") or "")
+    try:
+        envelope = read(properties, body, redelivered=False).envelope
+    except (msgspec.DecodeError, ValueError) as unreadable:
+        job_id = properties.message_id or hashlib.sha1(body).hexdigest()[:20]
+        place = writer.origin(headers)
+        queue = place.queue if place else str(headers.get("queue") or "?")
+        envelope = Envelope(id=job_id, queue=queue)
+        error = error or f"it cannot be read: {unreadable}"
+    return Record(
+        envelope=msgspec.structs.replace(envelope, body=b""),
+        state=State.FAILED,
+        seq=0,
+        rank=envelope.rank,
+        max_attempts=envelope.retries.max_attempts,
+        attempt=int(headers.get("attempt") or 0),
+        finished=death.time if death else float(properties.timestamp or 0),
+        error=error,
+    )

@@ -1,0 +1,63 @@
+"""What has to be there before something goes to a place: queues, ways, and that workers know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing, PublishWindow
+from tidemill.brokers.rabbitmq.amqp.topology import Answer, Declarer
+from tidemill.brokers.rabbitmq.layout import Place
+
+__all__ = ["Destinations"]
+
+
+class Destinations:
+    """Of the places that one line publishes to. All of it runs in the line's thread.
+
+    ``notice`` makes the message that tells workers of a listed place. ``send`` sends such messages,
+    and tells when the server has them.
+    """
+
+    def __init__(
+        self,
+        declarer: Declarer,
+        notice: Callable[[Place], Outgoing],
+        send: Callable[[Sequence[Outgoing], Callable[[], None]], None],
+    ) -> None:
+        self._declarer = declarer
+        self._notice = notice
+        self._send = send
+        self._noticed: set[str] = set()
+
+    def begin_anew(self) -> None:
+        """There is a new connection, which may lead to another server."""
+        self._noticed.clear()
+
+    def forget_all(self) -> None:
+        """Somebody deletes queues: nothing is taken for granted any more."""
+        self._declarer.forget_all()
+        self._noticed.clear()
+
+    def has(self, window: PublishWindow) -> bool:
+        """Whether all is there that a window needs."""
+        declarer, home = self._declarer, window.home
+        told = not home.listed or home.name in self._noticed
+        ways = not window.digits or declarer.knows_waits(window.digits)
+        return told and ways and declarer.knows(home)
+
+    def make(self, window: PublishWindow, then: Answer) -> None:
+        """Make what a window needs."""
+
+        def declared(why: str) -> None:
+            if window.home.listed and not why:  # who hears of a queue may use it at once
+                self._send([self._notice(window.home)], noticed)
+            elif why or not window.digits:
+                then(why)
+            else:
+                self._declarer.declare_waits(window.digits, then)
+
+        def noticed() -> None:
+            self._noticed.add(window.home.name)
+            then("")
+
+        self._declarer.declare([window.home], declared)

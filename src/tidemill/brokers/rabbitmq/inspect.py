@@ -1,0 +1,39 @@
+"""What ``tidemill info`` shows of a RabbitMQ server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
+from tidemill.brokers.rabbitmq.due import DelayQueues
+from tidemill.brokers.rabbitmq.layout import Names
+from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
+
+__all__ = ["describe"]
+
+
+def describe(
+    settings: Settings, names: Names, server: Mapping[str, str], blocked: str
+) -> dict[str, Any]:
+    """Describe a server, which says of itself what ``server`` has."""
+    version = server.get("version", "")
+    waits = [*DelayQueues(settings.prefix).all_waits(), *TimerQueues(names).all()]
+    with short_connection(settings) as there:
+        delayed = sum(there.count(place)[0] for place in waits)
+        failed, _ = there.count(names.failed)
+    return {
+        "broker": "rabbitmq",
+        "url": settings.shown,
+        "server": f"{server.get('product', 'unknown')} {version}".strip(),
+        "cluster": server.get("cluster_name", ""),
+        "queues": "classic" if settings.classic else "quorum",
+        "prefix": settings.prefix,
+        "durable": True,
+        "durability": "accepted jobs survive power loss: only what is synced is confirmed",
+        "delays": "workers" if by_workers(settings, version) else "server",
+        "delayed": delayed,
+        "failed": failed,
+        "publishing": f"blocked: {blocked}" if blocked else "open",
+    }

@@ -1,0 +1,35 @@
+"""Opening an ``amqp://`` URL, to use its jobs or only to look at them."""
+
+from __future__ import annotations
+
+from tidemill.brokers.carrier.broker import CarryingBroker
+from tidemill.brokers.carrier.lending import lending_store
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.rabbitmq.broker import RabbitBroker
+from tidemill.brokers.rabbitmq.settings import check_url
+from tidemill.brokers.registry import open_broker
+from tidemill.core.config import Url
+
+__all__ = ["open_url", "read_url"]
+
+
+def open_url(url: Url) -> Broker:
+    """The broker of a URL; with ``store=`` one that carries what is ready in that store."""
+    return _open(url, reading=False)
+
+
+def read_url(url: Url) -> Broker:
+    """The same to look at the store, which is opened as its own broker opens it to be read."""
+    return _open(url, reading=True)
+
+
+def _open(url: Url, *, reading: bool) -> Broker:
+    settings = check_url(url)
+    if not settings.store:
+        return RabbitBroker(settings)
+    store = lending_store(open_broker(settings.store, reading=reading))
+    try:
+        return CarryingBroker(store, RabbitBroker(settings.for_store(store.identity)))
+    except BaseException:
+        store.close()
+        raise

@@ -1,0 +1,27 @@
+"""What the owners of one process share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.topology import Declarer
+from tidemill.brokers.rabbitmq.layout import Names
+from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
+
+__all__ = ["OwnerContext"]
+
+
+class OwnerContext(msgspec.Struct, frozen=True):
+    """What the owners of a process share."""
+
+    thread: ConnectionThread
+    declarer: Declarer
+    publisher: Publisher
+    names: Names
+    writer: Writer
+    next_token: Callable[[], int]
+    announce: Callable[[Sequence[str]], Sequence[Outgoing]]

@@ -1,0 +1,95 @@
+"""Write the names of queues that this process uses to the stream of names.
+
+See :mod:`.queue_registry`.
+
+Once before the first job goes to a queue, so that no job is kept where nobody looks; and then every
+hour, since the stream keeps the last names only, and a queue may wait for days until it is used
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pika
+
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.queue_registry import Registry
+
+__all__ = ["Announcer"]
+
+_EVERY = 3600.0
+"""Seconds after which names are written once more."""
+
+_MOST = 10_000
+"""Names that are remembered: those used first go first."""
+
+
+class Announcer:
+    """Of one process; ``served`` tells what its owners take from."""
+
+    def __init__(
+        self,
+        thread: ConnectionThread,
+        publisher: Publisher,
+        registry: Registry,
+        served: Callable[[], Iterable[str]],
+    ) -> None:
+        self._thread = thread
+        self._publisher = publisher
+        self._registry = registry
+        self._served = served
+        self._used: dict[str, None] = {}
+        self._told: set[str] = set()  # over this line: the next may lead to another server
+        self._comings = 0  # of the line
+        self._timing = self._telling = False
+
+    def make_known(self, queues: Iterable[str], patience: float, began: float) -> None:
+        """Write the names that are new, and sleep until the server has them: see ``put``."""
+        if items := self.entries(queues):
+            names = [item.body.decode() for item in items]
+            self._publisher.put(items, patience, began=began)
+            self._told.update(names)
+            for name in names:
+                self._registry.know(name)
+
+    def entries(self, queues: Iterable[str]) -> list[Outgoing]:
+        """Messages that make those queues known that may not be."""
+        if self._comings != self._thread.connects:
+            self._comings = self._thread.connects
+            self._told.clear()
+        self.use(queues)
+        return [self._registry.entry(q) for q in dict.fromkeys(queues) if q not in self._told]
+
+    def use(self, queues: Iterable[str]) -> None:
+        """These are used: their names are written for as long as this process lives."""
+        for queue in queues:
+            if queue not in self._used:
+                self._used[queue] = None
+                if len(self._used) > _MOST:
+                    self._used.pop(next(iter(self._used)), None)
+
+    # -- of the line ----------------------------------------------------------------------------
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        if not self._timing:
+            self._timing = True
+            self._thread.later(_EVERY, self._repeat)
+
+    def unblocked(self) -> None:
+        """Nothing waits for that here."""
+
+    def lost(self, why: str) -> None:
+        """What was under way is the publisher's business."""
+
+    def _repeat(self) -> None:
+        self._thread.later(_EVERY, self._repeat)
+        names = dict.fromkeys([*self._used, *self._served()])
+        if names and not self._telling:
+            self._telling = True
+            self._publisher.send([self._registry.entry(name) for name in names], self._told_again)
+
+    def _told_again(self) -> None:
+        self._telling = False

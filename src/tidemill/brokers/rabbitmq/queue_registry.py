@@ -1,0 +1,159 @@
+"""Which queues there are: a stream that every queue's name was written to when it was first used.
+
+The protocol has no way to ask for the names of queues. A stream is a log that everybody reads from
+its start, and goes on hearing: so a worker that serves all queues learns of a new one at once. It
+is read over a line of its own: who reads a stream that is just being made, or whose server has just
+started, has his line closed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pika
+from pika.channel import Channel
+
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.frames import encoded
+from tidemill.brokers.rabbitmq.amqp.topology import Declarer
+from tidemill.brokers.rabbitmq.due import DelayQueues
+from tidemill.brokers.rabbitmq.layout import Names, is_pattern
+from tidemill.brokers.rabbitmq.put import Outgoing
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.locks import Event, Lock
+
+__all__ = ["Registry"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+_CREDIT = 500
+
+_AGAIN = 1.0
+"""Seconds until a stream that went away is read again."""
+
+
+class Registry:
+    """The names of all queues, as they become known."""
+
+    def __init__(self, thread: ConnectionThread, delays: DelayQueues, names: Names) -> None:
+        self._thread = thread
+        self._declarer = Declarer(delays, names.failed)
+        self._names = names
+        self._heard: set[str] = set()
+        self._marks: dict[str, Event] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self._lock = Lock()
+        self._joined = False
+
+    def entry(self, queue: str, mark: str = "") -> Outgoing:
+        """The message that makes a name known."""
+        home = self._names.registry
+        said = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
+        return Outgoing("", home.name, encoded(said), queue.encode(), home)
+
+    def listen(self, heard: Callable[[str], None]) -> None:
+        """Tell of every name, those known and those to come."""
+        with self._lock:
+            self._listeners.append(heard)
+            known = sorted(self._heard)
+            join, self._joined = not self._joined, True
+        if join:
+            self._thread.add(self._declarer)
+            self._thread.add(self)
+        for queue in known:
+            heard(queue)
+
+    def unlisten(self, heard: Callable[[str], None]) -> None:
+        """Tell it nothing more."""
+        with self._lock:
+            self._listeners = [one for one in self._listeners if one != heard]
+
+    def known(self) -> list[str]:
+        """All that were heard of by now."""
+        with self._lock:
+            return sorted(self._heard)
+
+    def know(self, queue: str) -> None:
+        """A name was announced by ourselves."""
+        with self._lock:
+            new = bool(queue) and queue not in self._heard
+            if new:
+                self._heard.add(queue)
+            listeners = list(self._listeners) if new else []
+        for heard in listeners:
+            heard(queue)
+
+    def read_all(self, publish: Callable[[Outgoing], None], patience: float) -> list[str]:
+        """All names that were ever announced before now.
+
+        Raises:
+            BrokerUnavailable: the server does not tell them.
+        """
+        mark, seen = uuid.uuid4().hex, Event()
+        self._marks[mark] = seen
+        try:
+            publish(self.entry("", mark))  # before the stream is read: it is there when it has this
+            self.listen(_ignore)
+            here = seen.wait(patience)
+        finally:
+            self._marks.pop(mark, None)
+            self.unlisten(_ignore)
+        if not here:
+            raise BrokerUnavailable(self._thread.silence())
+        with self._lock:
+            return sorted(self._heard)
+
+    # -- of the line ----------------------------------------------------------------------------
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        if not connection.is_open:
+            return  # another is, or will be
+
+        def consume(why: str) -> None:
+            if not connection.is_open:
+                return
+            if why:  # a server that has just started does not know its queues yet
+                log.warning("the names of the queues cannot be read yet: %s", why)
+                self._thread.later(_AGAIN, lambda: self.opened(connection))
+            else:
+                connection.channel(on_open_callback=functools.partial(self._consume, connection))
+
+        self._declarer.declare([self._names.registry], consume)
+
+    def unblocked(self) -> None:
+        """Nothing waits for that here."""
+
+    def lost(self, why: str) -> None:
+        """It is read again from its start."""
+
+    def _consume(self, connection: pika.SelectConnection, channel: Channel) -> None:
+        def again(*_: Any) -> None:  # the stream was deleted, or its leader has moved
+            if connection.is_open:
+                self._declarer.forget_all()
+                self._thread.later(_AGAIN, lambda: self.opened(connection))
+
+        channel.add_on_cancel_callback(lambda _: channel.close())
+        channel.add_on_close_callback(again)
+        channel.basic_qos(prefetch_count=_CREDIT)
+        channel.basic_consume(
+            self._names.registry.name,
+            self._on_name,
+            arguments={"x-stream-offset": "first"},
+        )
+
+    def _on_name(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:
+        channel.basic_ack(method.delivery_tag, multiple=True)
+        queue = body.decode(errors="replace")
+        if not is_pattern(queue):  # there is no such queue, whoever announced it
+            self.know(queue)
+        mark = self._marks.get(properties.message_id or "")
+        if mark is not None:
+            mark.set()
+
+
+def _ignore(_: str) -> None:
+    pass

@@ -1,0 +1,39 @@
+"""What takes the place of a message whose job ended, or is to go on later."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from tidemill.brokers.rabbitmq.message import Carried, Writer
+from tidemill.brokers.rabbitmq.put import Outgoing
+from tidemill.core.job import Outcome, Verdict, delay_of
+
+__all__ = ["after", "goes_back"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+
+def goes_back(verdict: Verdict, *, changed: bool) -> bool:
+    """Whether the message itself is given back, rather than another written."""
+    plain = verdict.outcome == Outcome.RELEASE and verdict.delay <= 0
+    return plain and not verdict.followers and not changed
+
+
+def after(job: Carried, verdict: Verdict, writer: Writer) -> tuple[Carried, list[Outgoing]]:
+    """The job as it stands after a run, and what is to be published before it is acknowledged."""
+    outcome, error = Outcome(verdict.outcome), verdict.error
+    items = [writer.write_new(follower, follower.delay) for follower in verdict.followers]
+    if outcome in (Outcome.RETRY, Outcome.FAIL):  # it lived to its end
+        job = msgspec.structs.replace(job, attempt=job.attempt + 1, error=error, losses=0, handed=0)
+    limit = job.envelope.retries.max_attempts
+    if outcome is Outcome.FAIL or (outcome is Outcome.RETRY and 0 < limit <= job.attempt):
+        items.append(writer.write_failed(job, error))
+    elif outcome in (Outcome.RETRY, Outcome.RELEASE):
+        items.append(writer.write(job, delay_of(verdict, job.envelope, job.attempt)))
+    elif outcome is Outcome.SNOOZE:
+        items.append(writer.write(msgspec.structs.replace(job, error=error), verdict.delay))
+    elif outcome is Outcome.EXPIRED:
+        log.info("job %s was not started before it expired", job.envelope.id)
+    return job, items

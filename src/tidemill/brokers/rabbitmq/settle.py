@@ -1,0 +1,266 @@
+"""How messages end: acknowledged, given back, put aside, or followed by others first.
+
+An acknowledgement goes out when the server has confirmed what takes the message's place, so that a
+kill in between leaves both: at worst a repeat. The ends of the last runs are remembered, for the
+server hands out anew what was not acknowledged when a line broke.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
+from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded
+from tidemill.brokers.rabbitmq.layout import Place
+from tidemill.brokers.rabbitmq.message import Carried, Writer
+from tidemill.brokers.rabbitmq.message import read as read_message
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
+from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
+from tidemill.brokers.rabbitmq.requeue import after, goes_back
+from tidemill.core.clock import wall_time
+from tidemill.core.job import CONSUMER_DIED, Verdict
+from tidemill.core.locks import RLock
+from tidemill.core.retry import backoff
+
+__all__ = ["Settlement"]
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+SUSPECT = 10
+"""So many times a task was handed out and never ended: it may be what its workers died of.
+
+Or they died of another that they had at the time. So it goes to a place of which each worker takes
+one at a time, and runs that alone: there, who dies of it is known.
+"""
+
+_MANY_RETURNS = 5
+"""The server counts what goes back as it counts deaths: from here on we write a new message.
+
+Half of what was counted until then is taken for deaths, so that what its workers die of is found
+out although it goes back now and then.
+"""
+
+_REMEMBERED = 20_000
+"""Runs whose end is remembered."""
+
+
+class _Left:
+    """A message that is acknowledged, or will be as soon as what takes its place is stored."""
+
+    __slots__ = ("era", "stored", "tag")
+
+    def __init__(self, tag: int, era: int) -> None:
+        self.tag = tag
+        self.era = era
+        self.stored = False
+
+
+class Settlement:
+    """The ends of one owner's messages.
+
+    ``held`` are its leases, ``lock`` is the owner's; ``announce`` makes messages of the names of
+    queues that nobody may know yet, and ``sent_back`` hears where messages went.
+    """
+
+    def __init__(
+        self,
+        channel: ConsumerChannel,
+        publisher: Publisher,
+        writer: Writer,
+        held: Mapping[int, HeldMessage],
+        lock: RLock,
+        announce: Callable[[Sequence[str]], Sequence[Outgoing]],
+        sent_back: Callable[[Sequence[Place]], None],
+    ) -> None:
+        self._channel = channel
+        self._publisher = publisher
+        self._writer = writer
+        self._held = held
+        self._lock = lock
+        self._ended: OrderedDict[str, Verdict | _Left] = OrderedDict()  # by run
+        self._sent_back = sent_back
+        self._announce = announce
+        self.lost: dict[str, HeldMessage] = {}
+        """By run: leases whose messages were the server's again when the line broke."""
+        self.storing = 0
+        """Messages whose successors are on their way to the server."""
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def close(self, hold: HeldMessage, verdict: Verdict) -> None:
+        """What becomes of a message, by the verdict on its job."""
+        if goes_back(verdict, changed=hold.changed):
+            self.give_back(hold)
+            return
+        hold.job, items = after(hold.job, verdict, self._writer)
+        self.finish(hold, [*self._announce([job.queue for job in verdict.followers]), *items])
+
+    def finish(self, hold: HeldMessage, items: Sequence[Outgoing] = ()) -> None:
+        """Acknowledge, when the server has what takes the message's place."""
+        left = _Left(hold.tag, hold.era)
+        hold.tag = 0
+        self._remember(hold.run, left)
+        if items:
+            self.storing += 1
+            self._store(left, items)
+        else:
+            self._acknowledge(left)
+
+    def _store(self, left: _Left, items: Sequence[Outgoing]) -> None:
+        def stored() -> None:
+            with self._lock:
+                self.storing -= 1
+                self._acknowledge(left)
+                self._sent_back([item.home for item in items if not item.digits])
+
+        self._publisher.send(items, stored)
+
+    def _acknowledge(self, left: _Left) -> None:
+        left.stored = True
+        self._channel.ack(left.tag, left.era)
+
+    def remember(self, hold: HeldMessage, verdict: Verdict) -> None:
+        """How a run ended, for when the server hands its message out once more."""
+        self._remember(hold.run, verdict)
+
+    def forget(self, runs: Iterable[str]) -> None:
+        """Treat messages of these runs as new when the server hands them out once more."""
+        for run in runs:
+            self._ended.pop(run, None)
+
+    def _remember(self, run: str, end: Verdict | _Left) -> None:
+        self._ended[run] = end
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def give_back(self, hold: HeldMessage) -> None:
+        """The server hands it to somebody else; no attempt is counted."""
+        if not hold.tag:
+            return
+        job, alone = hold.job, hold.state.place.alone
+        if alone:
+            again = msgspec.structs.replace(job, losses=job.losses + job.deliveries)
+        else:
+            again = msgspec.structs.replace(job, handed=job.handed + job.deliveries // 2)
+        if alone or job.deliveries >= _MANY_RETURNS or _would_count(job):
+            self.finish(hold, [self._writer.write(again)])
+            return
+        tag, hold.tag = hold.tag, 0
+        self._channel.nack(tag, hold.era)
+        self._sent_back([hold.state.place])
+
+    # -- coming ---------------------------------------------------------------------------------
+
+    def read(
+        self, state: QueueState, tag: int, redelivered: bool, properties: Properties, body: bytes
+    ) -> HeldMessage | bool:
+        """A message, unless it is settled by looking at it."""
+        try:
+            job = read_message(properties, body, redelivered=redelivered)
+        except (msgspec.DecodeError, ValueError) as error:
+            self._put_aside(state, tag, properties, body, f"it cannot be read: {error}")
+            return False
+        with self._lock:
+            hold = HeldMessage(job, tag, self._channel.era, state)
+            if self._is_known(hold, redelivered):
+                return False
+            looked_at = job.deliveries or job.handed or job.rest or job.envelope.expires
+            if (looked_at or state.place.alone) and self._is_over(hold):
+                return False
+        return hold
+
+    def _is_known(self, hold: HeldMessage, redelivered: bool) -> bool:
+        """A message we had before the line broke: its job still runs here, or ended here."""
+        ended = self._ended.get(hold.run)
+        if isinstance(ended, _Left) and ended.tag and ended.era == hold.era:
+            self._channel.ack(hold.tag, hold.era)  # a second message of one run
+        elif isinstance(ended, _Left):
+            ended.tag, ended.era = hold.tag, hold.era
+            if ended.stored:
+                self._acknowledge(ended)
+        elif ended is not None:
+            del self._ended[hold.run]
+            self.close(hold, ended)
+        else:
+            return redelivered and self._goes_on(hold)
+        return True
+
+    def _goes_on(self, hold: HeldMessage) -> bool:
+        old = self.lost.get(hold.run)
+        if old is None or old.tag or self._held.get(old.token) is not old:
+            return False
+        old.tag, old.era = hold.tag, hold.era
+        old.state.held += 1
+        return True
+
+    def _is_over(self, hold: HeldMessage) -> bool:
+        """A message that is not to be run: not yet, or not any more."""
+        job, envelope = hold.job, hold.job.envelope
+        if job.rest > 0:
+            later = msgspec.structs.replace(job, rest=0.0)
+            self.finish(hold, [self._writer.write(later, job.rest)])
+        elif envelope.expires and envelope.created + envelope.expires <= wall_time():
+            log.info("job %s was not started before it expired", envelope.id)
+            self.finish(hold)
+        else:
+            return self._is_suspect(hold)
+        return True
+
+    def _is_suspect(self, hold: HeldMessage) -> bool:
+        """A task that may be what workers died of, and is not run here, or nowhere any more."""
+        job, envelope = hold.job, hold.job.envelope
+        limit = envelope.retries.max_attempts
+        if hold.state.place.alone:
+            if not limit or job.losses + job.deliveries <= limit:
+                return False
+            reason = f"its worker died {job.deliveries} times while it had nothing else to run"
+            self.finish(hold, [self._writer.write_failed(job, reason)])
+        elif limit and not envelope.is_message and job.handed + job.deliveries >= SUSPECT:
+            log.warning("job %s is run alone: it may be what workers die of", envelope.id)
+            alone = msgspec.structs.replace(job, losses=1, handed=0)
+            self.finish(hold, [self._writer.write(alone)])
+        else:
+            return _is_counted(job) and self._has_failed(hold)
+        return True
+
+    def _has_failed(self, hold: HeldMessage) -> bool:
+        """Count the deliveries of a message as failed attempts, when that delays or ends it."""
+        job, policy = hold.job, hold.job.envelope.retries
+        attempt = job.attempt + job.deliveries
+        failed = msgspec.structs.replace(job, attempt=attempt, error=CONSUMER_DIED, handed=0)
+        delay = backoff(policy, attempt)
+        if attempt >= policy.max_attempts:
+            self.finish(hold, [self._writer.write_failed(failed, CONSUMER_DIED)])
+        elif delay > 0:
+            self.finish(hold, [self._writer.write(failed, delay)])
+        else:
+            return False
+        return True
+
+    def _put_aside(
+        self, state: QueueState, tag: int, properties: Properties, body: bytes, why: str
+    ) -> None:
+        """What is no job of ours is kept with what failed."""
+        log.error("a message in %s is put aside: %s", state.place.name, why)
+        item = self._writer.write_unreadable(state.place, decoded(properties), body, why)
+        with self._lock:
+            self.storing += 1
+        self._store(_Left(tag, self._channel.era), [item])
+
+
+def _is_counted(job: Carried) -> bool:
+    """True for a message whose earlier deliveries were failed attempts: consumers died with it."""
+    envelope = job.envelope
+    finite = envelope.retries.max_attempts > 0
+    return job.deliveries > 0 and envelope.is_message and envelope.ttr != 0 and finite
+
+
+def _would_count(job: Carried) -> bool:
+    """True when one more delivery by the server would delay or end a message."""
+    again = msgspec.structs.replace(job, deliveries=job.deliveries + 1)
+    policy, attempt = job.envelope.retries, job.attempt + again.deliveries
+    return _is_counted(again) and (attempt >= policy.max_attempts or backoff(policy, attempt) > 0)

@@ -1,0 +1,73 @@
+"""Jobs that come from a store (``tidemill move``), and how far that went.
+
+The mark of a departure has a place with one message: the cursor of the last page. It is published
+when the page is confirmed, and stays: without it a move that is given again, however long after it
+was done, would begin anew, and all would be there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pika
+
+from tidemill.brokers.rabbitmq.amqp.frames import encoded
+from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
+from tidemill.brokers.rabbitmq.layout import NEVER, Place
+from tidemill.brokers.rabbitmq.message import Carried, Writer
+from tidemill.brokers.rabbitmq.put import Outgoing
+from tidemill.brokers.rabbitmq.settings import Settings
+from tidemill.core.clock import wall_time
+from tidemill.core.job import Record, State, encode_envelope
+
+__all__ = ["arrivals", "cursor_message", "read_cursor"]
+
+
+def arrivals(writer: Writer, records: Sequence[Record]) -> list[Outgoing]:
+    """Messages for jobs as they stood in their store."""
+    now, items = wall_time(), list[Outgoing]()
+    for record in records:
+        job = _carried(record)
+        if record.state is State.FAILED:
+            items.append(writer.write_failed(job, record.error, record.finished))
+        else:
+            items.append(writer.write(job, record.due - now if record.due else 0.0, now))
+    return items
+
+
+def _carried(record: Record) -> Carried:
+    e = record.envelope
+    expires = max(record.expires - e.created, 0.001) if record.expires else 0.0
+    if record.state is State.FAILED:
+        expires = e.expires  # it is over
+    envelope = msgspec.structs.replace(e, rank=record.rank, expires=expires)
+    policy = e.retries.max_attempts
+    fresh = record.max_attempts - policy if policy else 0  # those a kick gave it
+    error = record.error or (record.attempts[-1].error if record.attempts else "")
+    attempt = max(0, record.attempt - max(0, fresh))
+    losses = 0 if e.is_message else record.losses  # no message is run alone
+    return Carried(envelope, encode_envelope(envelope), attempt, error, losses=losses)
+
+
+def cursor_message(prefix: str, mark: str, cursor: str) -> Outgoing:
+    """The message that says how far a departure has come."""
+    home = _place(prefix, mark)
+    properties = encoded(pika.BasicProperties(delivery_mode=2, message_id=mark))
+    return Outgoing("", home.name, properties, cursor.encode(), home)
+
+
+def read_cursor(settings: Settings, mark: str) -> str:
+    """How far a departure has come; empty when nothing of it has arrived."""
+    with short_connection(settings) as server:
+        found = server.take(_place(settings.prefix, mark), 1)
+    return found[0].body.decode() if found else ""
+
+
+def _place(prefix: str, mark: str) -> Place:
+    arguments = {
+        "x-queue-type": "quorum",
+        "x-max-length": 1,  # the oldest goes
+        "x-delivery-limit": NEVER,  # each look is a delivery
+    }
+    return Place(f"{prefix}.moved.{mark}", arguments)

@@ -1,0 +1,83 @@
+"""The calls of the contract that RabbitMQ cannot answer, each refused by its feature's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.contract.schedules import Change, Changed, Schedule
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.core.job import Envelope, Record
+
+__all__ = ["Lacking", "check_job", "refuse", "unfit"]
+
+
+def refuse(what: str, feature: Feature) -> NoReturn:
+    """Say what is missing, and for want of what."""
+    raise lacks("amqp://", feature, what)
+
+
+def check_job(job: Envelope) -> None:
+    """Refuse a job that asks for what the server cannot do."""
+    if job.key:
+        refuse("key=", Feature.KEYS)
+    if job.unique is not None:
+        refuse("unique_for= or max_wait=", Feature.UNIQUE)
+    if job.limit is not None:
+        refuse("limit=", Feature.LIMITS)
+    if job.links is not None:
+        refuse("a chain, a group, a flow or a hook", Feature.FLOWS)
+
+
+def unfit(job: Envelope) -> str:
+    """The same of a job that was accepted elsewhere; empty when the server can carry it."""
+    if job.links is not None:
+        return "that wait for others, or others for them"
+    if job.key:
+        return "with a key"
+    if job.limit is not None:
+        return "with a limit"
+    if "*" in job.queue or "#" in job.queue:
+        return "of a queue with * or # in its name"
+    return ""
+
+
+class Lacking:
+    """What is refused."""
+
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
+        refuse("waiting for a job", Feature.RESULTS)
+
+    def get(self, job_id: str) -> Record | None:
+        refuse("looking at a job", Feature.INSPECT)
+
+    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+        refuse("cancel", Feature.CANCEL)
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        if paused is not None:
+            refuse("pause", Feature.PAUSE)
+        refuse("max_size=", Feature.MAX_SIZE)
+
+    def backup(self, target: str) -> None:
+        refuse("backup", Feature.BACKUP)
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
+        refuse("a schedule", Feature.SCHEDULES)
+
+    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
+        refuse("a schedule", Feature.SCHEDULES)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        refuse("a schedule", Feature.SCHEDULES)
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        refuse("move", Feature.MOVE)
+
+    def stay(self) -> None:
+        refuse("move", Feature.MOVE)

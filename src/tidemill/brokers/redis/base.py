@@ -1,0 +1,106 @@
+"""The state of a broker in this process, and how it calls the server."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any
+
+from tidemill.brokers.redis.connections import ServerConnections
+from tidemill.brokers.redis.failover import Server
+from tidemill.brokers.redis.inspect import Inspection
+from tidemill.brokers.redis.limits import Ledger
+from tidemill.brokers.redis.open import open_store
+from tidemill.brokers.redis.owners import Owners, check_moved
+from tidemill.brokers.redis.schedules import Book
+from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.redis.settings import Settings
+from tidemill.brokers.redis.waits import Waits
+from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.core.clock import wall_time
+from tidemill.core.errors import TidemillError
+
+__all__ = ["ServerCalls"]
+
+
+_PRUNE_MOST = 250
+_RETENTION = struct.Struct(">dddd")
+
+
+class ServerCalls:
+    """What every call of the broker builds on."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.address.shown
+        self._settings = settings
+        self._closed = False
+        self._next_tick = 0.0
+        self._doubtful = False  # an owner was unknown to the store
+        self._begin()
+        try:
+            born, now = open_store(self._lines)
+        except BaseException:
+            self._lines.close()
+            raise
+        self._born, self._ahead = born / MICRO, now / MICRO - wall_time()
+        tell_of_forks(self)
+
+    def _begin(self) -> None:
+        """Begin in this process, which may be a fork of the one that opened the broker."""
+        settings, kept = self._settings, self._settings.retention
+        self._pid = os.getpid()
+        times = (kept.succeeded * MICRO, kept.count, kept.failed * MICRO, kept.protect * MICRO)
+        key = b"{%s}" % settings.prefix.encode()
+        server = Server(settings.address, key)
+        retention = _RETENTION.pack(*times)
+        self._lines = ServerConnections(
+            server, key, retention, settings.patience, settings.replicas
+        )
+        self._brisk = ServerConnections(server, key, retention, 0.0)
+        self._owners = Owners(self._lines, self._brisk, settings.owner_lease)
+        self.waits = Waits(self._lines)
+        self._inspection = Inspection(self._lines)
+        self._book = Book(self._lines)
+        self._ledger = Ledger(self._lines)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: lines and owners are the parent's; close our copies."""
+        if not self._closed:
+            self._owners.after_fork_child()
+            self.waits.after_fork_child()
+            self._lines.close()
+            self._brisk.close()
+            known = self._lines.server.nodes
+            self._begin()
+            self._lines.server.learn(known)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+
+    def _call(self, verb: str, *args: bytes) -> Any:
+        """An act: done once, however often its reply is lost, and replicated as the URL says."""
+        self._check_open()
+        answer = self._lines.call(verb, *args, once=True, replicated=True)
+        check_moved(answer)
+        return answer
+
+    def _do(self, *args: bytes) -> Any:
+        """One act; what ended for it may be more than the server should do at once."""
+        answer, more = self._call("admin", *args)
+        if more:
+            self._go_on(self._lines)
+        return answer
+
+    def _go_on(self, lines: ServerConnections) -> None:
+        """What came due, what follows from it, and pruning: in pieces, to the end."""
+        while lines.call("housekeeping", b"%d" % _PRUNE_MOST):
+            pass
+
+    def close(self) -> None:
+        if not self._closed:
+            self._owners.leave()
+            self.waits.close()
+            self._lines.close()
+            self._brisk.close()
+        self._closed = True

@@ -1,0 +1,339 @@
+"""Lines to the server: made, checked, made again; calls on them, answered once however often sent.
+
+A *line* is one connection at a time and a session: the calls made on it are numbered, the store
+keeps the last answer of each session, so that a call whose reply was lost can be sent again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+import redis
+from redis.connection import Connection
+
+from tidemill.brokers.network.spare_connections import Spares
+from tidemill.brokers.redis import server_clock
+from tidemill.brokers.redis.errors import Away, code_of, is_broken, translate
+from tidemill.brokers.redis.failover import SILENCE, Replaced, Server
+from tidemill.brokers.redis.script_library import LIBRARY
+from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.core.clock import new_id, wall_time
+from tidemill.core.errors import NotReplicated, TidemillError
+from tidemill.core.signals import InterruptibleWait, raised_by_handler
+from tidemill.core.sigpipe import Unkilled
+
+__all__ = ["STEP_TIMEOUT", "ServerConnection", "ServerConnections"]
+
+STEP_TIMEOUT = 3.0
+"""Seconds that a call may take at least; whoever has patience gives it longer."""
+
+_DUE = b"due"  # the answer to a call before which more has come due than it should move
+_MOVES = 5  # that are followed in one call
+_SERIAL = struct.Struct(">Q")
+
+
+class ServerConnection:
+    """One connection at a time. Used by one thread at a time."""
+
+    def __init__(self, server: Server, read_timeout: float, session: str = "") -> None:
+        self._server = server
+        self._read_timeout = read_timeout
+        self._connection: Connection | None = None
+        self._socket: Any = None
+        self._changes = 0  # of the server, when the connection was made
+        self._until = 0.0  # the call that is under way may take no longer
+        self._repeated = False  # the last call was sent more than once
+        self._asking = False  # a command was sent, and its answer not read
+        self._reader = hiredis.Reader()
+        self._session = session.encode()
+        self._serial = 0
+        self._ended = False
+
+    def number(self) -> tuple[bytes, bytes]:
+        """Session and serial of a call that must be done once only."""
+        self._serial += 1
+        return self._session, _SERIAL.pack(self._serial)
+
+    def run(self, verb: str, key: bytes, args: Sequence[bytes], until: float = 0.0) -> Any:
+        """Have a function run, and its answer. A line that proves broken is made anew, once.
+
+        Without ``until`` the call may take the line's own time.
+
+        Raises:
+            BrokerUnavailable: nobody knows whether it ran, unless the error says so.
+        """
+        command = (b"FCALL", LIBRARY.function(verb), b"1", key, *args)
+        self._until = until or time.monotonic() + self._read_timeout
+        for last in (False, *[True] * _MOVES):
+            was_open = self._socket is not None
+            self._repeated = last
+            try:
+                return self._send(command)
+            except TidemillError:
+                raise
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
+                self._recover(error, was_open and not last)
+        raise Away(f"redis at {self._server.where} sends us from node to node")
+
+    def _recover(self, error: Exception, again: bool) -> None:
+        """Make good for an error, so that the call may be sent once more, or raise it.
+
+        With ``again`` the connection may have broken before the call.
+        """
+        code = code_of(error)
+        if "FUNCTION NOT FOUND" in code:
+            self._load()
+            return
+        if time.monotonic() < self._until:
+            if code.startswith("MOVED"):
+                self._learn_nodes()
+                if self._server.moved(str(error)):
+                    self.close()
+                    return
+            elif isinstance(error, Replaced) or (is_broken(error) and again):
+                self.close()
+                return
+        if is_broken(error) or code.startswith(("MOVED", "READONLY", "LOADING", "CLUSTERDOWN")):
+            self.close()
+            self._server.look_again()
+        raise translate(error, self._server.where) from error
+
+    def _send(self, command: tuple[Any, ...]) -> Any:
+        """Send and read by ourselves: redis-py's ways take longer than the server's answer."""
+        if self._asking or self._changes != self._server.changes:
+            self.close()  # a signal handler interrupted the last call, or it leads to the old one
+        sock = self._socket or self._connect()
+        reader = self._reader
+        self._asking = True
+        try:
+            with Unkilled(), InterruptibleWait():
+                self._write(sock, hiredis.pack_command(command))
+                while (answer := reader.gets()) is False:
+                    try:
+                        data = sock.recv(65536)
+                    except TimeoutError as error:
+                        self._bear_silence(error)
+                        continue
+                    if not data:
+                        raise redis.ConnectionError("the line was closed")
+                    reader.feed(data)
+            self._asking = False
+        except BaseException:
+            self.close()  # an answer may still be on its way: nobody must read it as another's
+            raise
+        if isinstance(answer, redis.ResponseError):
+            raise answer
+        return answer
+
+    def _write(self, sock: Any, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[sock.send(rest) :]
+            except TimeoutError as error:
+                self._bear_silence(error)
+
+    def _bear_silence(self, error: TimeoutError) -> None:
+        """Go on waiting for a silent server, while it is the master and there is time.
+
+        Raises:
+            TimeoutError: a signal handler has raised it.
+            Replaced: another server is the master.
+            redis.TimeoutError: the time is over.
+        """
+        if raised_by_handler(error):
+            raise error
+        server, connection = self._server, self._connection
+        if connection is None:
+            raise redis.ConnectionError("another thread has closed the line")
+        if self._changes != server.changes or server.is_replaced(connection, self._until):
+            raise Replaced(f"{server.where} is the master now")
+        if time.monotonic() >= self._until:
+            raise redis.TimeoutError("it does not answer")
+
+    def _connect(self) -> Any:
+        self._changes = self._server.changes
+        left = max(0.1, self._until - time.monotonic())
+        self._connection = self._server.connect(left)
+        self._reader = hiredis.Reader(replyError=redis.ResponseError)
+        self._asking = False
+        self._socket = self._connection._sock
+        self._socket.settimeout(SILENCE)
+        if self._ended:  # by another thread, perhaps while this one connected
+            self.close()
+            raise TidemillError("this broker is closed")
+        return self._socket
+
+    def _load(self) -> None:
+        self._server.loaded = True
+        try:
+            self._send((b"FUNCTION", b"LOAD", LIBRARY.text(wall_time())))
+        except TidemillError:
+            raise
+        except Exception as error:
+            if "already exists" not in str(error):  # somebody was faster
+                raise translate(error, self._server.where) from error
+
+    def ask(self, *command: bytes, until: float = 0.0) -> Any:
+        """The answer to a plain command; errors as :meth:`run`."""
+        self._until = until or time.monotonic() + self._read_timeout
+        try:
+            return self._send(command)
+        except TidemillError:
+            raise
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            raise translate(error, self._server.where) from error
+
+    def replicate(self, count: int, key: bytes, until: float) -> None:
+        """Wait until so many replicas have what the last call wrote.
+
+        Raises:
+            NotReplicated: they did not in time.
+            BrokerUnavailable: the server is away: the call must be repeated, perhaps elsewhere.
+        """
+        if self._repeated:  # the write may have come over another line, which WAIT does not count
+            self.ask(b"SET", key + b":barrier", b"", until=until)
+        milliseconds = max(1, int((until - time.monotonic()) * 1000))
+        had = self.ask(b"WAIT", b"%d" % count, b"%d" % milliseconds, until=until + SILENCE)
+        if had < count:
+            raise NotReplicated(
+                f"redis at {self._server.where} has stored this, but only {had} replicas had it in "
+                f"time, and the url says replicas={count}: it counts, but a fail-over may lose it; "
+                "see INFO replication, then put it again under its id"
+            )
+
+    def learn_nodes(self) -> None:
+        """Ask a node of a cluster for the others."""
+        self._until = time.monotonic() + self._read_timeout
+        self._learn_nodes()
+
+    def _learn_nodes(self) -> None:
+        slots = self.ask(b"CLUSTER", b"SLOTS", until=self._until)
+        assert self._connection is not None
+        self._server.learn_slots(slots, (self._connection.host, self._connection.port))
+
+    def close(self) -> None:
+        """Hang up; the next call connects anew."""
+        connection, self._connection, self._socket = self._connection, None, None
+        if connection is not None:
+            connection.disconnect()
+
+    def end(self) -> None:
+        """Hang up for good, also while another thread connects."""
+        self._ended = True
+        self.close()
+
+
+class ServerConnections:
+    """The lines of one broker that any thread may use, as many as are in use at once."""
+
+    def __init__(
+        self, server: Server, key: bytes, retention: bytes, patience: float, replicas: int = 0
+    ) -> None:
+        self.server = server
+        self.key = key
+        self._replicas = replicas
+        self._retention = retention
+        self._patience = patience
+        self._id = new_id()
+        self._numbers = itertools.count(1)
+        self._spares = Spares(self.new_connection)
+
+    def new_connection(self, read_timeout: float | None = None) -> ServerConnection:
+        """A line for one who keeps it."""
+        timeout = max(STEP_TIMEOUT, self._patience) if read_timeout is None else read_timeout
+        return ServerConnection(self.server, timeout, f"{self._id}-{next(self._numbers)}")
+
+    def head(self, session: tuple[bytes, bytes] = (b"", b"")) -> tuple[bytes, ...]:
+        """The arguments that every script begins with."""
+        offset = server_clock.server_offset()
+        return b"%d" % int(offset * MICRO) if offset else b"0", self._retention, *session
+
+    def call(self, verb: str, *args: bytes, once: bool = False, replicated: bool = False) -> Any:
+        """Run a script on a spare line, waiting for a server that is away as long as patience says.
+
+        With ``once`` it is done once, however often it is sent. With ``replicated`` it is done when
+        as many replicas have it as the URL says.
+        """
+        line = self._spares.take()
+        try:
+            head = self.head(line.number() if once else (b"", b""))
+            return self._patiently(line, verb, (*head, *args), replicated)
+        finally:
+            self._spares.give_back(line)
+
+    def put(
+        self,
+        jobs: Sequence[bytes],
+        line_and_rank: tuple[bytes, bytes] | None,
+        held: Sequence[bytes] = (),
+        nonce: str = "",
+    ) -> Any:
+        """Put jobs, once; one that asks for nothing by the shortest way there is.
+
+        ``held`` is what is said of jobs that wait for others. With a ``nonce`` it is once whoever
+        calls.
+        """
+        line = self._spares.take()
+        try:
+            session = (f"once {nonce}".encode(), _SERIAL.pack(1)) if nonce else line.number()
+            if line_and_rank is not None:
+                args = (*session, *jobs[:3], *line_and_rank)
+                answer = self._patiently(line, "put_one", args, replicated=True)
+                if answer != 0:
+                    return answer
+            count = b"%d" % (len(jobs) // 4)
+            args = (*self.head(session), count, *jobs, *held)
+            return self._patiently(line, "put", args, replicated=True)
+        finally:
+            self._spares.give_back(line)
+
+    def _patiently(
+        self, line: ServerConnection, verb: str, args: Sequence[bytes], replicated: bool = False
+    ) -> Any:
+        now = time.monotonic()
+        until, limit = now + self._patience, now + max(STEP_TIMEOUT, self._patience)
+        while True:
+            try:
+                answer = line.run(verb, self.key, args, limit)
+                if answer != _DUE:
+                    if self._replicas and replicated and answer != 0:
+                        line.replicate(self._replicas, self.key, limit)
+                    return answer
+                while line.run("housekeeping", self.key, (*self.head(), b"0")):
+                    pass
+            except Away:
+                now = time.monotonic()
+                if now >= until:
+                    raise
+                with InterruptibleWait():
+                    time.sleep(max(0.01, min(self.server.pause(), until - now)))
+
+    def ask(self, *command: bytes) -> Any:
+        """The answer to a plain command."""
+        line = self._spares.take()
+        try:
+            return line.ask(*command)
+        finally:
+            self._spares.give_back(line)
+
+    def learn_nodes(self) -> None:
+        """Ask a node of a cluster for the others, which know who the master is."""
+        line = self._spares.take()
+        try:
+            line.learn_nodes()
+        finally:
+            self._spares.give_back(line)
+
+    def close(self) -> None:
+        """Hang up for good; a line in use is closed when its call ends."""
+        self._spares.close()

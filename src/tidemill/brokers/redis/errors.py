@@ -1,0 +1,92 @@
+"""What the server or the driver says, as a sentence that says what to do."""
+
+from __future__ import annotations
+
+from redis import exceptions as redis_errors
+
+from tidemill.core.dependencies import not_waiting
+from tidemill.core.errors import (
+    BrokerUnavailable,
+    DuplicateJob,
+    QueueFull,
+    StoreFull,
+    TidemillError,
+)
+
+__all__ = ["Away", "is_broken", "refusal", "translate"]
+
+
+class Away(BrokerUnavailable):
+    """It may be over in a moment: whoever has patience tries again."""
+
+
+_PASSING = {
+    "LOADING": "is loading its data",
+    "BUSY": "is busy with a script of somebody's",
+    "CLUSTERDOWN": "belongs to a cluster that is down; see CLUSTER INFO",
+    "MASTERDOWN": "is a replica whose master is down",
+    "TRYAGAIN": "is handing its slot to another node",
+    "ASK": "is handing its slot to another node",
+    "MOVED": "has handed its slot to another node",
+    "NOREPLICAS": "has too few replicas to accept writes (min-replicas-to-write)",
+    "READONLY": "is a read-only replica; name its master in the url, or use redis+sentinel://",
+    "UNKILLABLE": "is busy with a script of somebody's",
+}
+_LASTING = {
+    "NOAUTH": "wants a password; write redis://user:password@host",
+    "WRONGPASS": "refuses the user or the password in the url",
+    "NOPERM": "does not let this user run what a broker runs; grant it +@all on its keys, &* too",
+    "DB INDEX": "does not have the database number in the url",
+    "INVALID PASSWORD": "refuses the password in the url",
+    "AUTH": "wants no password, or refuses the one in the url",
+    "UNKNOWN COMMAND": "lacks a command that is needed; Redis 7.0 or later, or Valkey, has all",
+}
+_FULL = {
+    "OOM": "is out of memory (maxmemory): raise it, or let the workers finish what is there",
+    "MISCONF": "cannot write to its disk and refuses writes; see its log",
+}
+
+
+def is_broken(error: Exception) -> bool:
+    """True when the line is of no use any more: nobody knows what became of the call."""
+    return isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError)
+
+
+def code_of(error: Exception) -> str:
+    """The words that a server's error begins with; redis-py takes ``ERR`` off, or leaves it."""
+    return str(error).upper().removeprefix("ERR ")
+
+
+def translate(error: Exception, where: str) -> TidemillError:
+    """The error to raise in place of a driver's."""
+    code = code_of(error)
+    kinds: tuple[tuple[type[TidemillError], dict[str, str]], ...] = (
+        (StoreFull, _FULL),
+        (Away, _PASSING),
+        (BrokerUnavailable, _LASTING),
+    )
+    for kind, sentences in kinds:
+        for start, sentence in sentences.items():
+            if code.startswith(start):
+                return kind(f"redis at {where} {sentence}")
+    if isinstance(error, redis_errors.AuthenticationError):
+        return BrokerUnavailable(f"redis at {where} refuses the user or the password in the url")
+    if is_broken(error):
+        return Away(f"cannot reach redis at {where}: {_first_line(error)}")
+    return TidemillError(f"redis at {where} refused a step: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return (text.splitlines()[0] if text else type(error).__name__).rstrip(".")
+
+
+def refusal(what: bytes, *facts: str) -> TidemillError:
+    """Why a put was refused, as the script tells it."""
+    if what == b"id":
+        return DuplicateJob(f"a job with the id {facts[0]!r} is kept already", facts[0])
+    if what == b"waits":
+        return not_waiting(facts[0])
+    if what == b"key":
+        return DuplicateJob.of_key(facts[1], facts[0])
+    return QueueFull(f"queue {facts[0]!r} holds max_size={facts[1]} jobs already")

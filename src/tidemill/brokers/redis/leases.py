@@ -1,0 +1,274 @@
+"""Noticing who died, and giving back what they held.
+
+When is an owner dead? It has two signs of life: on its own machine a FIFO that the kernel hangs up,
+and for all a lease that each of its steps renews.
+
+    FIFO here, nobody holds it    dead, at once: its process is gone, and its board is its witness
+    lease over                    given up: it cannot be heard, whatever it does
+    else                          alive
+
+While the server is away, or this process is stopped, no owner can renew its lease. So a process
+that has not heard the server for half a lease gives nobody up in the next ``RETURN`` seconds.
+
+An owner draws its number and holds its FIFO before it goes on the list, and the script that puts it
+there hints those on its machine: so whoever reads the list afterwards can watch it. Who died in
+between, or while nobody watched, is found by the next who reads the list.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from tidemill.brokers.redis.connections import ServerConnections
+from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.shared.liveness import Liveness, neighbours
+from tidemill.core.files import private_folder
+from tidemill.core.job import Owner
+from tidemill.core.locks import Lock
+from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
+from tidemill.core.signals import SignalsDeferred
+
+__all__ = ["ExpiredOwners", "Watch", "folder_here", "release_args"]
+
+PRECEDENCE = 3.0
+"""Seconds that a neighbour on a dead owner's machine has to be its witness."""
+
+RETURN = 5.0
+"""Seconds that living owners have to be heard, once the server answers again."""
+
+_OWNER = msgspec.msgpack.Decoder(Owner)
+
+
+class Watch:
+    """The neighbours that one member watches while it sleeps."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # the member's own, 0 for one that is not of this machine
+        self.fds: list[int] = []
+        self.numbers: list[int] = []
+        self.seen = b""  # the state of the list when they were chosen
+
+
+class Row(msgspec.Struct, frozen=True):
+    """An owner on the list."""
+
+    owner: Owner
+    number: int
+
+
+class ExpiredOwners:
+    """Who lives and who died, as far as one process of one store can tell.
+
+    ``ours`` are the ids of the owners of this process. ``brisk`` lines have no patience: whoever
+    reaps has deadlines to look after.
+    """
+
+    def __init__(
+        self,
+        lines: ServerConnections,
+        brisk: ServerConnections,
+        ours: Callable[[], Collection[str]],
+        lease: float,
+    ) -> None:
+        self._lease = lease
+        self._heard_at = float("inf")  # when the server last answered a step
+        self._trusted_at = 0.0  # from when on a lease that is over says something
+        self._lines = lines
+        self._brisk = brisk
+        self._ours = ours
+        self._store = ""  # the one whose FIFOs are here: it may come back as another
+        self._liveness: Liveness | None = None
+        self._watches: list[Watch] = []
+        self._watching = Lock()
+        self._reaping = threading.Lock()
+
+    # -- being alive ----------------------------------------------------------------------------
+
+    def begin(self, owner: Owner) -> Watch:
+        """Be alive as this owner, before it goes on the list."""
+        self._heard_at = float("inf")
+        number, store = (part.decode() for part in self._lines.call("owners", b"number", b""))
+        watch = Watch(int(number) if owner.host == hostname() else 0)
+        with self._watching:
+            if store != self._store:
+                self._move_to(store)
+            if watch.number and self._liveness is not None:
+                self._liveness.hold(watch.number)
+                self._watches.append(watch)
+        return watch
+
+    def _move_to(self, store: str) -> None:
+        if self._liveness is not None:
+            for watch in self._watches:
+                self._liveness.let_go(watch.number)
+        self._liveness = Liveness(os.path.join(folder_here(), store))
+        self._store, self._watches = store, []
+
+    def heard(self, now: float) -> float:
+        """The server has answered a step; from when on an owner may be given up."""
+        if now - self._heard_at > self._lease / 2:
+            self._trusted_at = now + RETURN
+        self._heard_at = now
+        return self._trusted_at
+
+    def _trusts(self) -> bool:
+        """Whether the server has answered for long enough that a living owner was heard."""
+        now = time.monotonic()
+        return now - self._heard_at <= self._lease / 2 and now >= self._trusted_at
+
+    def end(self, watch: Watch) -> None:
+        """No longer be alive as its owner, which is off the list."""
+        with self._watching:
+            if watch in self._watches and self._liveness is not None:
+                self._watches.remove(watch)
+                self._liveness.let_go(watch.number)
+                self._unwatch()
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def watch(self, watch: Watch, seen: bytes) -> None:
+        """Choose anew whom a member watches, the list being in another state than last time."""
+        if not watch.number or self._liveness is None:
+            watch.seen = seen
+            return
+        rows = [row for row in self.rows(self._brisk) if row.owner.host == hostname()]
+        near = [(row.number, row.owner.kind == "worker") for row in rows if row.number]
+        ring = neighbours(watch.number, near)
+        with self._watching:
+            here = [number for number in ring if self._liveness.is_here(number)]
+            watch.fds, gone = self._liveness.watch(here)
+            watch.numbers, watch.seen = here, seen
+            self._unwatch()
+        if gone:  # it died before it could be watched
+            self.reap()
+
+    def forget(self, watch: Watch) -> None:
+        """One of them has died: choose anew before the next sleep."""
+        watch.fds, watch.numbers, watch.seen = [], [], b""
+
+    def _unwatch(self) -> None:
+        assert self._liveness is not None
+        self._liveness.unwatch({number for watch in self._watches for number in watch.numbers})
+
+    # -- reaping --------------------------------------------------------------------------------
+
+    def rows(self, lines: ServerConnections) -> list[Row]:
+        """The owners on the list, in any process."""
+        told = lines.call("owners", b"list", b"")
+        return [Row(_OWNER.decode(told[i]), int(told[i + 1])) for i in range(0, len(told), 2)]
+
+    def reap(self) -> int:
+        """Give back what owners that died held; how many owners that were."""
+        with SignalsDeferred():
+            if not self._reaping.acquire(blocking=False):
+                return 0  # another thread is at it
+            try:
+                return self._reap_dead() + self._reap_overdue()
+            finally:
+                self._reaping.release()
+
+    def _reap_dead(self) -> int:
+        """Owners of this machine whose process is gone."""
+        if self._liveness is None:
+            return 0
+        self._liveness.keep()
+        rows = self.rows(self._brisk)
+        live, ours = self._liveness, self._ours()
+        dead = [
+            row
+            for row in rows
+            if row.number
+            and row.owner.id not in ours
+            and row.owner.host == hostname()
+            and live.is_here(row.number)
+            and not live.alive(row.number)
+        ]
+        for row in dead:
+            self._bury(row.owner, b"%d" % row.number)
+        self._sweep(live, {row.number for row in rows} - {row.number for row in dead})
+        return len(dead)
+
+    @staticmethod
+    def _sweep(live: Liveness, listed: Collection[int]) -> None:
+        """Remove the FIFOs of those that are not on the list, and are not about to be."""
+        for name in live.names():
+            number, _, kind = name.partition(".")
+            if kind == "fifo" and int(number) not in listed and not live.alive(int(number)):
+                live.remove(int(number))
+
+    def _reap_overdue(self) -> int:
+        """Owners, of whatever machine, that were not heard of in time."""
+        overdue = self._brisk.call("owners", b"overdue", b"")
+        late = [
+            (_OWNER.decode(overdue[i + 1]), overdue[i + 2] / MICRO)
+            for i in range(0, len(overdue), 3)
+            if overdue[i].decode() not in self._ours()  # it shall renew, or be told
+        ]
+        if not late or not self._trusts():
+            return 0
+        dead = {owner.id for owner, _ in late}
+        hosts = {row.owner.host for row in self.rows(self._brisk) if row.owner.id not in dead}
+        mine = [
+            owner
+            for owner, seconds in late
+            if owner.host == hostname() or seconds >= PRECEDENCE or owner.host not in hosts
+        ]
+        for owner in mine:
+            self._bury(owner, b"dead")
+        return len(mine)
+
+    def _bury(self, owner: Owner, only: bytes) -> None:
+        """Give back what a dead owner held, by the account of its board if that is here."""
+        here = owner.host == hostname()
+        running = read_scoreboard(owner.board, owner.id) if here and owner.board else None
+        if here and owner.kind == "consumer" and only != b"dead":
+            running = self._brisk.call("owners", b"tokens", owner.id.encode())  # it ran them all
+        causes = None
+        if running is not None:
+            died = "died" if owner.kind == "consumer" else "died with its processes"
+            causes = dict.fromkeys(map(int, running), f"{owner.kind} {owner.name} {died}")
+        self._brisk.call("owners", *release_args(owner.id, causes, only), once=True)
+        if here and owner.board:
+            remove_scoreboard(owner.board, owner.id)
+
+    def close(self) -> None:
+        """No longer be alive, nor watch."""
+        for watch in list(self._watches):
+            self.end(watch)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: close our copies, or the parent would outlive itself."""
+        if self._liveness is not None:
+            self._liveness.after_fork_child()
+        self._liveness, self._watches = None, []
+
+
+def release_args(
+    owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
+) -> Sequence[bytes]:
+    """The arguments of a release; ``only`` is the condition under which it is done."""
+    account: list[bytes] = []
+    for token, cause in (causes or {}).items():
+        account += (b"%d" % token, cause.encode())
+    kind = b"lost" if causes is None else b""
+    return b"release", owner_id.encode(), kind, only, *account
+
+
+def folder_here() -> str:
+    """The folder of this user's owners on this machine, for all Redis stores."""
+    mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
+    folder = os.path.join(mine, "redis")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
+def hostname() -> str:
+    """The name of this machine, as owners give it."""
+    return socket.gethostname()

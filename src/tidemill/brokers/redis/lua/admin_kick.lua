@@ -1,0 +1,32 @@
+-- Making a job ready that is not; with `force` also one that succeeded, or whose key a success holds.
+
+local function kick(j, force)
+  if j.state == SCHEDULED then
+    unplace(j)
+    place(j, 0)
+    return true
+  end
+  local again = force and j.state == SUCCEEDED and not flagged(j.flags, LINKED)
+  if j.state <= SUCCEEDED and not again then return false end
+  if flagged(j.flags, LINKED) then
+    if links_of(j.id).waits == W_BARRIER then return false end -- it is never run
+    add_end(j.id, REVIVED)
+    local wait = wait_of(j.id)
+    if wait and wait.dropped then
+      wait.dropped = false
+      flows.counted[j.id] = true
+    end
+  end
+  if j.key ~= '' then
+    local key = Unique.find(j.key)
+    if key and (key.holder or not force) then return false end -- at most one unfinished job per key
+    Unique.put(j.key, j.id, nil, key and key.ends or 0, 0)
+  end
+  unfinish(j)
+  j.attempt, j.limit = 0, j.policy
+  j.losses, j.expires, j.error = 0, 0, ''
+  drop_result(j)
+  if flagged(j.flags, CANCELLING) then j.flags = j.flags - CANCELLING end
+  place(j, 0)
+  return true
+end

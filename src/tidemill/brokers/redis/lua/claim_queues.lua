@@ -1,0 +1,199 @@
+-- Which queues an owner is served from, and in which order.
+
+local take_carried, claim, prune_a_little
+
+do
+
+-- Of several lines, the one whose first job comes before those of the others.
+local function best_line(lines)
+  local best, best_rank, best_member
+  for _, line in ipairs(lines) do
+    local head = call('ZRANGE', B .. ':r:' .. line, 0, 0, 'WITHSCORES')
+    if head[1] then
+      local rank = tonumber(head[2])
+      if not best or rank < best_rank or rank == best_rank and number_in(head[1]) < number_in(best_member) then
+        best, best_rank, best_member = line, rank, head[1]
+      end
+    end
+  end
+  return best
+end
+
+-- Take from several lines as if they were one.
+local function take_lines(x, lines, many)
+  if #lines == 1 then return take_line(x, lines[1], many) end
+  local full = #x.leases / 2 + many
+  while #x.leases / 2 < full do
+    local open = {}
+    for _, line in ipairs(lines) do
+      if QueueLimits.is_open(sub(line, 2)) then open[#open + 1] = line end
+    end
+    local line = best_line(open)
+    if not line then return true end
+    take_line(x, line, 1)
+  end
+  return false
+end
+
+-- Give every queue its share, until the owner has as many as it wants or nothing is left.
+local function take_fairly(x, groups, many)
+  while #groups > 0 and #x.leases / 2 < many do
+    local share, rest = math.max(1, math.floor((many - #x.leases / 2) / #groups)), {}
+    for _, group in ipairs(groups) do
+      local few = math.min(share, many - #x.leases / 2)
+      if few <= 0 then return end
+      local before = #x.leases
+      local empty = take_lines(x, group, few)
+      if #x.leases > before then x.last_queue = sub(group[1], 2) end
+      if not empty then rest[#rest + 1] = group end
+    end
+    groups = rest
+  end
+end
+
+local function end_of(kind) return '(' .. string.char(byte(kind) + 1) end
+
+local function lines_of(kind) return call('ZRANGEBYLEX', K_LINES, '[' .. kind, end_of(kind)) end
+
+-- Take the first task that is to run alone, of the queues wanted; nearly always there is none.
+local function take_lost(x)
+  local lines = {}
+  for _, line in ipairs(lines_of('L')) do
+    if #x.queues == 0 or x.named[sub(line, 2)] then lines[#lines + 1] = line end
+  end
+  if #lines > 0 then take_lines(x, lines, 1) end
+end
+
+-- The lines of the queues named, by queue, without paused queues.
+local function named_lines(x, kinds)
+  local groups = {}
+  for _, queue in ipairs(x.queues) do
+    local row = find_row(queue)
+    if row and not row.paused then
+      local group = {}
+      for _, kind in ipairs(kinds) do group[#group + 1] = kind .. queue end
+      groups[#groups + 1] = group
+    end
+  end
+  return groups
+end
+
+-- All lines that may have something, by queue, in the order of the names.
+local function listed_lines(kinds)
+  local by_queue, names, groups = {}, {}, {}
+  for _, kind in ipairs(kinds) do
+    for _, line in ipairs(lines_of(kind)) do
+      local queue = sub(line, 2)
+      if not by_queue[queue] then
+        by_queue[queue] = {}
+        names[#names + 1] = queue
+      end
+      table.insert(by_queue[queue], line)
+    end
+  end
+  table.sort(names)
+  for i, queue in ipairs(names) do groups[i] = by_queue[queue] end
+  return groups
+end
+
+local function after_last(x, groups)
+  table.sort(groups, function(a, b) return sub(a[1], 2) < sub(b[1], 2) end)
+  local turned = {}
+  for _, later in ipairs({true, false}) do
+    for _, group in ipairs(groups) do
+      if (sub(group[1], 2) > x.last_queue) == later then turned[#turned + 1] = group end
+    end
+  end
+  return turned
+end
+
+-- Take fairly from the queues of a kind, those behind the last first, page by page: the cost does not grow with the
+-- number of queues.
+local function take_from_next(x, kind, many)
+  local page, last, begun_anew = math.max(many, 64), x.last_queue, false
+  local from, to = '(' .. kind .. last, end_of(kind)
+  while from and #x.leases / 2 < many do
+    local lines, groups = call('ZRANGEBYLEX', K_LINES, from, to, 'LIMIT', 0, page), {}
+    if #lines < page and not begun_anew then
+      from, to, begun_anew = '[' .. kind, '[' .. kind .. last, true
+      for _, line in ipairs(call('ZRANGEBYLEX', K_LINES, from, to, 'LIMIT', 0, page - #lines)) do lines[#lines + 1] = line end
+    end
+    for i, line in ipairs(lines) do groups[i] = {line} end
+    take_fairly(x, groups, many)
+    from = #lines == page and '(' .. lines[page]
+  end
+end
+
+local function flat(groups)
+  local lines = {}
+  for _, group in ipairs(groups) do
+    for _, line in ipairs(group) do lines[#lines + 1] = line end
+  end
+  return lines
+end
+
+-- Make jobs of unknown tasks ready that the owner knows.
+local function bring_back_unknown(x)
+  if #x.known_tasks == 0 or x.wanted == 0 then return {} end
+  local back = Unknown.bring_back(x.known_tasks, x.queues, x.wanted)
+  if #back > 0 then
+    Limits.sync()
+    flush()
+    if not flagged(x.kind_bits, 1) then lease_unknown(x, back) end
+  end
+  return back
+end
+
+-- Take from all groups in the order that the mode says.
+local function take_by_mode(x, groups)
+  local wanted = x.wanted
+  if x.mode == 0 then
+    take_fairly(x, after_last(x, groups), wanted)
+  elseif x.mode == 2 then
+    if #groups > 0 then take_lines(x, flat(groups), wanted - #x.leases / 2) end
+  else
+    for _, group in ipairs(groups) do
+      if #x.leases / 2 < wanted then take_lines(x, group, wanted - #x.leases / 2) end
+    end
+  end
+end
+
+-- Take leases that lie with the carrier.
+function take_carried(x)
+  x.taken = ''
+  if #x.takes == 0 then return end
+  x.taken = Carrier.take(x.takes, x.owner, x.consumer, x.moved)
+  apply_changes()
+end
+
+-- Lease as many jobs as the owner wants.
+function claim(x)
+  local kinds, groups = {}, {}
+  x.kinds = kinds
+  if not x.has_want or x.moved then return end
+  if flagged(x.kind_bits, 1) then kinds[#kinds + 1] = 'T' end
+  if flagged(x.kind_bits, 2) then kinds[#kinds + 1] = 'M' end
+  local back = bring_back_unknown(x)
+  if x.wanted > 0 and flagged(x.kind_bits, 4) then take_lost(x) end
+  local only = x.mode == 0 and #x.queues == 0 and #kinds == 1 and kinds[1]
+  if not only then groups = #x.queues > 0 and named_lines(x, kinds) or listed_lines(kinds) end
+  if flagged(x.kind_bits, 4) then kinds[#kinds + 1] = 'L' end
+  if x.wanted > #x.leases / 2 then
+    if only then take_from_next(x, only, x.wanted) else take_by_mode(x, groups) end
+  end
+  if #x.leases / 2 >= x.wanted and #kinds > 0 then -- another owner may take what this one was woken for
+    local rest = flat(groups)
+    for _, queue in ipairs(x.queues) do rest[#rest + 1] = 'L' .. queue end
+    ring_rest(#x.queues > 0 and rest or nil)
+  end
+  Unknown.undo(back, flagged(x.kind_bits, 1))
+end
+
+-- Prune at most as much as this step adds.
+function prune_a_little(x)
+  if #x.verdicts == 0 then return end
+  local most = 2 * #x.verdicts + 2
+  prune(most, next(flows.links) and most, next(limits.partitions) and most)
+end
+
+end

@@ -1,0 +1,119 @@
+-- Time: what comes due, and what has been kept for long enough.
+
+local come_due, prune
+
+do
+
+-- Something of a job came due. An old entry changes nothing.
+local function look_at(kind, j)
+  if kind == 'l' then
+    if j.state == RUNNING and j.deadline > 0 and j.deadline <= now then
+      local worker = call('HGET', B .. ':o:' .. j.owner, 'name') or ''
+      local late = died(Outcome.RETRY, 'ttr passed without an ack')
+      late.delay = -1 -- as the policy says, also that of a task
+      close_attempt(j, worker, late)
+    end
+  elseif j.state >= RUNNING then
+    return
+  elseif kind == 'x' then
+    unplace(j)
+    finish(j, EXPIRED, TOO_LATE)
+  elseif kind == 'u' then
+    if Unknown.is_aside(j) then
+      unplace(j)
+      finish(j, FAILED, j.error)
+    end
+  elseif j.state == SCHEDULED and j.due > 0 then
+    count(j.queue, 'scheduled', -1)
+    place(j, j.due)
+  end
+end
+
+-- Move what has come due; true when that may be more than one call should do. A step moves twice as much, since it
+-- leases in the order of all that is due.
+function come_due(is_step)
+  local most = is_step and CHUNK or CHUNK / 2
+  if is_sealed() then return false end
+  local due = call('ZRANGEBYSCORE', K_DUE, '-inf', now, 'LIMIT', 0, most)
+  if #due == 0 then return false end
+  call_all('ZREM', K_DUE, due)
+  due_moved = true
+  local ids = {}
+  for _, member in ipairs(due) do
+    if string.find(member, '^[jxlu]') then ids[#ids + 1] = sub(member, 2) end
+  end
+  read_ahead(ids)
+  for _, member in ipairs(due) do
+    local kind = sub(member, 1, 1)
+    if kind == 'f' then
+      flows.resumed = true
+    elseif kind == 'a' then
+      Partitions.came_due(sub(member, 2))
+    elseif kind == 'g' then
+      QueueLimits.came_due(sub(member, 2))
+    elseif kind == 'w' then
+      Partitions.walk(sub(member, 2))
+    else
+      local j = load_job(sub(member, 2))
+      if j then look_at(kind, j) end
+      if #flows.ends > 0 then flow() end -- what ends for that does not come due any more
+    end
+  end
+  return #due == most
+end
+
+end
+
+-- Microseconds until something comes due, 0 when it has; -1 when nothing will.
+local function next_due()
+  if is_sealed() then return -1 end
+  local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
+  return first[1] and math.max(0, first[2] - now) or -1
+end
+
+do
+
+local function forget_finished(id)
+  local data = jobs[id]
+  if type(data) == 'string' and not flagged(byte(data, 10), NOTED + RESULT) then -- the hot path
+    if flagged(byte(data, 10), LINKED) then unlink(id) end
+    jobs[id] = false
+    touch_id(id)
+  else
+    forget(load_job(id))
+  end
+end
+
+-- Forget finished jobs that are too old or too many, the oldest first; at most `most`: true when there may be more.
+-- Before that look after so many of flows, and of partitions, that may not be needed any more, if a number says how many.
+function prune(most, flows_most, partitions_most)
+  if is_sealed() then return false end
+  local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
+  local more = partitions_most and Limits.sweep(partitions_most) >= partitions_most
+  more = flows_most and part_from_flows(flows_most) >= flows_most or more
+  local pruned, kept = 0, call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1')
+  for class = 0, 2 do
+    local key, done = B .. ':fin:' .. class, 0
+    local some, ids = call('ZRANGE', key, 0, most - pruned - 1, 'WITHSCORES'), {}
+    -- The first tells whether any is to go; then all are read at once.
+    if some[2] and (tonumber(some[2]) <= now or class < 2 and kept > kept_most) then
+      for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
+      read_ahead(ids)
+    end
+    for i = 1, #some, 2 do
+      if tonumber(some[i + 1]) > now then
+        if class == 2 or kept <= kept_most then break end
+        if class == 1 and load_job(some[i]).finished > now - protect then break end
+      end
+      forget_finished(some[i])
+      kept = kept - 1
+      done = done + 1
+    end
+    if done > 0 then call('ZREMRANGEBYRANK', key, 0, done - 1) end
+    pruned = pruned + done
+    if pruned >= most then break end
+  end
+  return pruned >= most or more
+end
+
+end

@@ -1,0 +1,208 @@
+-- Looking at jobs and queues; writes nothing.
+--
+-- ARGV  5 verb
+--       get     then ids
+--       find    6 seq to go on below, or '', 7 how many, 8 states wanted as digits, or '' for all
+--       stats   6 queue to go on behind, 7 how many queues
+--       unknown
+--       limits
+--       partitions   6 limit by name, 7 partition to go on behind or '', 8 how many
+--       held    6 id
+--       head    6 queue, 7 state, 8 how many, 9 '' or what it returned to go on from
+--       schedules  names        schedules_after  6 name, 7 how many
+-- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
+--       stand or '', when it is to fail if it is set aside or ''}, or 0: get one each;
+--       head those, before them where to go on or '';
+--       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1 when no time opens it),
+--       1 if by hand, …}; partitions {how many jobs run, how many keys are in use, the partition to go on behind or ''}; held 0, or {name, key, 1 if it is the queue's, until, running, settings, 1 if its breaker does it};
+--       schedules their records or 0, schedules_after {name, record, …}; find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
+
+local worker_names = {} -- owner → name, of one call
+
+local function name_of(owner)
+  if not worker_names[owner] then worker_names[owner] = call('HGET', B .. ':o:' .. owner, 'name') or '' end
+  return worker_names[owner]
+end
+
+local function shown(id, data)
+  if not data then return 0 end
+  local envelope = call('HGET', K_ENV, id)
+  local worker, progress, lines, result = '', '', {}, ''
+  local state, flags = byte(data, 9, 10)
+  if state == RUNNING then worker = name_of(parse_job(id, data).owner) end
+  if flagged(flags, NOTED) then
+    progress = call('GET', B .. ':p:' .. id) or ''
+    lines = call('LRANGE', B .. ':g:' .. id, 0, -1)
+  end
+  if flagged(flags, RESULT) then result = call('HGET', K_RESULT, id) end
+  local wait = flagged(flags, LINKED) and call('HGET', K_WAIT, id) or ''
+  local until_ = state == SCHEDULED and call('ZSCORE', K_DUE, 'u' .. id) or ''
+  return {id, data, envelope, worker, progress, lines, result, wait, until_}
+end
+
+local function find(below, most, states)
+  local ids = call('ZREVRANGEBYSCORE', K_ALL, below == '' and '+inf' or '(' .. below, '-inf', 'LIMIT', 0, most)
+  local found, datas = {}, fetch_all(K_JOB, ids)
+  for i, id in ipairs(ids) do
+    if states == '' or string.find(states, string.char(48 + byte(datas[i], 9)), 1, true) then
+      found[#found + 1] = shown(id, datas[i])
+    end
+  end
+  local on = #ids == most and string.format('%.0f', (unpk('>I8', datas[#ids]))) or ''
+  return {on, found}
+end
+
+local function stats(behind, most)
+  local all, from = {}, behind == '' and '-' or '(' .. behind
+  for _, queue in ipairs(call('ZRANGEBYLEX', B .. ':queues', from, '+', 'LIMIT', 0, most)) do
+    local oldest
+    for _, kind in ipairs(KINDS) do
+      for _, key in ipairs({':r:', ':x:'}) do
+        for _, member in ipairs(call('ZRANGE', B .. key .. kind .. queue, 0, 255)) do
+          if not oldest or number_in(member) < number_in(oldest) then oldest = member end
+        end
+      end
+    end
+    all[#all + 1] = queue
+    local row = call('HGETALL', B .. ':q:' .. queue)
+    row[#row + 1] = 'ready'
+    row[#row + 1] = tostring(ready_of(queue))
+    all[#all + 1] = row
+    all[#all + 1] = oldest and call('HGET', K_ENV, sub(oldest, 9)) or ''
+  end
+  return all
+end
+
+local function until_(when) return when == Limiter.NEVER and -1 or when > 0 and when - now or 0 end
+
+local function limits_shown()
+  local all = {}
+  local function show(...)
+    for _, fact in ipairs({...}) do all[#all + 1] = fact end
+  end
+  local fields = call('HGETALL', B .. ':terms')
+  for i = 1, #fields, 2 do
+    local kind, name = sub(fields[i], 1, 1), sub(fields[i], 2)
+    local known = Settings.known(kind, name)
+    local packed, declared, by_hand = known.packed, known.declared, known.by_hand and 1 or 0
+    if kind == 'q' then
+      local row = find_row(name)
+      show(kind, name, packed, declared, row.base, row.limiter.failures, until_(Limiter.opens(row.settings, row.limiter, row.base, 1)), by_hand)
+    else
+      show(kind, name, packed, declared, 0, 0, 0, by_hand)
+    end
+  end
+  return all
+end
+
+local function partitions_shown(limit, behind, most)
+  local from = behind == '' and '[' .. limit .. '\0' or '(' .. behind
+  local names = call('ZRANGEBYLEX', B .. ':lanes', from, '(' .. limit .. '\1', 'LIMIT', 0, most)
+  for i, data in ipairs(fetch_all(B .. ':lane', names)) do limits.partitions[names[i]] = data or nil end
+  local running, keys = 0, 0
+  for _, name in ipairs(names) do
+    local partition = Partitions.of(name)
+    running = running + partition.running
+    if next(partition.lines) or partition.running > 0 or Limiter.clear_at(Settings.of_partition(name), partition.limiter) > now then keys = keys + 1 end
+  end
+  return {running, keys, #names == most and names[most] or ''}
+end
+
+local function held(id)
+  local j = load_job(id)
+  if not j or j.state ~= READY or call('HEXISTS', B .. ':carried', id) == 1 then return 0 end
+  if j.partition then
+    local partition, name, key = Partitions.of(j.partition), Partitions.split(j.partition)
+    local when = Limiter.opens(Settings.of_partition(j.partition), partition.limiter, partition.running, j.cost)
+    if when > 0 then return {name, key, 0, until_(when), partition.running, Settings.known('n', name).packed, 0} end
+  end
+  local row = find_row(j.queue)
+  if not row.limiter then return 0 end
+  local when = Limiter.opens(row.settings, row.limiter, row.base, 1)
+  local broken = row.settings.breaker and row.limiter.failures >= row.settings.breaker
+  if when == 0 then return 0 end
+  return {j.queue, '', 1, until_(when), row.base, Settings.known('q', j.queue).packed, broken and 1 or 0}
+end
+
+-- What stands in the lines of a queue, in order.
+local function ready_in(queue, most)
+  local entries, ids = {}, {}
+  for _, kind in ipairs(KINDS) do
+    local found = call('ZRANGE', B .. ':r:' .. kind .. queue, 0, most - 1, 'WITHSCORES')
+    for i = 1, #found, 2 do entries[#entries + 1] = {tonumber(found[i + 1]), number_in(found[i]), sub(found[i], 9)} end
+  end
+  table.sort(entries, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] < b[2] end)
+  for i = 1, math.min(most, #entries) do ids[i] = entries[i][3] end
+  return ids
+end
+
+-- Jobs of a queue in a state, among the next of those that some sorted sets name, and where to go on.
+local function next_in(keys, prefix, queue, state, most, place)
+  local which, from = string.match(place, '(%d+) (%d+)')
+  which, from = tonumber(which or 1), tonumber(from or 0)
+  local found, ids, mine = call('ZRANGE', keys[which], from, from + CHUNK - 1), {}, {}
+  for _, member in ipairs(found) do
+    if sub(member, 1, #prefix) == prefix then ids[#ids + 1] = sub(member, #prefix + 1) end
+  end
+  for i, data in ipairs(fetch_all(K_JOB, ids)) do
+    local is_mine = data and byte(data, 9) == state and sub(data, 32, 31 + byte(data, 31)) == queue
+    if is_mine and #mine < most then mine[#mine + 1] = ids[i] end
+  end
+  if #found == CHUNK then return mine, which .. ' ' .. from + CHUNK end
+  return mine, which < #keys and which + 1 .. ' 0' or ''
+end
+
+local function head(queue, state, most, place)
+  local ids, all, on = nil, {}, ''
+  if state == READY then
+    ids = ready_in(queue, most)
+  elseif state == SCHEDULED then
+    ids, on = next_in({K_DUE}, 'j', queue, state, most, place)
+  else
+    ids, on = next_in({B .. ':fin:2', B .. ':fin:3'}, '', queue, state, most, place)
+  end
+  all[1] = on
+  for i, id in ipairs(ids) do all[i + 1] = shown(id, call('HGET', K_JOB, id)) end
+  return all
+end
+
+local function schedules_named()
+  local wanted = {}
+  for i = 6, #ARGV do wanted[#wanted + 1] = ARGV[i] end
+  local records = fetch_all(B .. ':schedule', wanted)
+  for i, record in ipairs(records) do records[i] = record or 0 end
+  return records
+end
+
+local function schedules_after(name, most)
+  local page = {}
+  local found = call('ZRANGEBYLEX', B .. ':schedules', name == '' and '-' or '(' .. name, '+', 'LIMIT', 0, most)
+  for i, record in ipairs(fetch_all(B .. ':schedule', found)) do
+    page[2 * i - 1], page[2 * i] = found[i], record
+  end
+  return page
+end
+
+local function get()
+  local found = {}
+  for i = 6, #ARGV do found[#found + 1] = shown(ARGV[i], call('HGET', K_JOB, ARGV[i])) end
+  return found
+end
+
+local INSPECT = {
+  get = get,
+  head = function() return head(ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]) end,
+  limits = limits_shown,
+  partitions = function() return partitions_shown(ARGV[6], ARGV[7], tonumber(ARGV[8])) end,
+  held = function() return held(ARGV[6]) end,
+  find = function() return find(ARGV[6], tonumber(ARGV[7]), ARGV[8]) end,
+  stats = function() return stats(ARGV[6], ARGV[7]) end,
+  unknown = Unknown.show,
+  schedules = schedules_named,
+  schedules_after = function() return schedules_after(ARGV[6], ARGV[7]) end,
+}
+
+function Verbs.inspect()
+  worker_names = {}
+  return INSPECT[ARGV[5]]()
+end

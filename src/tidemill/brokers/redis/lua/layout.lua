@@ -1,0 +1,398 @@
+-- What lies where, and what belongs to one call: what it has read, and what it means to write.
+--
+-- All files together are one library of the server's (script_library.py); each verb is a function of it.
+-- KEYS[1] is the store's hash tag, B below; all other keys begin with it and are made here, so that
+-- they lie in one slot of a cluster.
+--
+--   B:job      hash    id → record           see pack_job
+--   B:env      hash    id → envelope, which nothing here opens
+--   B:result   hash    id → result of a job that has one
+--   B:all      zset    id by seq             for walking through all jobs, newest first
+--   B:r:LINE   zset    seq8·id by rank       what can be leased; a line is a queue behind its kind: L, M or T
+--                                        (tasks that run alone since they were lost, messages, tasks)
+--   B:lines    zset    LINE, all 0           lines that are not paused and may have something ready
+--   B:due      zset    j·id, x·id, l·id, u·id, f, a·PARTITION, g·QUEUE, w·NAME   by time: a scheduled job, an expiry, the end of a
+--                                        message's lease; that B:flow goes on; that a limit opens; that one changes
+--   B:l:OWNER  hash    token → id            leases; the fence is the token in the record
+--   B:key      hash    key → who has it      see unique.lua; B:held zset, key by when it is held no longer
+--   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with one (or cancelled, expired), 2 failed;
+--                                        3 any that hangs together with others, by when to look whether one needs it
+--   B:link     hash    id → links of a job before or after others, as its put wished them, see put_accept.lua
+--   B:wait     hash    id → pending, failures, what it waits for, 1 if it ended for how those before it ended:
+--                                        of a job that comes after others
+--   B:held:QUEUE zset  id by seq             jobs that wait for others
+--   B:flow     list    ends that are still to be counted down, see workflows.lua
+--   B:q:QUEUE  hash    paused, max_size, moved, and a counter for each state but ready, and each total
+--   B:queues   zset    queue, all 0
+--   B:p:ID     string  progress of a job     B:g:ID  list  its log
+--   B:o:OWNER  hash    record, name, kind, number, host, epoch (of its attach); serial and reply of its last step;
+--                                        last queue; roster, a number fresh when the list of owners changed; of one
+--                                        elsewhere its lease in seconds, and words, how often it was heard
+--   B:beat     zset    owner by the time at which it is given up; never by that, if it is elsewhere
+--   B:c:OWNER  list    commands left for it
+--   B:asleep   zset    owner by the time it sleeps to: whoever is here is not looking
+--   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old
+--   B:waits    hash    id → channels of those who wait for its end, and B:space:QUEUE set, for room
+--   B:said:S   string  serial and reply of a client's last call, kept 10 minutes
+--   B:carried, B:x:LINE         what lies with the carrier, see carrier.lua
+--   B:aside, B:unknown, B:a:…   jobs of unknown tasks, see unknown_tasks.lua
+--   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear, B:walk   limits, see limits.lua, partitions.lua
+--   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
+--   B:firing, B:claimed  zset  version8·schedule by when it is to be handed out, for the first time or again
+--   B:fires    zset    owner that sees to schedules by when it was told that the next is due
+--   B:departure hash   mark, where, sealed: all of the store goes to another
+--   B:from:MARK hash   cursor, first: how far a departed store was taken in, and where its numbers begin
+--   B:seq      string  the last number drawn: jobs and tokens are numbered from the same sequence
+--   B:numbers string   the last number that was given away
+--   B:format, B:born  string
+--   B:barrier string   empty: written before a WAIT for replicas that follows a repeated call
+--   channel B:w:SLEEPER  a hint
+--
+-- Times are microseconds of the server's clock. ARGV[1] is added to it (tests move time so), ARGV[2]
+-- is retention (see keep_for), ARGV[3] and ARGV[4] are the session and serial of the call, or empty.
+
+local WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = 0, 1, 2, 3, 4, 5, 6, 7
+local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'failed', 'cancelled', 'expired'}
+local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
+local TOO_LATE = 'not started before it expired'
+local NOT_STARTED = 'cancelled before it started'
+local Unique, Carrier, Unknown, Memory = {}, {}, {}, {} -- see unique.lua, carrier.lua, unknown_tasks.lua, out_of_memory.lua
+local Verbs = {} -- what the server's functions call, by their names
+Carrier.LANES_MOST = 100 -- partitions that one call carries changed settings into
+local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
+local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and that are one entry of what it leaves
+
+-- What belongs to one call; `begin` makes it all anew.
+local call, pack, unpk, sub, byte -- which are not there yet while the library is loaded
+local ARGV, now
+local B, K_JOB, K_ENV, K_RESULT, K_ALL, K_DUE, K_KEY, K_LINES, K_ASLEEP, K_WAITS, K_LINK, K_WAIT, K_FLOW
+-- What it has read or means to write, by id: a record, its bytes, or false when there is none. Writes
+-- are collected and done by `flush`; scripts do not roll back, so nothing may fail after it.
+local jobs, envs, results
+local changed, change_list
+local fresh -- id → seq of jobs that are new
+local rows -- queue → settings, and by how much its counters change; false when there is none
+local entering -- LINE → arguments of ZADD
+local finishing -- class → arguments of ZADD
+local ended_leases -- OWNER → tokens
+local rings, finished, shrunk -- whom to wake: LINE → jobs, ids, queues
+local due_moved -- somebody may have to look earlier, or in another's place
+local seq -- the last number drawn for a new job
+local rank_texts -- rank → as text
+local limits -- settings, partitions, and those of them that changed or are stale: see partitions.lua
+local flows -- what it knows, and is to do, of jobs that come before or after others: see workflows.lua
+local retention -- class → microseconds, as far as it was asked for
+
+local function begin_lightly(keys, args)
+  call, pack, unpk, sub, byte = redis.call, struct.pack, struct.unpack, string.sub, string.byte
+  ARGV = args
+  if keys[1] ~= B then
+    B = keys[1]
+    K_JOB, K_ENV, K_RESULT, K_ALL = B .. ':job', B .. ':env', B .. ':result', B .. ':all'
+    K_DUE, K_KEY = B .. ':due', B .. ':key'
+    K_LINES, K_ASLEEP, K_WAITS = B .. ':lines', B .. ':asleep', B .. ':waits'
+    K_LINK, K_WAIT, K_FLOW = B .. ':link', B .. ':wait', B .. ':flow'
+  end
+end
+
+local function begin(keys, args)
+  begin_lightly(keys, args)
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2] + args[1]
+  jobs, envs, results, changed, change_list, fresh = {}, {}, {}, {}, {}, {}
+  rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
+  limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, left = Carrier.LANES_MOST, walking = false}
+  flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
+  Memory.pressed = false
+  Carrier.new, Carrier.lines = {}, {} -- what was handed over: see carrier.lua
+  rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
+end
+
+local function flagged(flags, flag) return bit.band(flags, flag) ~= 0 end
+
+-- The number in the first eight bytes. Never compare those as strings: Lua does that by the rules of the
+-- language the server was started in.
+local function number_in(bytes) return (unpk('>I8', bytes)) end
+
+-- What limits.lua and partitions.lua do, for what comes before them.
+local QueueLimits, Partitions = {}, {}
+
+-- Numbers as text: the server would print them as doubles, which takes longer than most commands.
+local function text_of(number) return string.format('%d', number) end
+
+local function rank_text(rank)
+  local text = rank_texts[rank]
+  if not text then
+    text = text_of(rank)
+    rank_texts[rank] = text
+  end
+  return text
+end
+
+-- A command with any number of arguments, in pieces. CHUNK divides by 2 and by 1.
+local function call_all(command, key, args)
+  local count = #args
+  if count <= CHUNK then
+    if count > 0 then call(command, key, unpack(args)) end
+    return
+  end
+  for from = 1, count, CHUNK do
+    call(command, key, unpack(args, from, math.min(from + CHUNK - 1, count)))
+  end
+end
+
+local function fetch_all(key, fields)
+  local count = #fields
+  if count == 0 then return {} end
+  if count <= CHUNK then return call('HMGET', key, unpack(fields)) end
+  local values = {}
+  for from = 1, count, CHUNK do
+    for _, value in ipairs(call('HMGET', key, unpack(fields, from, math.min(from + CHUNK - 1, count)))) do
+      values[#values + 1] = value
+    end
+  end
+  return values
+end
+
+-- -- what was asked before -------------------------------------------------------------------------
+
+-- The reply to this very call, when it was done already and its reply was lost. A request may also
+-- arrive late, after later ones of its session: it was repeated and answered long ago.
+local function cached_reply()
+  if ARGV[3] == '' then return nil end
+  local cached = call('GET', B .. ':said:' .. ARGV[3])
+  if cached and #cached > 8 and number_in(cached) >= number_in(ARGV[4]) then return cmsgpack.unpack(sub(cached, 9)) end
+  return nil
+end
+
+local function cache_reply(reply)
+  if ARGV[3] ~= '' then
+    call('SET', B .. ':said:' .. ARGV[3], ARGV[4] .. cmsgpack.pack(reply), 'EX', 600)
+  end
+  return reply
+end
+
+-- Whether the store is left for another: nobody may change it any more, nor, once sealed, may time.
+-- The rows of queues say `moved` too, for readers of nothing else.
+local function departure()
+  local where = call('HGET', B .. ':departure', 'where')
+  return where and {'moved', where}
+end
+
+local function is_sealed() return call('HGET', B .. ':departure', 'sealed') == '1' end
+
+-- -- records ---------------------------------------------------------------------------------------
+
+-- A record is: seq, state, flags, attempt, losses, limit, policy, rank, queue, key; if LIMITED, its partition
+-- and what it costs there; if TIMED, due,
+-- expires, ttr, timeout, result_ttl; if running, token, leased, deadline, owner; if finished, when, and
+-- when to prune; if TAIL, error and attempts. The client writes all behind the seq of a new one.
+local function parse_job(id, data)
+  local seq, state, flags, attempt, losses, limit, policy, rank, queue, key, at =
+    unpk('>I8BBI4I4I4I4I4Bc0Bc0', data)
+  local partition, cost = nil, 0
+  if flagged(flags, LIMITED) then partition, cost, at = unpk('>I2c0d', data, at) end
+  local due, expires, ttr, timeout, result_ttl = 0, 0, -1, 0, -1
+  if flagged(flags, TIMED) then due, expires, ttr, timeout, result_ttl, at = unpk('>I8I8ddd', data, at) end
+  local token, leased, deadline, owner, finished_at, prune = 0, 0, 0, '', 0, 0
+  if state == RUNNING then
+    token, leased, deadline, owner, at = unpk('>I8I8I8I2c0', data, at)
+  elseif state >= SUCCEEDED then
+    finished_at, prune, at = unpk('>I8I8', data, at)
+  end
+  local why, trail, attempts = '', 0, ''
+  if flagged(flags, TAIL) then why, trail, attempts = unpk('>I4c0BI4c0', data, at) end
+  return { -- all at once: a table that grows field by field is made anew six times
+    id = id, seq = seq, state = state, flags = flags, attempt = attempt, losses = losses, limit = limit,
+    policy = policy, rank = rank, queue = queue, key = key, partition = partition, cost = cost, message = flagged(flags, MESSAGE),
+    due = due, expires = expires, ttr = ttr, timeout = timeout, result_ttl = result_ttl,
+    token = token, leased = leased, deadline = deadline, owner = owner,
+    finished = finished_at, prune = prune, error = why, trail = trail, attempts = attempts,
+  }
+end
+
+local function pack_job(j)
+  local flags = bit.band(j.flags, CANCELLING + MESSAGE + NOTED + RESULT + LINKED + LIMITED)
+  local timed = j.due > 0 or j.expires > 0 or j.ttr >= 0 or j.timeout > 0 or j.result_ttl >= 0
+  local tail = j.trail > 0 or j.error ~= ''
+  if timed then flags = flags + TIMED end
+  if tail then flags = flags + TAIL end
+  local data = pack('>I8BBI4I4I4I4I4Bc0Bc0', j.seq, j.state, flags, j.attempt, j.losses, j.limit,
+    j.policy, j.rank, #j.queue, j.queue, #j.key, j.key)
+  if j.partition then data = data .. pack('>I2c0d', #j.partition, j.partition, j.cost) end
+  if timed then data = data .. pack('>I8I8ddd', j.due, j.expires, j.ttr, j.timeout, j.result_ttl) end
+  if j.state == RUNNING then
+    data = data .. pack('>I8I8I8I2c0', j.token, j.leased, j.deadline, #j.owner, j.owner)
+  elseif j.state >= SUCCEEDED then
+    data = data .. pack('>I8I8', j.finished, j.prune)
+  end
+  if tail then
+    data = data .. pack('>I4c0BI4c0', #j.error, j.error, j.trail, #j.attempts, j.attempts)
+  end
+  return data
+end
+
+local function read_ahead(ids)
+  local missing = {}
+  for _, id in ipairs(ids) do
+    if jobs[id] == nil then missing[#missing + 1] = id end
+  end
+  for i, data in ipairs(fetch_all(K_JOB, missing)) do jobs[missing[i]] = data end
+end
+
+local function load_job(id)
+  local j = jobs[id]
+  if j == nil then j = call('HGET', K_JOB, id) end
+  if type(j) == 'string' then j = parse_job(id, j) end
+  jobs[id] = j
+  return j or nil
+end
+
+local function touch_id(id)
+  if not changed[id] then
+    changed[id] = true
+    change_list[#change_list + 1] = id
+  end
+end
+
+local function save(j) touch_id(j.id) end
+
+-- Add a line to what a job says; who calls this flags the job NOTED.
+local function log(id, line, time)
+  call('RPUSH', B .. ':g:' .. id, pack('>d', time) .. line)
+  call('LTRIM', B .. ':g:' .. id, -100, -1)
+end
+
+local function set_result(j, result)
+  j.flags = j.flags + RESULT
+  results[j.id] = result
+end
+
+local function drop_result(j)
+  if flagged(j.flags, RESULT) then
+    j.flags = j.flags - RESULT
+    results[j.id] = nil
+    call('HDEL', K_RESULT, j.id)
+  end
+end
+
+-- -- links -----------------------------------------------------------------------------------------
+
+local NO_LINKS = {delay = 0, at = 0, waits = 0, next = {}, inputs = {}}
+local LINKS_WAITS = 26 -- where a wish says what the job waits for, and after that how many inputs it has
+
+local function parse_links(wish)
+  local _, delay, at, _, waits, inputs, many, from = unpk('>BdddBI4I4', wish)
+  local links = {delay = delay, at = at, waits = waits, next = {}, inputs = {}}
+  for i = 1, many do links.next[i], from = unpk('>I2c0', wish, from) end
+  for i = 1, inputs do links.inputs[i], from = unpk('>I2c0', wish, from) end
+  return links
+end
+
+local function read_links_ahead(ids)
+  local missing, links = {}, flows.links
+  for _, id in ipairs(ids) do
+    if links[id] == nil then missing[#missing + 1] = id end
+  end
+  for i, wish in ipairs(fetch_all(K_LINK, missing)) do links[missing[i]] = wish end
+end
+
+local function links_of(id)
+  local links = flows.links[id]
+  if links == nil then links = call('HGET', K_LINK, id) end
+  if type(links) == 'string' then links = parse_links(links) end
+  flows.links[id] = links
+  return links or NO_LINKS
+end
+
+local function parse_wait(data)
+  local pending, failures, what, dropped = unpk('>I4I4BB', data)
+  return {pending = pending, failures = failures, what = what, dropped = dropped == 1}
+end
+
+local function read_waits_ahead(ids)
+  local missing, waits = {}, flows.waits
+  for _, id in ipairs(ids) do
+    if waits[id] == nil then missing[#missing + 1] = id end
+  end
+  for i, data in ipairs(fetch_all(K_WAIT, missing)) do waits[missing[i]] = data and parse_wait(data) end
+end
+
+-- How those before a job stand; nil when it comes after none.
+local function wait_of(id)
+  local wait = flows.waits[id]
+  if wait == nil then
+    local data = call('HGET', K_WAIT, id)
+    wait = data and parse_wait(data)
+    flows.waits[id] = wait
+  end
+  return wait or nil
+end
+
+local function hold(j, held)
+  local queue = flows.held[j.queue]
+  if not queue then
+    queue = {}
+    flows.held[j.queue] = queue
+  end
+  queue[j.id] = held and j.seq
+end
+
+-- A job has ended, or was deleted before (state WAITING): those behind it are to wait for one less.
+local function add_end(id, state)
+  local behind, ends = links_of(id).next, flows.ends
+  -- What a call ends itself it counts down itself; what ends for that has its bound.
+  if not flows.flowing then flows.left = flows.left + math.min(#behind, AT_ONCE) end
+  if #behind <= AT_ONCE then
+    if #behind > 0 then ends[#ends + 1] = {state, id, behind} end
+    return
+  end
+  for from = 1, #behind, AT_ONCE do
+    ends[#ends + 1] = {state, id, {unpack(behind, from, math.min(from + AT_ONCE - 1, #behind))}}
+  end
+end
+
+local function unlink(id)
+  flows.links[id], flows.new[id], flows.waits[id], flows.counted[id] = false, nil, false, nil
+  flows.unlinked[#flows.unlinked + 1] = id
+end
+
+local function flush_links()
+  if #flows.unlinked == 0 and not next(flows.new) and not next(flows.counted) and not next(flows.held) then return end
+  call_all('HDEL', K_LINK, flows.unlinked)
+  call_all('HDEL', K_WAIT, flows.unlinked)
+  local new, counted = {}, {}
+  for id, wish in pairs(flows.new) do
+    new[#new + 1] = id
+    new[#new + 1] = wish
+  end
+  for id in pairs(flows.counted) do
+    local wait = flows.waits[id]
+    counted[#counted + 1] = id
+    counted[#counted + 1] = pack('>I4I4BB', wait.pending, wait.failures, wait.what, wait.dropped and 1 or 0)
+  end
+  call_all('HSET', K_LINK, new)
+  call_all('HSET', K_WAIT, counted)
+  for queue, ids in pairs(flows.held) do
+    local held, gone = {}, {}
+    for id, number in pairs(ids) do
+      if number then
+        held[#held + 1] = text_of(number)
+        held[#held + 1] = id
+      else
+        gone[#gone + 1] = id
+      end
+    end
+    call_all('ZADD', B .. ':held:' .. queue, held)
+    call_all('ZREM', B .. ':held:' .. queue, gone)
+  end
+  flows.unlinked, flows.new, flows.counted, flows.held = {}, {}, {}, {}
+end
+
+local function forget(j)
+  jobs[j.id], envs[j.id], fresh[j.id] = false, nil, nil
+  touch_id(j.id)
+  drop_result(j)
+  if flagged(j.flags, LINKED) then unlink(j.id) end
+  if flagged(j.flags, NOTED) then call('DEL', B .. ':p:' .. j.id, B .. ':g:' .. j.id) end
+end

@@ -1,0 +1,185 @@
+-- The arithmetic of limits, as tidemill/limits/arithmetic.py has it: when the next job may start.
+--
+-- Settings come packed from the client: which there are (1 a rate, 2 a window, 4 concurrency, 8 a breaker),
+-- then all eight numbers. A limiter is what is remembered: full, failures, wait (until the breaker lets one
+-- try), slots {end, count, …}, held (what jobs cost that lie with the carrier).
+
+local Limiter = {NEVER = 1 / 0, SETTINGS_SIZE = 65}
+do
+
+local SLOTS, SLACK = 64, 1
+
+do
+  local parsed = {} -- packed settings are few, and never change
+  local known = 0
+
+  function Limiter.settings(packed)
+    if parsed[packed] then return parsed[packed] end
+    local which, jobs_, seconds, burst, most, length, concurrency, failures, pause = unpk('>Bdddddddd', packed)
+    local settings = {burst = burst, every = 0}
+    if flagged(which, 1) then
+      settings.rate = jobs_
+      if jobs_ > 0 then settings.every = seconds * 1000000 / jobs_ end
+    end
+    if flagged(which, 2) then settings.window, settings.length = most, math.floor(length * 1000000) end
+    if flagged(which, 4) then settings.concurrency = concurrency end
+    if flagged(which, 8) then settings.breaker, settings.pause = failures, math.floor(pause * 1000000) end
+    if known >= 1000 then parsed, known = {}, 0 end
+    parsed[packed], known = settings, known + 1
+    return settings
+  end
+end
+
+function Limiter.new() return {full = 0, failures = 0, wait = 0, slots = {}, held = 0} end
+
+local function tokens(settings, limiter)
+  return settings.every > 0 and settings.burst - math.max(0, limiter.full - now) / settings.every or settings.burst
+end
+
+local function window_opens(settings, limiter, cost)
+  if settings.window == 0 then return Limiter.NEVER end
+  local used, need, when = limiter.held, math.min(cost, settings.window), 0
+  local slots = limiter.slots
+  for i = 1, #slots, 2 do
+    if slots[i] + settings.length > now then used = used + slots[i + 1] end
+  end
+  for i = 1, #slots, 2 do
+    if slots[i] + settings.length > now then
+      if used + need <= settings.window then break end
+      used, when = used - slots[i + 1], slots[i] + settings.length
+    end
+  end
+  if limiter.held > 0 and used + need > settings.window then return Limiter.NEVER end
+  return when
+end
+
+-- How many jobs may run at a time: after a failure no more than may fail yet, but one.
+local function most_running(settings, limiter)
+  local most = settings.concurrency or Limiter.NEVER
+  if settings.breaker and limiter.failures > 0 then most = math.min(most, math.max(1, settings.breaker - limiter.failures)) end
+  return most
+end
+
+-- When a job of that cost may start: 0 now, NEVER when no time alone opens the limiter.
+function Limiter.opens(settings, limiter, running, cost)
+  local when = 0
+  if settings.concurrency and running >= settings.concurrency then return Limiter.NEVER end
+  if settings.breaker and limiter.failures >= settings.breaker then when = limiter.wait end
+  if when <= now and running >= most_running(settings, limiter) then return Limiter.NEVER end
+  if settings.rate then
+    if settings.every == 0 then return Limiter.NEVER end
+    local spare = settings.burst - limiter.held - math.min(cost, settings.burst)
+    if limiter.held > 0 and spare < 0 then return Limiter.NEVER end
+    when = math.max(when, math.floor(limiter.full - spare * settings.every - SLACK))
+  end
+  if settings.window then when = math.max(when, window_opens(settings, limiter, cost)) end
+  return when > now and when or 0
+end
+
+-- How many jobs that cost 1 may start now, `most` at most.
+function Limiter.room(settings, limiter, running, most)
+  if Limiter.opens(settings, limiter, running, 1) > 0 then return 0 end
+  most = math.min(most, most_running(settings, limiter) - running)
+  if settings.every > 0 then
+    most = math.min(most, math.max(1, math.floor(tokens(settings, limiter) - limiter.held + SLACK / settings.every)))
+  end
+  if settings.window then
+    local used = limiter.held
+    for i = 1, #limiter.slots, 2 do
+      if limiter.slots[i] + settings.length > now then used = used + limiter.slots[i + 1] end
+    end
+    most = math.min(most, math.max(1, math.floor(settings.window - used)))
+  end
+  return most
+end
+
+-- A job of that cost starts, or several that cost so much together.
+function Limiter.take(settings, limiter, cost)
+  if settings.every > 0 then limiter.full = math.max(limiter.full, now) + cost * settings.every end
+  if not settings.window or cost == 0 then return end
+  local width, slots = math.max(1, math.floor(settings.length / SLOTS)), {}
+  for i = 1, #limiter.slots, 2 do
+    if limiter.slots[i] + settings.length > now then
+      slots[#slots + 1] = limiter.slots[i]
+      slots[#slots + 1] = limiter.slots[i + 1]
+    end
+  end
+  local slot_end = (math.floor(now / width) + 1) * width
+  if #slots > 0 and slots[#slots - 1] >= slot_end then
+    slots[#slots] = slots[#slots] + cost
+  else
+    slots[#slots + 1] = slot_end
+    slots[#slots + 1] = cost
+  end
+  limiter.slots = slots
+end
+
+-- A job that was taken at that time has not run: its slot of the window counts it no more.
+function Limiter.give_back(settings, limiter, taken, cost)
+  limiter.full = limiter.full - cost * settings.every
+  if not settings.window then return end
+  local width, slots = math.max(1, math.floor(settings.length / SLOTS)), limiter.slots
+  for i = 1, #slots, 2 do
+    if slots[i] > taken then
+      if slots[i] - width <= taken then slots[i + 1] = math.max(0, slots[i + 1] - cost) end
+      return
+    end
+  end
+end
+
+-- A job that was taken at that time goes to the carrier: it takes its tokens when it starts, and until then
+-- nobody else can.
+function Limiter.hold(settings, limiter, taken, cost)
+  Limiter.give_back(settings, limiter, taken, cost)
+  limiter.held = limiter.held + cost
+end
+
+-- It lies there no more.
+function Limiter.let_go(limiter, cost) limiter.held = math.max(0, limiter.held - cost) end
+
+-- An attempt has succeeded, or failed: what the breaker goes by.
+function Limiter.ended(settings, limiter, well)
+  if not settings.breaker then return end
+  limiter.failures = well and 0 or limiter.failures + 1
+  if limiter.failures >= settings.breaker then limiter.wait = now + settings.pause end
+end
+
+-- Other settings hold from now on: the tokens stay, as far as the new bucket holds them.
+function Limiter.change(old, new, limiter)
+  if limiter.full <= now or not new.rate then
+    limiter.full = 0
+  elseif new.every > 0 and old.every > 0 then
+    limiter.full = now + (new.burst - math.min(new.burst, tokens(old, limiter))) * new.every
+  elseif new.every > 0 then
+    limiter.full = math.min(limiter.full, now + new.burst * new.every)
+  end
+  if not new.window then limiter.slots = {} end
+  if not new.breaker then limiter.failures = 0 end
+end
+
+-- From when on a limiter is as if it had never been used, if it is not used until then.
+function Limiter.clear_at(settings, limiter)
+  local last = 0
+  if #limiter.slots > 0 and settings.window then last = limiter.slots[#limiter.slots - 1] + settings.length end
+  return math.max(limiter.full ~= 0 and math.floor(limiter.full) + 1 or 0, last)
+end
+
+-- Stored as all its numbers in a row: as doubles, for they are times and fractions. With what is held their
+-- number is even.
+function Limiter.pack(limiter)
+  local data = {pack('>ddd', limiter.full, limiter.failures, limiter.wait)}
+  if limiter.held > 0 then data[2] = pack('>d', limiter.held) end
+  for _, number in ipairs(limiter.slots) do data[#data + 1] = pack('>d', number) end
+  return table.concat(data)
+end
+
+function Limiter.parse(data)
+  local limiter = {slots = {}, held = 0}
+  local at
+  limiter.full, limiter.failures, limiter.wait, at = unpk('>ddd', data)
+  if #data % 16 == 0 then limiter.held, at = unpk('>d', data, at) end
+  while at <= #data do limiter.slots[#limiter.slots + 1], at = unpk('>d', data, at) end
+  return limiter
+end
+
+end

@@ -1,0 +1,175 @@
+-- Coming and going of owners.
+--
+-- ARGV  5 verb, 6 owner
+--       number   draw a number for an owner that is to attach
+--       attach   7 name, 8 kind, 9 record, 10 microseconds of its lease, 11 epoch, 12 number, 13 host
+--       join     7 name, 8 kind, 9 record, 10 seconds of its lease, 11 serial: of an owner elsewhere, perhaps once more
+--       resume   its calls are made by another process than before: its record, or nothing if it is not elsewhere
+--       words    of those elsewhere: {id, lease, words, '1' while the ttr of a message runs that a consumer holds, …}
+--       release  7 '' by the account that follows, 'lost' without a witness; 8 '' or 'dead' when it is
+--                to be done only if its time is over, or the number it is to have, or 'silent' and its words; then
+--                token, cause, …
+--       tokens   {token, …} of its leases
+--       overdue  7 '' : of the owners whose time is over, {id, record, microseconds since, …}
+--       command  7 verb and token, packed
+--       list     {record, number, …} of all
+-- Returns number and a name of the store (number), how many leases it had (attach, release), 1 or 0 (command); {'moved', where} (attach).
+
+-- Until when a consumer is not given up: a message it holds may still be worked on.
+local function held_until(id)
+  local latest = 0
+  for _, lease in ipairs(leases_of(id)) do
+    local j = load_job(lease[2])
+    if j and j.state == RUNNING then latest = math.max(latest, j.deadline) end
+  end
+  return latest
+end
+
+-- The owners whose time is over.
+local function overdue()
+  local found = {}
+  for _, id in ipairs(call('ZRANGEBYSCORE', B .. ':beat', '-inf', now)) do
+    local o = call('HMGET', B .. ':o:' .. id, 'record', 'kind')
+    local latest = o[2] == 'consumer' and held_until(id) or 0
+    if latest > now then
+      call('ZADD', B .. ':beat', latest, id)
+    else
+      found[#found + 1] = id
+      found[#found + 1] = o[1] or ''
+      found[#found + 1] = now - call('ZSCORE', B .. ':beat', id)
+    end
+  end
+  return found
+end
+
+-- Draw a number for an owner, and tell which store this is.
+local function number() return {text_of(call('INCR', B .. ':seq')), call('GET', B .. ':born') or '0'} end
+
+local function tokens(owner) return call('HKEYS', B .. ':l:' .. owner) end
+
+local function list()
+  local listed = {}
+  for _, id in ipairs(call('ZRANGE', B .. ':beat', 0, -1)) do
+    local facts = call('HMGET', B .. ':o:' .. id, 'record', 'number')
+    listed[#listed + 1] = facts[1]
+    listed[#listed + 1] = facts[2] or '0'
+  end
+  return listed
+end
+
+-- How often each remote owner was heard.
+local function words()
+  local found = {}
+  for _, id in ipairs(call('ZRANGEBYSCORE', B .. ':beat', '+inf', '+inf')) do
+    local o = call('HMGET', B .. ':o:' .. id, 'lease', 'words', 'kind')
+    found[#found + 1] = id
+    found[#found + 1] = o[1]
+    found[#found + 1] = o[2]
+    found[#found + 1] = o[3] == 'consumer' and held_until(id) > now and '1' or '0'
+  end
+  return found
+end
+
+-- Another process makes the calls of a remote owner from now on.
+local function resume(owner)
+  local facts = call('HMGET', B .. ':o:' .. owner, 'lease', 'record')
+  if not facts[1] then return false end
+  ring_rest() -- a hint may have been lost with the process that heard it
+  due_moved = true
+  finish_step()
+  return facts[2]
+end
+
+-- List a remote owner; 0 when an owner of this store has its id.
+local function join(owner)
+  local key = B .. ':o:' .. owner
+  local moved, before = departure(), call('HMGET', key, 'lease', 'serial')
+  if moved then return moved end
+  if not before[1] and call('EXISTS', key) == 1 then return 0 end
+  call('HSET', key, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'lease', ARGV[10], 'epoch', '',
+    'number', '0', 'host', '')
+  if not before[1] or tonumber(ARGV[11]) > tonumber(before[2]) then
+    call('HSET', key, 'serial', ARGV[11], 'answer', cmsgpack.pack({'', '', 0, -1, {}, ''}))
+  end
+  call('HINCRBY', key, 'words', 1)
+  call('ZADD', B .. ':beat', '+inf', owner)
+  return 1
+end
+
+local function command(owner)
+  if call('EXISTS', B .. ':o:' .. owner) == 0 then return cache_reply(0) end
+  call('RPUSH', B .. ':c:' .. owner, ARGV[7])
+  hint_owner(owner)
+  return cache_reply(1)
+end
+
+-- True when an owner has shown that it lives since its release was decided.
+local function lives_after_all(owner, witness)
+  local key = B .. ':o:' .. owner
+  if witness == 'dead' then
+    local beat = call('ZSCORE', B .. ':beat', owner)
+    return beat and tonumber(beat) > now
+  end
+  if sub(witness, 1, 6) == 'silent' then return 'silent' .. (call('HGET', key, 'words') or '') ~= witness end
+  return witness ~= '' and call('HGET', key, 'number') ~= witness
+end
+
+-- Give back what an owner holds and remove it; `causes` says by token how runs died. How many leases that were.
+local function release_all(owner, name, lost, causes)
+  come_due() -- a lease whose time was over is not given back, it was lost
+  local is_relay = call('HGET', B .. ':o:' .. owner, 'kind') == 'relay' -- which runs nothing
+  local many = release_leases(owner, name, lost and not is_relay, function(token)
+    return causes[string.format('%.0f', token)]
+  end)
+  return many
+end
+
+local function remove(owner)
+  remove_owner(owner)
+  ring_rest() -- a hint that the owner was given and did not follow
+  due_moved = true
+end
+
+local function release(owner)
+  local name, causes, many = call('HGET', B .. ':o:' .. owner, 'name'), {}, 0
+  if name then
+    if lives_after_all(owner, ARGV[8]) then return cache_reply(0) end
+    for i = 9, #ARGV, 2 do causes[ARGV[i]] = ARGV[i + 1] end
+    many = release_all(owner, name, ARGV[7] == 'lost', causes)
+    hint_owner(owner) -- if it lives, it hears of the release
+    remove(owner)
+  end
+  finish_step()
+  return cache_reply(many)
+end
+
+local function attach(owner)
+  local moved = departure()
+  if moved then return moved end
+  local key, many = B .. ':o:' .. owner, 0
+  local name, host = call('HGET', key, 'name'), ARGV[13]
+  if name then
+    many = release_all(owner, name, false, {})
+    remove(owner)
+  end
+  call('HSET', key, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'serial', '0', 'epoch', ARGV[11],
+    'number', ARGV[12], 'host', host)
+  for _, id in ipairs(host ~= '' and call('ZRANGE', B .. ':beat', 0, -1) or {}) do -- somebody more to watch
+    if call('HGET', B .. ':o:' .. id, 'host') == host then hint_owner(id) end
+  end
+  call('ZADD', B .. ':beat', now + ARGV[10], owner)
+  note_owners_changed()
+  finish_step()
+  return cache_reply(many)
+end
+
+local ONCE = {attach = attach, command = command, release = release}
+local OTHERS = {number = number, tokens = tokens, list = list, overdue = overdue, words = words, resume = resume, join = join}
+
+function Verbs.owners()
+  local verb, owner = ARGV[5], ARGV[6]
+  if OTHERS[verb] then return OTHERS[verb](owner) end
+  local again = cached_reply()
+  if again then return again end
+  return ONCE[verb](owner)
+end

@@ -1,0 +1,336 @@
+-- Partitions: each key of each limit by name.
+--
+-- All ready jobs of a partition lie in a table of their own, for each line it has jobs in. Of each line the
+-- first also stands in the ready line, if the limiter lets it start: so a lease finds what may start where it
+-- finds all else, and never walks over what may not. Whatever changes in a partition makes it *stale*; `sync`
+-- then makes what stands in the ready lines true again. There the first job of a partition with a key has the
+-- number of the partition's last lease for its sequence, when that is higher: keys take turns.
+--
+--   B:lane     hash    PARTITION (name, a zero, key) → see pack_partition; B:lanes zset, all 0, has them in order
+--   B:lane:LINE\0LANE  zset seq8·id by rank     its ready jobs
+--   B:parked:LINE      set  PARTITION that has ready jobs there
+--   B:clear    zset    PARTITION that nothing is in by when it tells no more than none would
+-- B:due has a·PARTITION for those that time alone opens.
+
+do
+
+local CLEARS, STANDS = 1, 2
+local FLAGS = 13 -- where they are
+
+-- Fixed part (how many run, its last lease, flags: whether it is to be cleared when due; whether a job stands in
+-- each of its lines), then the limiter behind its size, then for each line: its name, 1 when one stands there, its
+-- rank and number, and its id.
+local function pack_partition(partition)
+  local limiter, flags, lines = Limiter.pack(partition.limiter), partition.clears and CLEARS or 0, ''
+  local line, head = next(partition.lines)
+  if line then flags = flags + STANDS end
+  while line do
+    if head then
+      lines = lines .. pack('>I2c0BI4I8I2c0', #line, line, 1, head.rank, head.number, #head.id, head.id)
+    else
+      lines = lines .. pack('>I2c0B', #line, line, 0)
+      flags = bit.band(flags, CLEARS)
+    end
+    line, head = next(partition.lines, line)
+  end
+  return pack('>I4I8BdI4c0', partition.running, partition.turn, flags, partition.due, #limiter, limiter) .. lines
+end
+
+local function parse_partition(data)
+  local running, turn, flags, due, limiter, at = unpk('>I4I8BdI4c0', data)
+  local partition = {running = running, turn = turn, clears = flagged(flags, CLEARS), due = due, limiter = Limiter.parse(limiter), lines = {}}
+  while at <= #data do
+    local line, stands
+    line, stands, at = unpk('>I2c0B', data, at)
+    partition.lines[line] = false
+    if stands == 1 then
+      local head = {}
+      head.rank, head.number, head.id, at = unpk('>I4I8I2c0', data, at)
+      partition.lines[line] = head
+    end
+  end
+  return partition
+end
+
+-- The partition and the cost that a record has, whose state and times are not looked at.
+function Partitions.partition_of(data)
+  local queue = byte(data, 31)
+  local key = byte(data, 32 + queue)
+  local name, cost = unpk('>I2c0d', data, 33 + queue + key)
+  return name, cost
+end
+
+function Partitions.cost_of(id)
+  local data = jobs[id]
+  if type(data) ~= 'string' then return load_job(id).cost end
+  return (select(2, Partitions.partition_of(data)))
+end
+
+-- Read the partitions of some jobs, just read, at once.
+function Partitions.read_ahead(ids)
+  local names, known = {}, limits.partitions
+  for _, id in ipairs(ids) do
+    local data = jobs[id]
+    if type(data) == 'string' and byte(data, 10) >= LIMITED then
+      local name = Partitions.partition_of(data)
+      if known[name] == nil then
+        known[name] = false
+        names[#names + 1] = name
+      end
+    end
+  end
+  for i, data in ipairs(fetch_all(B .. ':lane', names)) do known[names[i]] = data or nil end
+end
+
+function Partitions.of(name)
+  local partition = limits.partitions[name]
+  if type(partition) ~= 'table' then
+    local data = partition or call('HGET', B .. ':lane', name)
+    partition = data and parse_partition(data) or {is_new = true, running = 0, turn = 0, clears = false, due = 0, limiter = Limiter.new(), lines = {}}
+    limits.partitions[name] = partition
+  end
+  return partition
+end
+
+function Partitions.split(name)
+  local cut = string.find(name, '\0', 1, true)
+  return sub(name, 1, cut - 1), sub(name, cut + 1)
+end
+
+function Partitions.park_of(line, name) return B .. ':lane:' .. line .. '\0' .. name end
+
+-- It is to be looked at once more.
+local function make_stale(name)
+  limits.changed[name], limits.stale[name] = true, true
+end
+Partitions.make_stale = make_stale
+
+-- A job of a partition is ready.
+function Partitions.enter(j)
+  local line, partition = line_of(j), Partitions.of(j.partition)
+  call('ZADD', Partitions.park_of(line, j.partition), j.rank, pack('>I8', j.seq) .. j.id)
+  if partition.lines[line] == nil then
+    partition.lines[line] = false
+    call('SADD', B .. ':parked:' .. line, j.partition)
+    local row = row_of(j.queue)
+    if not row.partitioned then call('HSET', row.key, 'laned', 1) end
+    row.partitioned = true
+  end
+  count(j.queue, 'parked', 1)
+  local came = limits.came[j.partition]
+  if not came then
+    came = {}
+    limits.came[j.partition] = came
+  end
+  came[line] = (came[line] or 0) + 1
+  limits.changed[j.partition] = true
+  local head = partition.lines[line] -- which no other can go before that came later
+  if not head or j.rank < head.rank or j.rank == head.rank and j.seq < head.number then make_stale(j.partition) end
+end
+
+-- A ready job of a partition is taken away.
+function Partitions.leave(j)
+  call('ZREM', Partitions.park_of(line_of(j), j.partition), pack('>I8', j.seq) .. j.id)
+  count(j.queue, 'parked', -1)
+  make_stale(j.partition)
+end
+
+-- A job that stood in the ready line has been taken from it.
+function Partitions.taken(j)
+  Partitions.of(j.partition).lines[line_of(j)] = false
+  count(j.queue, 'parked', 1)
+  Partitions.leave(j)
+end
+
+-- A job that was taken is leased.
+function Partitions.start(j, token)
+  local partition = Partitions.of(j.partition)
+  Limiter.take(Settings.of_partition(j.partition), partition.limiter, j.cost)
+  partition.running = partition.running + 1
+  partition.turn = token
+end
+
+-- A lease of the partition has ended. Where a job stands in each of its lines, no other can be the first.
+function Partitions.ended(name)
+  local partition = limits.partitions[name]
+  limits.changed[name] = true
+  if type(partition) == 'string' and flagged(byte(partition, FLAGS), STANDS) then -- the hot path
+    limits.partitions[name] = pack('>I4', unpk('>I4', partition) - 1) .. sub(partition, 5)
+    return
+  end
+  partition = Partitions.of(name)
+  partition.running = partition.running - 1
+  local line, head = next(partition.lines)
+  while head do line, head = next(partition.lines, line) end
+  if line or not next(partition.lines) and partition.running == 0 then make_stale(name) end
+end
+
+-- A lease goes back, and its job never ran.
+function Partitions.give_back(j)
+  Limiter.give_back(Settings.of_partition(j.partition), Partitions.of(j.partition).limiter, j.leased, j.cost)
+  make_stale(j.partition)
+end
+
+-- A lease made at that time goes to the carrier.
+function Partitions.hold(j, taken)
+  Limiter.hold(Settings.of_partition(j.partition), Partitions.of(j.partition).limiter, taken, j.cost)
+  make_stale(j.partition)
+end
+
+-- A job lies with the carrier no more.
+function Partitions.let_go(j, starts)
+  local partition = Partitions.of(j.partition)
+  Limiter.let_go(partition.limiter, j.cost)
+  if starts then
+    Limiter.take(Settings.of_partition(j.partition), partition.limiter, j.cost)
+  else
+    partition.running = partition.running - 1
+  end
+  make_stale(j.partition)
+end
+
+function Partitions.came_due(name)
+  local partition = Partitions.of(name)
+  partition.due, partition.clears = 0, false
+  make_stale(name)
+end
+
+-- Have another job stand in a ready line for its partition, or none.
+local function stand(line, old, new)
+  local queue = sub(line, 2)
+  if old then
+    flush_lines()
+    call('ZREM', B .. ':r:' .. line, pack('>I8', old.number) .. old.id)
+    count(queue, 'parked', 1)
+  end
+  if new then
+    add_to_line(line, new.rank, pack('>I8', new.number) .. new.id)
+    count(queue, 'parked', -1)
+  end
+end
+
+-- One time to look at it again: when it opens, or when nobody need know of it.
+function Partitions.arm(name, partition, settings, opening)
+  local due, clears = opening < Limiter.NEVER and opening or 0, false
+  if not next(partition.lines) and partition.running == 0 then
+    local clear = Limiter.clear_at(settings, partition.limiter)
+    due, clears = clear > now and clear or 0, true
+  end
+  if due == partition.due and (due == 0 or clears == partition.clears) then return end
+  if partition.due > 0 then
+    if partition.clears then call('ZREM', B .. ':clear', name) else call('ZREM', K_DUE, 'a' .. name) end
+  end
+  if due > 0 and clears then
+    call('ZADD', B .. ':clear', due, name)
+  elseif due > 0 then
+    add_due(due, 'a' .. name)
+  end
+  partition.due, partition.clears = due, clears
+end
+
+-- Hint those who sleep: so many jobs of a line may start, or as many as the limiter lets.
+local function ring_partition(partition, settings, line, more)
+  rings[line] = (rings[line] or 0) + math.max(1, Limiter.room(settings, partition.limiter, partition.running, more))
+end
+
+local function sync_partition(name, rung)
+  local partition, came = Partitions.of(name), limits.came[name] or {}
+  limits.stale[name], limits.came[name] = nil, nil
+  local key = select(2, Partitions.split(name))
+  local settings, opening = Settings.of_partition(name), Limiter.NEVER
+  local lines = {}
+  for line in pairs(partition.lines) do lines[#lines + 1] = line end
+  for _, line in ipairs(lines) do
+    local head, want = partition.lines[line], false
+    local first = call('ZRANGE', Partitions.park_of(line, name), 0, 0, 'WITHSCORES')
+    if first[1] then
+      local id = sub(first[1], 9)
+      local paced = settings.rate or settings.window
+      local when = Limiter.opens(settings, partition.limiter, partition.running, paced and Partitions.cost_of(id) or 1)
+      if when > 0 then
+        opening = math.min(opening, when)
+      else
+        local number = unpk('>I8', first[1])
+        want = {rank = tonumber(first[2]), number = key ~= '' and math.max(number, partition.turn) or number, id = id}
+      end
+      partition.lines[line] = want
+    else
+      partition.lines[line] = nil
+      call('SREM', B .. ':parked:' .. line, name)
+    end
+    local same = head and want and head.rank == want.rank and head.number == want.number and head.id == want.id
+    if (head or want) and not same then stand(line, head, want) end
+    if want and rung and (came[line] or not head) then ring_partition(partition, settings, line, came[line] or 1) end
+  end
+  Partitions.arm(name, partition, settings, opening)
+end
+
+-- The next of a partition takes the place of one that was just leased: nobody need be woken for it.
+function Partitions.follow(name) sync_partition(name, false) end
+
+-- Make what stands in the ready lines true for every partition that has changed; and with `sync` have sleepers
+-- and the clock know of queues that opened or closed.
+function Limits.sync_partitions()
+  local name = next(limits.stale)
+  while name do
+    sync_partition(name, true)
+    name = next(limits.stale)
+  end
+  for partition, came in pairs(limits.came) do -- behind those that stand there
+    for line, more in pairs(came) do ring_partition(Partitions.of(partition), Settings.of_partition(partition), line, more) end
+  end
+  limits.came = {}
+end
+
+function Limits.sync()
+  Limits.sync_partitions()
+  flush_lines()
+  for queue, row in pairs(rows) do
+    if row and row.limiter then QueueLimits.sync(queue, row) end
+  end
+end
+
+-- Forget partitions that can be; how many were looked at.
+function Limits.sweep(most)
+  local names = call('ZRANGEBYSCORE', B .. ':clear', '-inf', now, 'LIMIT', 0, most)
+  for _, name in ipairs(names) do
+    call('ZREM', B .. ':clear', name)
+    Partitions.came_due(name)
+  end
+  return #names
+end
+
+function Limits.flush()
+  for queue, row in pairs(rows) do
+    if row and row.limiter_changed then
+      call('HSET', B .. ':gate', queue, pack('>d', row.limiter_due) .. Limiter.pack(row.limiter))
+      row.limiter_changed = false
+    end
+  end
+  local set, new, gone = {}, {}, {}
+  for name in pairs(limits.changed) do
+    local partition = limits.partitions[name]
+    if type(partition) == 'string' then
+      set[#set + 1] = name
+      set[#set + 1] = partition
+    elseif next(partition.lines) or partition.running > 0 or partition.due > 0 then
+      set[#set + 1] = name
+      set[#set + 1] = pack_partition(partition)
+      if partition.is_new then
+        new[#new + 1] = '0'
+        new[#new + 1] = name
+      end
+      partition.is_new = false
+    else
+      gone[#gone + 1] = name
+      partition.is_new = true
+    end
+  end
+  call_all('HSET', B .. ':lane', set)
+  call_all('ZADD', B .. ':lanes', new)
+  call_all('HDEL', B .. ':lane', gone)
+  call_all('ZREM', B .. ':lanes', gone)
+  limits.changed = {}
+end
+
+end

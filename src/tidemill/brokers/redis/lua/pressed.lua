@@ -1,1 +1,0 @@
-Carrier.Room.pressed = true -- the server is out of memory: see room.lua

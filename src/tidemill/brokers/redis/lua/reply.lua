@@ -1,0 +1,120 @@
+-- What an exchange returns: leases with their inputs, and the reply as a whole.
+
+local show_lease, show_inputs, earlier_reply, reply
+
+do
+
+function show_lease(x, j, token, ttr, envelope, leased)
+  local leases = x.leases
+  leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, j.attempt + 1, j.losses, j.rank, j.turn or j.seq,
+    j.timeout, leased or now, ttr)
+  leases[#leases + 1] = envelope
+end
+
+-- Give the last lease the results of the jobs before it that the job asks for.
+function show_inputs(x, id)
+  local wish = flows.links[id] or links_of(id)
+  if type(wish) == 'string' and unpk('>I4', wish, LINKS_WAITS + 1) == 0 then return end -- the hot path
+  local names, shown = links_of(id).inputs, {}
+  if #names == 0 then return end
+  read_ahead(names)
+  local found = fetch_all(B .. ':result', names)
+  for i, name in ipairs(names) do
+    local j = load_job(name)
+    shown[#shown + 1] = name
+    shown[#shown + 1] = j and j.state or ''
+    shown[#shown + 1] = j and (results[name] or found[i]) or ''
+    shown[#shown + 1] = j and j.error or ''
+  end
+  local inputs = x.inputs
+  inputs[#inputs + 1] = #x.leases / 2 - 1
+  inputs[#inputs + 1] = shown
+end
+
+-- Microseconds until the next of the other owners is to be given up; -1 never.
+local function next_death(x)
+  local beats = call('ZRANGE', B .. ':beat', 0, 1, 'WITHSCORES')
+  local at = beats[1] == x.owner and beats[4] or beats[2]
+  return at and at ~= 'inf' and math.max(0, at - now) or -1
+end
+
+-- The reply to a step that was done before, with the leases that the owner still has.
+local function replay(x)
+  local settled, touched, first_token, last_token, commands, taken = unpack(cmsgpack.unpack(x.last_reply))
+  for _, lease in ipairs(leases_of(x.owner)) do
+    local j = load_job(lease[2])
+    if lease[1] >= first_token and lease[1] <= last_token and j.token == lease[1] then
+      local ttr = j.deadline > 0 and math.max(0, j.deadline - now) / 1000000 or 0
+      show_lease(x, j, j.token, ttr, call('HGET', K_ENV, j.id), j.leased)
+      if flagged(j.flags, LINKED) then show_inputs(x, j.id) end
+    end
+  end
+  return {settled, touched, x.leases, commands, 0, next_death(x), x.inputs, {}, '', taken, {}, 1, {}}
+end
+
+-- The reply that this step had before, or that it comes too late; nil for a new step.
+function earlier_reply(x)
+  if x.on_behalf then return nil end
+  if x.last_serial > x.serial then return {'late', text_of(x.last_serial)} end -- nobody waits for it any more
+  if x.last_serial == x.serial then return replay(x) end
+  return nil
+end
+
+-- Keep what a repetition of this step is answered with.
+local function keep_reply(x)
+  x.commands = call('LPOP', B .. ':c:' .. x.owner, 100) or {}
+  if x.moved and x.wanted > 0 then table.insert(x.commands, 1, pack('>I8', 0) .. 'quiet') end
+  x.settled, x.touched = table.concat(x.settled), table.concat(x.touched)
+  call('HSET', x.key, 'serial', x.serial, 'last', x.last_queue, 'answer',
+    cmsgpack.pack({x.settled, x.touched, x.first_token, x.last_token, x.commands, x.taken}))
+  Limits.sync()
+end
+
+-- Hand schedules out to an owner that sees to some, and note when it hears of the next.
+local function show_schedules(x)
+  x.schedules = {}
+  local most = tonumber(ARGV[9])
+  if most == 0 or x.moved then return end
+  x.schedules = hand_out(most)
+  local firing = next_firing()
+  call('ZADD', B .. ':fires', firing < 0 and '+inf' or now + firing, x.owner)
+  if firing >= 0 and (x.due < 0 or firing < x.due) then x.due = firing end
+end
+
+local function show_unknown_tasks(x)
+  x.unknown = {}
+  if x.asked < 0 then return end
+  local more
+  x.unknown, more = Unknown.tell(text_of(x.asked))
+  if more then x.due = 0 end
+end
+
+-- List the owner among those asleep if it has room for what comes next, else take it off.
+local function note_sleep(x)
+  if not x.has_want then return end
+  if x.sleeps == 0 or #x.leases / 2 >= x.wanted then
+    if call('ZREM', K_ASLEEP, x.owner) == 1 then due_moved = true end -- perhaps it kept the time for others
+    return
+  end
+  call('ZADD', K_ASLEEP, x.due < 0 and '+inf' or now + x.due, x.owner)
+  if x.asked >= 0 and (#x.known_tasks > 0 or not flagged(x.kind_bits, 1)) then call('ZADD', B .. ':z:U', now, x.owner) end
+  for _, kind in ipairs(x.kinds) do
+    if #x.queues == 0 then call('ZADD', B .. ':z:' .. kind, now, x.owner) end
+    for _, queue in ipairs(x.queues) do call('ZADD', B .. ':z:' .. kind .. queue, now, x.owner) end
+  end
+end
+
+-- The whole reply; the owner may sleep from now on.
+function reply(x)
+  keep_reply(x)
+  x.due = x.more and 0 or next_due()
+  show_schedules(x)
+  show_unknown_tasks(x)
+  note_sleep(x)
+  finish_step()
+  local behind = x.last_serial < x.serial - 1 and 1 or 0
+  return {x.settled, x.touched, x.leases, x.commands, x.due, next_death(x), x.inputs, x.schedules, x.roster, x.taken,
+    x.unknown, behind, x.strays}
+end
+
+end

@@ -1,0 +1,109 @@
+-- What an owner reports of its leases: notes, verdicts, and touches.
+
+local linked_of, apply_report, apply_changes
+
+do
+
+-- Those jobs of some, just read, that come before or after others.
+function linked_of(ids)
+  local linked = {}
+  for _, id in ipairs(ids) do
+    local data = jobs[id]
+    if type(data) == 'string' and byte(data, 10) >= LINKED and flagged(byte(data, 10), LINKED) then
+      linked[#linked + 1] = id
+    end
+  end
+  return linked
+end
+
+-- Read the jobs of all leases that the owner reports of.
+local function read_held(x)
+  local tokens, texts, ids, held = x.tokens, {}, {}, x.held
+  for i, token in ipairs(tokens) do texts[i] = text_of(token) end
+  for i, id in ipairs(fetch_all(x.leases_key, texts)) do
+    if id then
+      held[tokens[i]] = id
+      ids[#ids + 1] = id
+    end
+  end
+  read_ahead(ids)
+  read_links_ahead(linked_of(ids))
+  Partitions.read_ahead(ids)
+end
+
+-- The job of a lease, or nil when the owner does not have that lease.
+local function job_held(x, token)
+  local j = x.held[token] and load_job(x.held[token])
+  return j and j.state == RUNNING and j.token == token and j.owner == x.owner and j or nil
+end
+
+local function note(x, token, done, total, time, line)
+  local j = job_held(x, token)
+  if not j then return end
+  if done >= 0 then call('SET', B .. ':p:' .. j.id, pack('>dd', done, total)) end
+  if line ~= '' then log(j.id, line, time) end
+  if not flagged(j.flags, NOTED) then
+    j.flags = j.flags + NOTED
+    save(j)
+  end
+end
+
+-- Extend the lease of a message.
+local function touch(x, token, seconds)
+  local j = job_held(x, token)
+  if not j then return '0' end
+  if j.deadline > 0 then
+    local ttr = seconds > 0 and seconds or (j.ttr > 0 and j.ttr or 60)
+    j.deadline = now + math.floor(ttr * 1000000)
+    add_due(j.deadline, 'l' .. j.id)
+    save(j)
+  end
+  return '1'
+end
+
+-- Settle a lease whose job is more than a plain one that succeeded: '1', or '0' when the owner does not have it.
+local function settle_in_full(x, id, data, v)
+  local to_carrier = v.outcome == Carrier.OUTCOME and not x.moved
+  local carried = to_carrier and type(data) == 'string' and Carrier.carry_plainly(id, data, x.owner, v.token)
+  local j = not carried and job_held(x, v.token)
+  if not (carried or j) then return '0' end
+  if not (carried or to_carrier and Carrier.carry(j)) then
+    if v.outcome == Carrier.OUTCOME then Carrier.decline(v) end
+    close_attempt(j, x.worker, v)
+  end
+  follow(v.first, v.followers)
+  return '1'
+end
+
+local function settle_all(x)
+  local held, settled, owner, worker = x.held, x.settled, x.owner, x.worker
+  for i, v in ipairs(x.verdicts) do
+    local id = held[v.token]
+    local data = id and jobs[id]
+    if type(data) == 'string' and succeed_plainly(id, data, owner, worker, v) then
+      settled[i] = '1'
+    else
+      settled[i] = settle_in_full(x, id, data, v)
+    end
+  end
+  Memory.mark_not_kept(settled, x.verdicts)
+  Carrier.flush()
+end
+
+-- Note, settle and touch, in that order.
+function apply_report(x)
+  Memory.fit(x.verdicts, x.notes)
+  read_held(x)
+  for _, n in ipairs(x.notes) do note(x, unpack(n)) end
+  settle_all(x)
+  for i, t in ipairs(x.touches) do x.touched[i] = touch(x, t[1], t[2]) end
+end
+
+-- Write what changed, and count down behind it: settled jobs may be leased again, with those that waited for them.
+function apply_changes()
+  flow()
+  Limits.sync()
+  flush()
+end
+
+end

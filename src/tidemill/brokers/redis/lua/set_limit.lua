@@ -1,0 +1,18 @@
+-- Changing a limit.
+--
+-- ARGV  5 q for a queue's or n for one by name, 6 its name, 7 settings, or '' for those declared, 8 '1' when code declares them
+-- Returns 1, 2 when ticks are to carry the change to more keys, or {'moved', where}.
+
+function Verbs.set_limit()
+  local again = cached_reply() or departure()
+  if again then return again end
+
+  come_due()
+  if ARGV[5] == 'q' then
+    QueueLimits.set(ARGV[6], ARGV[7], ARGV[8] == '1')
+  else
+    Partitions.set(ARGV[6], ARGV[7], ARGV[8] == '1')
+  end
+  finish_step()
+  return cache_reply(limits.walking and 2 or 1)
+end

@@ -1,0 +1,91 @@
+-- Hints. Who sleeps is in B:asleep, put there by the same script that found nothing for it, so that no
+-- put can fall in between; a hint takes it off, so that nobody is hinted twice. A hint that nobody
+-- received was for a sleeper that is gone: the next one gets it.
+
+-- True when it heard.
+local function hint(sleeper) return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end
+
+local function hint_owner(owner) -- whether it sleeps or is about to
+  call('ZREM', K_ASLEEP, owner)
+  hint(owner)
+end
+
+-- Hint up to `most` who sleep for a line; those who named its queue come before those who take all.
+local function ring(line, most)
+  for _, key in ipairs({B .. ':z:' .. line, B .. ':z:' .. sub(line, 1, 1)}) do
+    while most > 0 do
+      local first = call('ZPOPMIN', key)
+      if not first[1] then break end
+      if call('ZREM', K_ASLEEP, first[1]) == 1 and hint(first[1]) then most = most - 1 end
+    end
+  end
+end
+
+-- Pass the hint on: there may be more than was taken, of the queues named or of all.
+local function ring_rest(lines)
+  if call('EXISTS', K_ASLEEP) == 0 then return end
+  for _, line in ipairs(lines or call('ZRANGE', K_LINES, 0, 99)) do
+    if not rings[line] and call('EXISTS', B .. ':r:' .. line) == 1 then rings[line] = 1 end
+  end
+end
+
+local function hint_everybody()
+  for _, sleeper in ipairs(call('ZRANGE', K_ASLEEP, 0, -1)) do hint_owner(sleeper) end
+end
+
+local finish_step
+
+do
+
+-- When something is due before any sleeper means to look, one of them must look earlier.
+local function keep_time()
+  local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
+  if not first[1] then return end
+  while true do
+    local sleeper = call('ZRANGE', K_ASLEEP, 0, 0, 'WITHSCORES')
+    if not sleeper[1] or tonumber(sleeper[2]) <= tonumber(first[2]) then return end
+    call('ZREM', K_ASLEEP, sleeper[1])
+    if hint(sleeper[1]) then return end
+  end
+end
+
+-- Tell those who wait for the end of a job, or for room in a queue: all of them, once.
+local function tell_waiting()
+  if #finished > 0 and call('EXISTS', K_WAITS) == 1 then
+    local heard = {}
+    for i, channels in ipairs(fetch_all(K_WAITS, finished)) do
+      if channels then
+        for sleeper in string.gmatch(channels, '%S+') do
+          if not heard[sleeper] then hint(sleeper) end
+          heard[sleeper] = true
+        end
+        call('HDEL', K_WAITS, finished[i])
+      end
+    end
+  end
+  for queue in pairs(shrunk) do
+    local key = B .. ':space:' .. queue
+    for _, sleeper in ipairs(call('SMEMBERS', key)) do hint(sleeper) end
+    call('DEL', key)
+  end
+end
+
+-- The end of every script that may have moved a job.
+function finish_step()
+  flow()
+  Limits.sync()
+  flush()
+  Limits.flush()
+  flush_rows()
+  if next(rings) and call('EXISTS', K_ASLEEP) == 1 then
+    for line, most in pairs(rings) do
+      local row = row_of(sub(line, 2))
+      if row.limiter then most = QueueLimits.room(row, most) end
+      if not row.paused then ring(line, math.min(most, call('ZCARD', B .. ':r:' .. line))) end
+    end
+  end
+  tell_waiting()
+  if due_moved then keep_time() end
+end
+
+end

@@ -1,0 +1,61 @@
+"""Steps on a server that is out of memory: they are done, without what it has no room for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidemill.brokers.contract.exchange import Step
+from tidemill.core.errors import StoreFull
+
+__all__ = ["Room"]
+
+log = logging.getLogger("tidemill.redis")
+
+_SAID_FOR = 60.0
+"""Seconds for which it is not said again that results are not kept."""
+
+_PRESSED_FOR = 1.0
+"""Seconds for which a server that refused a step is taken to be full."""
+
+_NOT_KEPT = ord("2")  # settled, and the result was not kept
+_LOST = ord("0")
+
+
+class Room:
+    """Chooses how the steps of one broker are done; ``lua/room.lua`` has the other side."""
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        """``where`` names the server."""
+        self._where = where
+        self._pressed_until = 0.0
+        self._said_at = -_SAID_FOR
+
+    def run(self, step: Step, send: Callable[[str], Any]) -> Any:
+        """Have a step done by the verb that ``send`` is given.
+
+        Raises:
+            StoreFull: the server accepts no writes at all.
+        """
+        if not step.verdicts and not step.notes:
+            return send("exchange")
+        if time.monotonic() >= self._pressed_until:
+            try:
+                return send("exchange_kept")
+            except StoreFull:
+                self._pressed_until = time.monotonic() + _PRESSED_FOR
+        return send("exchange_pressed")
+
+    def settled(self, flags: Iterable[int]) -> list[bool]:
+        """Which verdicts were settled; says it when results were not kept."""
+        told = list(flags)
+        if _NOT_KEPT in told and time.monotonic() - self._said_at >= _SAID_FOR:
+            self._said_at = time.monotonic()
+            log.error(
+                "redis at %s is nearly out of memory (maxmemory): finished jobs are pruned early, "
+                "and results are not kept, until there is room",
+                self._where(),
+            )
+        return [flag != _LOST for flag in told]

@@ -1,0 +1,432 @@
+"""The owners of this process: coming, going, exchanging, sleeping."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, late, lost
+from tidemill.brokers.contract.parked_waits import Parked, Until
+from tidemill.brokers.network.repeated_calls import RepeatedCalls
+from tidemill.brokers.redis.connections import STEP_TIMEOUT, ServerConnections
+from tidemill.brokers.redis.leases import ExpiredOwners, Watch, release_args
+from tidemill.brokers.redis.out_of_memory import Room
+from tidemill.brokers.redis.record import pack_verdict, read_leases
+from tidemill.brokers.redis.schedules import read_schedules
+from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.redis.wakeup import Wakeup
+from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
+from tidemill.brokers.shared.wait_places import Asleep
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable, StoreMoved, TidemillError
+from tidemill.core.job import Command, Lease, Owner
+from tidemill.core.locks import LongLock
+from tidemill.core.wake_pipe import WakePipe
+
+__all__ = ["Owners", "check_moved"]
+
+_LONGEST = 3600.0
+_Ended = tuple[list[int], bool]
+_MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
+_HEAD = struct.Struct(">QQH").pack
+_NAMED = struct.Struct(">QH").pack
+_TOUCH = struct.Struct(">Qd").pack
+_NOTE = struct.Struct(">Qddd").pack
+_encode = msgspec.msgpack.Encoder().encode
+_OWNER = msgspec.msgpack.Decoder(Owner)
+
+
+class LocalOwner:
+    """An owner of this process: its conversation, and where it sleeps."""
+
+    def __init__(
+        self,
+        lines: ServerConnections,
+        owner: Owner,
+        lease: float,
+        watch: Watch,
+        deaths: ExpiredOwners,
+        room: Room,
+    ) -> None:
+        self.owner = owner
+        self._room = room
+        self._deaths = deaths
+        self.watch = watch
+        self.roster = b""  # how the list of owners stood at the last step
+        self.epoch = b"" if owner.lease else new_id().encode()
+        self.told = 0  # the highest token it ever had
+        self._lines = lines
+        self._lease = owner.lease or lease
+        self._line = lines.new_connection(STEP_TIMEOUT)
+        self._talk = RepeatedCalls(self._send)
+        self._alone = LongLock()
+        self.sleeper = Wakeup(lines.server, lines.key + b":w:" + owner.id.encode())
+        self.asleep = Asleep()
+        self.near = False  # its steps bear no serials: whoever makes them attached it here
+        self.renew_at = 0.0
+        self.death_at = float("inf")  # when the next of the others is to be given up
+        self._pipe = WakePipe()
+
+    def exchange(self, step: Step) -> Reply:
+        """One step; whatever became of it, the next one makes good for it.
+
+        Who gives a serial repeats the step, perhaps while the first is still under way.
+        """
+        try:
+            if not step.serial:
+                self.near = True
+                return self._talk.exchange(step)
+            with self._alone:
+                return self._send(step, step.serial)
+        except BrokerUnavailable:
+            self.sleeper.close()  # its line leads to the same server
+            raise
+
+    def _send(self, step: Step, serial: int) -> Reply:
+        self.sleeper.ready()  # before the store may think that it hears
+        name = self.owner.id.encode(), _HEAD(serial, self.told, len(self.epoch)) + self.epoch
+        args = *name, b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO), *_pack(step)
+        head = self._lines.head((b"", b""))
+        whole = (*head, *args)
+        answer = self._room.run(step, lambda verb: self._line.run(verb, self._lines.key, whole))
+        if answer == 0:
+            return lost(step)
+        check_moved(answer)
+        if answer[0] == b"late":
+            raise late(step, int(answer[1]))
+        now = time.monotonic()
+        self.renew_at = now + self._lease / 3
+        return self._read(answer, step, now)
+
+    def _read(self, answer: Any, step: Step, now: float) -> Reply:
+        settled, touched, leases, commands, due, death, inputs, schedules, roster, *took = answer
+        self.roster = roster or self.roster
+        trusted_at = self._deaths.heard(now)
+        self.death_at = max(now + death / MICRO, trusted_at) if death >= 0 else float("inf")
+        taken = [flag == 49 for flag in took[0]] if took else []
+        unknown, behind, strays = took[1:] if len(took) > 1 else ([], 0, [])
+        brought = [token for (token, _), mine in zip(step.take, taken, strict=True) if mine]
+        lent = read_leases(leases, inputs)
+        self.told = max(self.told, *[lease.token for lease in lent], *brought, 0)
+        return Reply(
+            self._room.settled(settled),
+            [flag == 49 for flag in touched],
+            lent,
+            [_read_command(packed) for packed in commands],
+            due / MICRO if due >= 0 else float("inf"),
+            read_schedules(schedules[1:]),
+            int(schedules[0]) / MICRO if schedules else 0.0,
+            taken=taken,
+            unknown=[name.decode() for name in unknown[1:]],
+            told=int(unknown[0]) if unknown else 0,
+            behind=bool(behind),
+            strays=[int(token) for token in strays],
+        )
+
+    def head(self) -> tuple[bytes, bytes]:
+        """What an act in its name begins with: its id, how far its tokens go, and its epoch."""
+        return self.owner.id.encode(), _NAMED(self.told, len(self.epoch)) + self.epoch
+
+    def lent(self, shown: Sequence[Any]) -> list[Lease | None]:
+        """What it was leased by an act."""
+        leases = [read_leases(one, ())[0] if one else None for one in shown]
+        self.told = max(self.told, *[lease.token for lease in leases if lease], 0)
+        return leases
+
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
+        """Until a hint, a wake, a death, a readable descriptor, a time to look, or the timeout.
+
+        The descriptors that are readable, and whether one of those it watches has died.
+        """
+        limit = min(self.renew_at, self.death_at) - time.monotonic()
+        watched = self.watch.fds
+        timeout = min(timeout, limit, _LONGEST)
+        ready = yield from self.sleeper.parked(timeout, [self._pipe.fd, *fds], watched)
+        if self._pipe.fd in ready:
+            ready.remove(self._pipe.fd)
+            self._pipe.drain()
+        return [fd for fd in ready if fd in fds], not set(watched).isdisjoint(ready)
+
+    def wake(self) -> None:
+        """End its sleep, from any thread."""
+        self._pipe.wake()
+
+    def close(self) -> None:
+        """Hang up, once nobody sleeps."""
+        self.asleep.end(self.wake)
+        self.after_fork_child()
+
+    def after_fork_child(self) -> None:
+        """Close what a child has of it; who slept there is not in the child."""
+        self._line.end()
+        self.sleeper.close()
+        self._pipe.after_fork_child()
+
+
+class Owners:
+    """The members this process has in one store."""
+
+    def __init__(self, lines: ServerConnections, brisk: ServerConnections, lease: float) -> None:
+        """``brisk`` lines have no patience: whoever reaps has deadlines to look after."""
+        self._lines = lines
+        self._brisk = brisk
+        self._lease = lease
+        self._members: dict[str, LocalOwner] = {}
+        self._deaths = ExpiredOwners(lines, brisk, self.ids, lease)
+        self._joining = LongLock()
+        self._room = Room(lambda: lines.server.where)
+        self._silence: Silence[str] = Silence()
+
+    def __getitem__(self, owner_id: str) -> LocalOwner:
+        """A member that is attached; one elsewhere may have been in another process.
+
+        Raises:
+            TidemillError: it is not, or not here.
+        """
+        member = self.find(owner_id)
+        if member is None:
+            raise TidemillError(f"owner {owner_id!r} is not attached")
+        return member
+
+    def find(self, owner_id: str) -> LocalOwner | None:
+        """A member that is attached, or None."""
+        return self._members.get(owner_id) or self._go_on(owner_id)
+
+    def ids(self) -> list[str]:
+        """The ids of all that are attached here."""
+        return list(self._members)
+
+    # -- coming and going -----------------------------------------------------------------------
+
+    def attach(self, owner: Owner) -> None:
+        """Make an owner known, and alive as long as it is heard of."""
+        if owner.lease:
+            self._join(owner)
+            return
+        before = self._drop(owner.id)
+        if before is not None:
+            self._deaths.end(before.watch)
+        member = self._new_member(owner, self._deaths.begin(owner))
+        member.told = before.told if before is not None else 0
+        try:
+            answer = self._call(
+                *("attach", owner.id, owner.name, owner.kind),
+                *(_encode(owner), b"%d" % int(self._lease * MICRO), member.epoch),
+                *(b"%d" % member.watch.number, owner.host),
+            )
+            check_moved(answer)
+            member.sleeper.ready()
+        except BaseException:
+            self._deaths.end(member.watch)
+            member.close()
+            raise
+        member.renew_at = time.monotonic() + self._lease / 3
+        self._members[owner.id] = member
+        self.reap()
+
+    def _new_member(self, owner: Owner, watch: Watch) -> LocalOwner:
+        return LocalOwner(self._lines, owner, self._lease, watch, self._deaths, self._room)
+
+    # -- owners elsewhere -----------------------------------------------------------------------
+
+    def _join(self, owner: Owner) -> None:
+        """Make one known, or go on with it."""
+        facts = owner.name, owner.kind, _encode(owner), repr(owner.lease), str(owner.serial)
+        with self._joining:
+            here = self._members.get(owner.id)
+            if here is not None and not here.owner.lease:
+                self.detach(owner.id)
+            while not (answer := self._call("join", owner.id, *facts)):
+                self.release(owner.id, {})  # one that was not elsewhere had its id
+            check_moved(answer)
+            self._make_calls_of(owner)
+
+    def _go_on(self, owner_id: str) -> LocalOwner | None:
+        """Make the calls of an owner elsewhere from now on, if one of that id is on the list."""
+        with self._joining:
+            if owner_id in self._members:  # another thread was faster
+                return self._members[owner_id]
+            record = self._lines.call("owners", b"resume", owner_id.encode())
+            if not record:
+                return None
+            member = self._make_calls_of(_OWNER.decode(record))
+            member.wake()  # who waits first looks: something may have happened meanwhile
+            return member
+
+    def _make_calls_of(self, owner: Owner) -> LocalOwner:
+        member = self._members.get(owner.id)
+        if member is None:
+            member = self._new_member(owner, Watch(0))
+            member.renew_at = time.monotonic() + owner.lease / 3
+            self._members[owner.id] = member
+        member.owner = owner
+        return member
+
+    def count_silence(self) -> float:
+        """Give up owners elsewhere that were silent for their lease; see the contract."""
+        away = [m for m in list(self._members.values()) if m.owner.lease and not m.near]
+        told = self._brisk.call("owners", b"words", b"")
+        heard: dict[str, SignOfLife] = {}
+        for i in range(0, len(told), 4):
+            owner_id, lease, words, holds = told[i : i + 4]
+            word = object() if holds == b"1" else b"silent" + words
+            heard[owner_id.decode()] = SignOfLife(float(lease), word)
+        silent, again = self._silence.look(heard)
+        for name in silent:
+            unless_heard = heard[name].word
+            assert isinstance(unless_heard, bytes)  # else it was another at each look
+            self._brisk.call("owners", *release_args(name, None, unless_heard), once=True)
+        self._forget([member for member in away if member.owner.id not in heard])
+        return again
+
+    def _forget(self, gone: Collection[LocalOwner]) -> None:
+        """Hang up for owners elsewhere that are off the list, whoever struck them.
+
+        They may never call again. Who is asleep is woken, and forgotten another time; one that is
+        near is kept to be told that it is lost.
+        """
+        for member in gone:
+            if not member.asleep.end_if_empty():
+                member.wake()
+                continue
+            with self._joining:
+                if self._members.get(member.owner.id) is member:
+                    self._drop(member.owner.id)
+
+    def hear_behalf(self, step: Step) -> Reply:
+        """What somebody says on behalf of an owner elsewhere, whose own words go on."""
+        name = step.owner.encode(), _HEAD(0, 0, 0)
+        args = *name, b"", *_pack(step)
+        answer = self._room.run(step, lambda verb: self._lines.call(verb, *args))
+        if answer == 0:
+            return lost(step)
+        check_moved(answer)
+        settled, touched = answer
+        return Reply(self._room.settled(settled), [flag == 49 for flag in touched])
+
+    # -- going ----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        for owner_id in self.ids():
+            if self._members[owner_id].owner.lease:
+                self._drop(owner_id)
+            else:
+                with contextlib.suppress(BrokerUnavailable):  # it will be given up in time
+                    self.detach(owner_id, brisk=True)
+
+    def detach(self, owner_id: str, *, brisk: bool = False) -> None:
+        """Take an owner off the list; what it held goes back uncounted."""
+        member = self._drop(owner_id)
+        if member is None:
+            if any(owner.id == owner_id and owner.lease for owner in self.listed()):
+                self.release(owner_id, {})
+            return
+        lines = self._brisk if brisk else self._lines
+        lines.call("owners", *release_args(owner_id, {}), once=True)
+        self._deaths.end(member.watch)
+
+    def _drop(self, owner_id: str) -> LocalOwner | None:
+        member = self._members.pop(owner_id, None)
+        if member is not None:
+            member.close()
+        return member
+
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        """Take an owner of any process off the list; how many leases it had."""
+        return int(self._lines.call("owners", *release_args(owner_id, causes), once=True))
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        """Leave a command for an owner; False when it is not there."""
+        packed = command.token.to_bytes(8, "big") + command.verb.encode()
+        return bool(self._call("command", owner_id, packed))
+
+    def wake(self, owner_id: str) -> None:
+        """End an owner's sleep, from any thread."""
+        member = self._members.get(owner_id)
+        if member:
+            member.wake()
+
+    def _call(self, verb: str, owner_id: str, *args: bytes | str) -> Any:
+        encoded = [arg if isinstance(arg, bytes) else arg.encode() for arg in args]
+        return self._lines.call("owners", verb.encode(), owner_id.encode(), *encoded, once=True)
+
+    # -- deaths ---------------------------------------------------------------------------------
+
+    def listed(self) -> list[Owner]:
+        """The owners on the list, in any process."""
+        return [row.owner for row in self._deaths.rows(self._lines)]
+
+    def reap(self) -> int:
+        """Give back what owners held that died; how many owners that were."""
+        return self._deaths.reap()
+
+    def parked(self, member: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
+        """Sleep as a member, and give back what neighbours held that died meanwhile."""
+        if member.roster != member.watch.seen:
+            self._deaths.watch(member.watch, member.roster)
+        with member.asleep.inside() as may:
+            if not may:
+                return []  # it was given up a moment ago, or attached once more
+            ready, died = yield from member.parked(timeout, fds)
+        if died:
+            self._deaths.forget(member.watch)
+            self._deaths.reap()
+        return ready
+
+    def close(self) -> None:
+        """Hang up all lines."""
+        for member in list(self._members.values()):
+            member.close()
+        self._members.clear()
+        self._deaths.close()
+
+    def after_fork_child(self) -> None:
+        """In a forked child: all are the parent's; close our copies."""
+        self._deaths.after_fork_child()
+        for member in list(self._members.values()):
+            member.after_fork_child()
+        self._members.clear()
+
+
+def check_moved(answer: Any) -> None:
+    """Raise when a script says that the store is left for another."""
+    if isinstance(answer, list) and answer[:1] == [b"moved"]:
+        raise StoreMoved(f"this store moves to {answer[1].decode()}; use that url")
+
+
+def _pack(step: Step) -> list[bytes]:
+    args = [*_pack_want(step.want, step.fires), b"%d" % len(step.verdicts)]
+    for verdict in step.verdicts:
+        args += pack_verdict(verdict)
+    args.append(b"%d" % len(step.touch))
+    args += [_TOUCH(token, seconds) for token, seconds in step.touch]
+    args.append(b"%d" % len(step.notes))
+    args += [_NOTE(n.token, n.done, n.total, n.time) + n.line.encode() for n in step.notes]
+    args.append(b"%d" % len(step.take))
+    args += [token.to_bytes(8, "big") + job_id.encode() for token, job_id in step.take]
+    told, knows = (step.want.told, step.want.knows) if step.want is not None else (-1, ())
+    args += [b"%d" % told, b"%d" % len(knows), *[name.encode() for name in knows]]
+    return [*args, _pack_held(step.held)]
+
+
+def _pack_held(held: Sequence[int] | None) -> bytes:
+    return b"" if held is None else b"held" + struct.pack(f">{len(held)}Q", *held)
+
+
+def _pack_want(want: Want | None, fires: int) -> list[bytes]:
+    if want is None:
+        return [b"", b"%d" % fires, b"0"]
+    kinds = want.tasks | want.messages << 1 | (want.tasks and want.alone) << 2
+    packed = want.count.to_bytes(4, "big") + bytes((_MODES[want.mode], kinds, want.sleep))
+    queues = [queue.encode() for queue in dict.fromkeys(want.queues)]
+    return [packed, b"%d" % fires, b"%d" % len(queues), *queues]
+
+
+def _read_command(packed: bytes) -> Command:
+    return Command(packed[8:].decode(), int.from_bytes(packed[:8], "big"))

@@ -1,0 +1,154 @@
+"""A place to sleep: a subscription to a channel of one's own, on a connection of its own.
+
+Whatever comes in is a hint, so nothing is parsed. A subscription that broke may have missed one: to
+make it again counts as a hint.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis.connection import Connection
+
+from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
+from tidemill.brokers.redis.errors import Away, translate
+from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.signals import InterruptibleWait
+from tidemill.core.sigpipe import Unkilled
+
+__all__ = ["Wakeup"]
+
+PING_EVERY = 10.0
+"""Seconds. Networks forget lines on which nothing moves, and say so to nobody."""
+
+PING_MASTER_EVERY = 3.0
+"""Seconds, where Sentinel or a cluster may put another server in place of one that hangs."""
+
+_PING = b"*1\r\n$4\r\nPING\r\n"
+_PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+
+
+class Wakeup:
+    """Sleeps until a hint comes on its channel."""
+
+    def __init__(self, server: Server, channel: bytes) -> None:
+        self._server = server
+        self._channel = channel
+        self._connection: Connection | None = None
+        self._changes = 0  # of the server, when the connection was made
+        self._pinged = self._heard = self._asked = 0.0
+
+    def ready(self) -> bool:
+        """Subscribe, if it is not done. True when it was done before: nothing was missed."""
+        if self._connection is not None and self._changes == self._server.changes:
+            return True
+        self.close()
+        self._changes = self._server.changes
+        connection = self._server.connect(CONNECT_TIMEOUT)
+        try:
+            with Unkilled(), InterruptibleWait():
+                connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+                connection.read_response()
+        except BrokerUnavailable:
+            raise
+        except Exception as error:
+            connection.disconnect()
+            raise translate(error, self._server.where) from error
+        _socket(connection).setblocking(False)
+        self._connection = connection
+        self._pinged = self._heard = time.monotonic()
+        return False
+
+    def wait(self, timeout: float, fds: Sequence[int] = ()) -> list[int]:
+        """Sleep in this thread: see :meth:`parked`."""
+        return sleep(self.parked(timeout, fds))
+
+    def parked(
+        self, timeout: float, fds: Sequence[int] = (), watched: Sequence[int] = ()
+    ) -> Parked:
+        """Until a hint, a readable descriptor, the end of a watched one, or the timeout.
+
+        Returns those that are readable, or have ended.
+
+        Raises:
+            BrokerUnavailable: the line is broken; the next call makes it anew.
+        """
+        until = time.monotonic() + max(0.0, timeout)
+        if not self.ready():
+            return []
+        while True:
+            assert self._connection is not None
+            sock = _socket(self._connection)
+            if self._heard < self._pinged and self._drain(sock):
+                return []  # it came while nobody slept
+            look_at = self._keep_alive(sock)
+            if self._connection is None:
+                return []
+            left = min(until, look_at) - time.monotonic()
+            ready = yield Until(left, [sock.fileno(), *fds], watched)
+            if sock.fileno() in ready:
+                ready.remove(sock.fileno())
+                if self._drain(sock):
+                    return ready
+            if ready or time.monotonic() >= until:
+                return ready
+
+    def _keep_alive(self, sock: Any) -> float:
+        """Ping in time, and hang up if another server is the master; when to look again."""
+        assert self._connection is not None
+        now = time.monotonic()
+        has_others = self._server.has_others
+        every = PING_MASTER_EVERY if has_others else PING_EVERY
+        if self._changes != self._server.changes:
+            self.close()
+        elif self._heard >= self._pinged:
+            if now - self._pinged < every:
+                return self._pinged + every
+            self._ping(sock, now)
+        elif now - self._pinged >= PING_EVERY:
+            raise self._broken(TimeoutError("it does not answer"))
+        elif has_others and now - max(self._pinged, self._asked) >= SILENCE:
+            self._asked = now
+            if self._server.is_replaced(self._connection, now + SILENCE):
+                self.close()
+        return max(self._pinged, self._asked) + (SILENCE if has_others else PING_EVERY)
+
+    def _ping(self, sock: Any, now: float) -> None:
+        self._pinged = now
+        try:
+            with Unkilled():
+                sock.send(_PING)
+        except OSError as error:
+            raise self._broken(error) from error
+
+    def _drain(self, sock: Any) -> bool:
+        """Read all there is; True when that was more than the answer to a ping."""
+        data = b""
+        try:
+            while part := sock.recv(65536):
+                data += part
+        except (BlockingIOError, ssl.SSLWantReadError):
+            if data:
+                self._heard = time.monotonic()
+            return data not in (b"", _PONG)
+        except OSError as error:
+            raise self._broken(error) from error
+        raise self._broken(ConnectionResetError("the line was closed"))
+
+    def _broken(self, error: OSError) -> Away:
+        self.close()
+        return Away(f"cannot reach redis at {self._server.where}: {error}")
+
+    def close(self) -> None:
+        """Hang up; the next wait begins anew."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+
+def _socket(connection: Connection) -> Any:
+    return connection._sock

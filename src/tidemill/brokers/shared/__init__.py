@@ -1,0 +1,1 @@
+"""Helpers of several brokers, on this machine or behind a connection."""

@@ -1,0 +1,29 @@
+"""Tell brokers that this process has forked, since their connections belong to the parent."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+__all__ = ["tell_of_forks"]
+
+
+class _Forked(Protocol):
+    def after_fork_child(self) -> None: ...
+
+
+_brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+
+def tell_of_forks(broker: _Forked) -> None:
+    """Call the broker's ``after_fork_child`` in each forked child while the broker lives."""
+    _brokers.add(broker)
+
+
+def _after_fork_child() -> None:
+    for broker in list(_brokers):
+        broker.after_fork_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)

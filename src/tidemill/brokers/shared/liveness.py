@@ -1,0 +1,206 @@
+"""Detect dead owners by a FIFO each, which the kernel hangs up when the owner's process dies.
+
+An owner holds the reading end of its FIFO and never reads. To check an owner, a process opens the
+writing end, which fails when no process holds the reading end. To watch an owner, a process keeps
+the writing end open and polls it along with its other descriptors. The kernel reports at once that
+the reader has gone, however it died, in every container that shares the directory. This needs no
+thread and no repeated checks. Children forked by user code would keep the FIFO open, so they close
+their copy at once (:meth:`Liveness.after_fork_child`).
+
+FIFOs are made and removed only under the store's write lock. An owner's FIFO is made in the commit
+that lists the owner. So a FIFO whose number is not listed is not needed: its owner left, was given
+up, or died before it was listed. Numbers are never reused, so a name never means another file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Collection, Iterable, Sequence
+
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.files import Folder
+from tidemill.core.locks import Lock
+
+__all__ = ["WATCHED", "Liveness", "neighbours"]
+
+WATCHED, WATCHED_MOST = 8, 100
+"""The number of owners that an owner watches, and the most that a worker watches."""
+
+
+class Liveness:
+    """The FIFOs that this process holds, and the FIFOs that it watches."""
+
+    def __init__(self, folder: str | Folder | None) -> None:
+        """``folder`` is open, a path that is made whenever it is missing, or None."""
+        self._path = folder if isinstance(folder, str) else ""
+        self._open_folder = None if isinstance(folder, str) else folder
+        self._held: dict[int, int] = {}
+        self._holding = Lock()
+        self._watched: dict[int, int] = {}
+        self._make()
+
+    @property
+    def _folder(self) -> Folder:
+        """The folder; a path is opened again after old files were cleared away."""
+        folder = self._open_folder
+        if folder is None or (self._path and not folder.there):
+            folder = self._open_folder = Folder(self._path)
+        return folder
+
+    def _make(self) -> None:
+        if self._path:
+            os.makedirs(self._path, mode=0o700, exist_ok=True)
+
+    def path(self, number: int) -> str:
+        """The FIFO of an owner."""
+        return os.path.join(self._folder.path, _name_of(number))
+
+    def hold(self, number: int) -> None:
+        """Hold the FIFO of an owner. Called under the write lock of the store; never blocks.
+
+        Idempotent, since a commit may be replayed.
+        """
+        with self._holding:
+            if number not in self._held:
+                self._hold(number)
+
+    def _hold(self, number: int) -> None:
+        # No process may see it before it is held. An old file of that name is an earlier store's.
+        self._make()
+        name = _name_of(number)
+        self._folder.remove(name + ".new")
+        self._held[number] = self._folder.make_fifo(name + ".new", os.O_RDONLY)
+        self._folder.rename(name + ".new", name)
+
+    def keep(self) -> None:
+        """Touch held FIFOs, since systems clear old files from temporary folders."""
+        with self._holding:
+            for number, fd in list(self._held.items()):
+                try:
+                    self._folder.touch(_name_of(number))
+                except FileNotFoundError:
+                    self._hold(number)
+                    os.close(fd)  # watchers check again, and find the new one
+
+    def let_go(self, number: int) -> None:
+        """Stop holding the FIFO of an owner."""
+        with self._holding:
+            fd = self._held.pop(number, None)
+            if fd is not None:
+                self.remove(number)
+                os.close(fd)
+
+    def alive(self, number: int) -> bool:
+        """True while the owner's process lives and holds its FIFO.
+
+        True also when this process has no descriptor left or may not open the FIFO.
+        """
+        if number in self._held:
+            return True
+        try:
+            fd = self._open(number)
+        except OSError:
+            return True
+        if fd is None:
+            return False
+        os.close(fd)
+        return True
+
+    def is_here(self, number: int) -> bool:
+        """True when the owner has a FIFO: it lives or died on this machine."""
+        try:
+            return self._folder.stat(_name_of(number)) is not None
+        except FileNotFoundError:
+            return False
+
+    def _open(self, number: int) -> int | None:
+        """The writing end; None when no process holds the reading end."""
+        try:
+            return self._folder.open_fifo(_name_of(number), os.O_WRONLY)
+        except BrokerUnavailable:  # no FIFO, so no holder
+            return None
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.ENOENT):  # no reader; removed
+                return None
+            raise
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def watch(self, numbers: Iterable[int]) -> tuple[list[int], bool]:
+        """Descriptors that become ready once an owner is gone, and whether an owner is gone now."""
+        fds, gone = [], False
+        for number in numbers:
+            fd = self._watched.get(number)
+            if fd is None and number not in self._held:
+                try:
+                    fd = self._open(number)
+                except OSError:
+                    continue  # it cannot be watched now; the next check of all owners finds it
+                if fd is None:
+                    gone = True
+                    continue
+                self._watched[number] = fd
+            if fd is not None:
+                fds.append(fd)
+        return fds, gone
+
+    def unwatch(self, wanted: Collection[int]) -> None:
+        """Close FIFOs that this process no longer watches."""
+        for number in [n for n in self._watched if n not in wanted]:
+            os.close(self._watched.pop(number))
+
+    # -- sweeping -------------------------------------------------------------------------------
+
+    def sweep(self, listed: Collection[int]) -> None:
+        """Remove the FIFOs of unlisted owners. Called under the write lock."""
+        for name in self.names():
+            if _number_in(name) not in listed:
+                with contextlib.suppress(OSError):  # another user's file
+                    self._folder.remove(name)
+
+    def names(self) -> list[str]:
+        """The files of the folder; none when the folder was cleared away."""
+        try:
+            return self._folder.names()
+        except FileNotFoundError:
+            return []
+
+    def remove(self, number: int) -> None:
+        """Remove the FIFO of a gone owner."""
+        try:
+            self._folder.remove(_name_of(number))
+        except FileNotFoundError:
+            pass  # the folder was cleared away
+
+    def after_fork_child(self) -> None:
+        """Close the copies of the parent's FIFOs, which would otherwise outlive the parent."""
+        for fd in (*self._held.values(), *self._watched.values()):
+            os.close(fd)
+        self._held, self._watched = {}, {}
+        self._holding = Lock()  # another thread of the parent may have had it
+
+
+def _name_of(number: int) -> str:
+    return f"{number}.fifo"
+
+
+def _number_in(name: str) -> int:
+    number = name.partition(".")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def neighbours(mine: int, owners: Sequence[tuple[int, bool]]) -> list[int]:
+    """The owners that an owner watches: the next ones in a ring of (number, is a worker).
+
+    A worker watches at least up to the second worker after it, so two workers watch each owner, if
+    there are two. Consumers poll only while they wait, so consumers alone are not enough.
+    """
+    ring = [row for row in owners if row[0] > mine] + [row for row in owners if row[0] < mine]
+    most = WATCHED
+    if (mine, True) in owners:
+        workers = [at for at, (_, worker) in enumerate(ring, 1) if worker]
+        most = max(WATCHED, workers[1] if len(workers) > 1 else len(ring))
+        most = min(most, WATCHED_MOST)
+    return [number for number, _ in ring[:most]]

@@ -1,0 +1,185 @@
+"""Output: tables and colours for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = [
+    "ago",
+    "clean",
+    "clock",
+    "console",
+    "plain",
+    "print_json",
+    "size",
+    "span",
+    "style_of",
+    "styled",
+    "table",
+]
+
+_STYLES = {
+    "ready": "cyan",
+    "running": "blue",
+    "scheduled": "magenta",
+    "waiting": "magenta",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "expired": "yellow",
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "bold red",
+    "paused": "yellow",
+}
+_PIPE_WIDTH = 10_000  # wide enough that programs get uncut lines
+_LEAST = 12  # a column is cut to this width, but not further
+
+
+def console(stderr: bool = False) -> Console:
+    """A console with colours on terminals only. It honours NO_COLOR and knows no markup."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return Console(
+        file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False
+    )
+
+
+def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table without a box that fits the console.
+
+    A column's name may end with marks: ``#`` for numbers, ``…`` for a column that may be cut, ``?``
+    for a column that a narrow console leaves out, the rightmost first.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    names = [name.rstrip("#…?") for name in columns]
+    needs = [
+        max([cell_len(name), *(row[n].cell_len for row in cells)]) for n, name in enumerate(names)
+    ]
+    least = [
+        min(need, _LEAST) if _has(name, "…") else need
+        for need, name in zip(needs, columns, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    for n in reversed(range(len(columns))):
+        if _has(columns[n], "?") and _total(least, shown) > out.width:
+            shown.remove(n)
+    spare = out.width - _total(least, shown)
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for n in shown:
+        more = max(0, min(spare, needs[n] - least[n]))
+        spare -= more
+        justify: Literal["left", "right"] = "right" if _has(columns[n], "#") else "left"
+        made.add_column(names[n], justify=justify, no_wrap=True, width=least[n] + more)
+    for row in cells:
+        made.add_row(*(row[n] for n in shown))
+    return made
+
+
+def _has(name: str, mark: str) -> bool:
+    return mark in name[len(name.rstrip("#…?")) :]
+
+
+def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
+    """The width of some columns in characters, with two characters between columns."""
+    return sum(widths[n] + 2 for n in shown) - 2
+
+
+def _cell(cell: object) -> Text:
+    from rich.text import Text
+
+    return cell if isinstance(cell, Text) else Text(clean(str(cell), one_line=True))
+
+
+def styled(word: str) -> Text:
+    """A state, or ok, warn, fail, in its colour."""
+    from rich.text import Text
+
+    return Text.assemble((word, style_of(word)))
+
+
+def style_of(word: str) -> str:
+    """The colour of a state, or of ok, warn and fail."""
+    return _STYLES.get(word, "")
+
+
+def clean(text: str, *, one_line: bool = False) -> str:
+    """Text from jobs, with the characters escaped that could control a terminal."""
+    keep = "" if one_line else "\n\t"
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def clock(moment: float) -> str:
+    """A wall time in the local zone, to the millisecond."""
+    if not moment:
+        return "-"
+    local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return f"{local}.{int(moment % 1 * 1000):03d}"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units: ``85 ms``, ``4.2 s``, ``3 m 20 s``, ``2 d 4 h``."""
+    if seconds < 0:
+        return f"-{span(-seconds)}"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, name, least, part in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "m"),
+        (60, "m", 1, "s"),
+    ):
+        if whole >= unit:
+            rest = whole % unit // least
+            return f"{whole // unit} {name} {rest} {part}" if rest else f"{whole // unit} {name}"
+    return f"{whole} s"
+
+
+def ago(moment: float) -> str:
+    """The time since, or until, a wall time."""
+    if not moment:
+        return "-"
+    seconds = time.time() - moment
+    return f"in {span(-seconds)}" if seconds < 0 else span(seconds)
+
+
+def size(count: float) -> str:
+    """A number of bytes with a unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON; a value that JSON cannot hold becomes its Python text."""
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return repr(value)
+    return value
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout."""
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

@@ -1,0 +1,259 @@
+"""``tidemill retry``, ``cancel`` and ``delete``: act on jobs, by id or by filter."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
+from tidemill.client.explain import why_not_run
+from tidemill.core.job import GROUP, Record, State
+from tidemill.workflows.group_members import cancel_all, delete_all, is_hook
+from tidemill.workflows.handles import JobGroup
+
+__all__ = ["cancel", "delete", "retry"]
+
+_BATCH = 500
+_HOOKS_MOST = 3  # that a job may have
+_RETRIED = frozenset({State.FAILED})
+_CANCELLED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
+
+_all_option = click.option(
+    "--all", "everything", is_flag=True, help="Act on all matching jobs without a question."
+)
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@filter_options
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also retry jobs that succeeded, and jobs whose key a success holds.",
+)
+@_all_option
+@json_option
+@store_options
+def retry(
+    mill: Tidemill,
+    ids: tuple[str, ...],
+    what: Filter,
+    force: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Retry jobs: start a new run of each, with all its attempts.
+
+    Select jobs by id, by the beginning of an id, or by filters. Filters select failed jobs, unless
+    you pass --state cancelled, expired or scheduled. The id of a group selects its members that did
+    not succeed.
+    """
+    chosen = _chosen(mill, ids, what, _RETRIED, "retry", everything)
+    if force and ids:
+        _refuse_force(mill, chosen)
+
+    def do(part: Sequence[str]) -> list[bool]:
+        return mill.broker.kick(part, force=force)
+
+    by_id = _with_groups(mill, do, lambda group: group.retry())
+    _act("retried", chosen, by_id if ids else do, mill, as_json)
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@filter_options
+@click.option("--terminate", is_flag=True, help="Stop running jobs within a second.")
+@_all_option
+@json_option
+@store_options
+def cancel(
+    mill: Tidemill,
+    ids: tuple[str, ...],
+    what: Filter,
+    terminate: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Cancel jobs that have not finished.
+
+    Select jobs by id, by the beginning of an id, or by filters. A job that has not started never
+    starts. A running job is asked to stop; --terminate stops it. The id of a group or a chain
+    selects all its jobs.
+    """
+    chosen = _chosen(mill, ids, what, _CANCELLED, "cancel", everything)
+
+    def do(part: Sequence[str]) -> list[bool]:
+        return mill.broker.cancel(part, terminate=terminate)
+
+    by_id = _with_groups(
+        mill,
+        do,
+        lambda group: group.cancel(terminate),
+        lambda whole: cancel_all(mill, whole, terminate),
+    )
+    _act("cancelled", chosen, by_id if ids else do, mill, as_json)
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@filter_options
+@_all_option
+@json_option
+@store_options
+def delete(
+    mill: Tidemill, ids: tuple[str, ...], what: Filter, everything: bool, as_json: bool
+) -> None:
+    """Delete jobs in any state, with their results.
+
+    Select jobs by id, by the beginning of an id, or by filters. A running job loses its lease. The
+    id of a group or a chain selects its members or steps, and its hooks.
+    """
+    chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
+
+    by_id = _with_groups(
+        mill,
+        mill.broker.delete,
+        lambda group: group.delete(),
+        lambda whole: delete_all(mill, whole),
+    )
+    _act("deleted", chosen, by_id if ids else mill.broker.delete, mill, as_json)
+
+
+def _with_groups(
+    mill: Tidemill,
+    do: Callable[[Sequence[str]], list[bool]],
+    do_group: Callable[[JobGroup[Any]], int],
+    do_chain: Callable[[str], int] | None = None,
+) -> Callable[[Sequence[str]], list[bool]]:
+    """Extend an act on ids: the id of a group or a chain stands for all its jobs.
+
+    The id of a chain is the id of its last step.
+    """
+
+    if Feature.FLOWS not in mill.broker.features:
+        return do
+
+    def each(ids: Sequence[str]) -> list[bool]:
+        answers = []
+        for job_id in ids:
+            record = mill.broker.get(job_id)
+            if record is not None and record.envelope.task == GROUP:
+                answers.append(bool(do_group(mill.group(job_id))))
+            elif do_chain is not None and _has_steps(mill, job_id):
+                answers.append(bool(do_chain(job_id)))
+            else:
+                answers += do([job_id])
+        return answers
+
+    return each
+
+
+def _refuse_force(mill: Tidemill, ids: Sequence[str]) -> None:
+    """Refuse ``--force`` for a group, before any job is retried."""
+    if Feature.FLOWS not in mill.broker.features:
+        return
+    for job_id in ids:
+        record = mill.broker.get(job_id)
+        if record is not None and record.envelope.task == GROUP:
+            raise click.UsageError(
+                f"--force never repeats members of a group that succeeded; drop it for {job_id}"
+            )
+
+
+def _has_steps(mill: Tidemill, job_id: str) -> bool:
+    """True for the id of a chain: jobs other than hooks have ids that begin with it."""
+    parts = mill.broker.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
+    return any(not is_hook(record) for record in parts)
+
+
+def _chosen(
+    mill: Tidemill,
+    ids: tuple[str, ...],
+    what: Filter,
+    states: frozenset[State],
+    verb: str,
+    everything: bool,
+) -> list[str]:
+    """The selected ids. A person confirms a selection by filters."""
+    filtered = what != Filter()
+    if ids and (filtered or everything):
+        raise click.UsageError("give either ids or filters, not both")
+    if ids:
+        return list(dict.fromkeys(whole_id(mill, job_id) for job_id in ids))
+    if not filtered and not everything:
+        raise click.UsageError(f"name the jobs to {verb}: ids, filters such as --queue, or --all")
+    if not what.states:
+        what = msgspec.structs.replace(what, states=states)
+    what = whole_group(mill, what)
+    # Of a group the members are selected: the group and its hooks follow.
+    found = [r.envelope.id for r in every(mill, what) if not states or not _follows(r, what)]
+    if found and not everything:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{len(found):,} jobs match; to {verb} them all add --all")
+        if not click.confirm(f"{verb} {len(found):,} jobs?", err=True):
+            raise click.Abort
+    return found
+
+
+def _follows(record: Record, what: Filter) -> bool:
+    return bool(what.id_prefix) and (record.envelope.task == GROUP or is_hook(record))
+
+
+def _act(
+    done_word: str,
+    ids: Sequence[str],
+    do: Callable[[Sequence[str]], list[bool]],
+    mill: Tidemill,
+    as_json: bool,
+) -> None:
+    """Act in batches and print a reason for each refused job. Exit code 1 if any was refused."""
+    done: list[str] = []
+    refused: list[dict[str, str]] = []
+    failed = Filter(states=_RETRIED)
+    listed = functools.cache(lambda: frozenset(r.envelope.id for r in every(mill, failed)))
+    for start in range(0, len(ids), _BATCH):
+        part = ids[start : start + _BATCH]
+        for job_id, answer in zip(part, do(part), strict=True):
+            if answer:
+                done.append(job_id)
+            else:
+                reason = _why_not(mill, job_id, listed, retried=done_word == "retried")
+                refused.append({"id": job_id, "reason": reason})
+    if as_json:
+        from tidemill.cli.console import print_json
+
+        print_json({done_word: done, "refused": refused})
+    else:
+        click.echo(f"{done_word} {len(done):,} job{'' if len(done) == 1 else 's'}")
+        for row in itertools.islice(refused, 20):
+            click.echo(f"not {row['id']}: {row['reason']}", err=True)
+        if len(refused) > 20:
+            click.echo(f"nor {len(refused) - 20:,} more", err=True)
+    if refused:
+        sys.exit(1)
+
+
+def _why_not(
+    mill: Tidemill, job_id: str, listed: Callable[[], frozenset[str]], *, retried: bool
+) -> str:
+    if Feature.INSPECT not in mill.broker.features:
+        if job_id in listed():
+            return "it is no job, and its queue is unknown; tidemill delete removes it"
+        return "no failed job has this id; list failed jobs with: tidemill jobs --state failed"
+    record = mill.broker.get(job_id)
+    if record is None:
+        return "no job has this id here; find it with: tidemill jobs --search TEXT"
+    if retried:
+        return why_not_run(record)
+    ended = record.state in (State.SUCCEEDED, State.FAILED, State.EXPIRED)
+    return f"it {record.state} already" if ended else f"it is {record.state}"

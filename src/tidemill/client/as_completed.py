@@ -1,0 +1,130 @@
+"""``as_completed``: iterate over jobs in the order in which they end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from tidemill.client.context import waiting_for
+from tidemill.client.job_handle import FIRST_POLL, FOREVER, LONGEST_POLL
+from tidemill.client.progress_bar import open_bar
+from tidemill.client.results import PAGE
+from tidemill.client.runtime import Runtime
+from tidemill.core.config import Seconds, check_seconds
+from tidemill.core.errors import ResultTimeout, TidemillError
+from tidemill.core.job import Record, State
+
+__all__ = ["Completed", "Waited"]
+
+H = TypeVar("H", covariant=True)
+
+Waited = tuple[str, Callable[[str, Record | None], H]]
+"""The id of a job, and the function that makes a handle of the id and the record."""
+
+
+class Completed(Generic[H]):
+    """The iterable that ``as_completed`` returns, for ``for`` and ``async for``.
+
+    Each handle comes as soon as its job has ended, well or not. At most 1,000 unfinished jobs are
+    watched at a time; each job that ends makes room for the next.
+
+    Raises:
+        ResultTimeout: some jobs have not ended ``timeout`` seconds after the iteration began.
+    """
+
+    def __init__(
+        self,
+        mill: Runtime | None,
+        waited: Callable[[], Iterator[Waited[H]]],
+        count: int,
+        timeout: Seconds | None,
+        progress: bool,
+    ) -> None:
+        self._mill = mill
+        self._waited = waited
+        self._count = count
+        self._seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[H]:
+        if self._mill is None:
+            return
+        watch = _Watch(self._mill, self._waited(), self._count, self._seconds)
+        with open_bar(self._count, show=self._progress) as bar:
+            while (ended := watch.next_ended(LONGEST_POLL)) is not None:
+                for handle, failed in ended:
+                    bar.step(failed=failed)
+                    yield handle
+
+    async def __aiter__(self) -> AsyncIterator[H]:
+        if self._mill is None:
+            return
+        watch, look = _Watch(self._mill, self._waited(), self._count, self._seconds), FIRST_POLL
+        with open_bar(self._count, show=self._progress) as bar:
+            # Short waits: a cancelled wait frees its thread soon.
+            while (ended := await self._mill.patiently(watch.next_ended, look)) is not None:
+                look = FIRST_POLL if ended else min(2 * look, LONGEST_POLL)
+                for handle, failed in ended:
+                    bar.step(failed=failed)
+                    yield handle
+
+
+class _Watch(Generic[H]):
+    """One iteration: the jobs that are watched now, and the jobs that are watched later."""
+
+    def __init__(
+        self, mill: Runtime, waited: Iterator[Waited[H]], count: int, seconds: float
+    ) -> None:
+        if mill.in_batch():
+            raise TidemillError("a wait inside a batch would wait for the batch's own end")
+        self._sync = mill.sync
+        self._broker: Any = None if mill.sync else mill.broker
+        self._unwatched = waited
+        self._left = count
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._room = PAGE
+        self._watched: list[Waited[H]] = []
+
+    def next_ended(self, longest: float) -> list[tuple[H, bool]] | None:
+        """Wait up to ``longest`` seconds for jobs to end; their handles, and whether they failed.
+
+        Returns None after the last job.
+        """
+        self._watched += itertools.islice(self._unwatched, self._room - len(self._watched))
+        if not self._watched:
+            return None
+        if self._sync:  # inline mode has already run every job
+            done, self._watched = self._watched, []
+            return [(handle(job_id, None), False) for job_id, handle in done]
+        left = self._until - time.monotonic()
+        ids = [job_id for job_id, _ in self._watched]
+        with waiting_for(ids[0]):
+            seconds = max(0.0, min(left, longest))
+            records: list[Record | None] = self._broker.wait_for(ids, seconds, first=True)
+        ended = self._take(records)
+        if not ended:
+            self._watch_more(longest)
+        return ended
+
+    def _take(self, records: list[Record | None]) -> list[tuple[H, bool]]:
+        ended: list[tuple[H, bool]] = []
+        watched: list[Waited[H]] = []
+        for one, record in zip(self._watched, records, strict=True):
+            if record is None or record.state.finished:
+                job_id, handle = one
+                good = record is not None and record.state is State.SUCCEEDED
+                ended.append((handle(job_id, record), not good))
+            else:
+                watched.append(one)
+        self._watched = watched
+        self._left -= len(ended)
+        return ended
+
+    def _watch_more(self, longest: float) -> None:
+        if time.monotonic() >= self._until:
+            raise ResultTimeout(f"{self._left} jobs have not ended after {self._seconds:g} s")
+        if longest >= LONGEST_POLL:
+            self._room += PAGE  # the watched jobs may be stuck, and later jobs done

@@ -1,0 +1,110 @@
+"""Hooks: calls that are made when a call, chain, group or flow has ended.
+
+A hook is a job of its own. It is stored together with the jobs that it watches, and becomes ready
+in the step that ends them. So each hook runs exactly once, whatever crashes. The end of a hook
+changes nothing for the jobs that it watches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Protocol, Self
+
+from tidemill.core.job import RunOn, State
+
+__all__ = ["HOOKS", "Ended", "Hook", "Hooked"]
+
+HOOKS = {
+    RunOn.SUCCESS: "on_success",
+    RunOn.FAILURE: "on_failure",
+    RunOn.ANY: "on_complete",
+}
+
+
+class Ended:
+    """The end of a call, chain, group or flow: the first argument of every hook.
+
+    Attributes:
+        id: the id of the job, of the chain's last step, or of the group.
+        state: ``succeeded``, ``failed``, ``cancelled`` or ``expired``. The state of a chain is the
+            state of the step that stopped it. None for a deleted job.
+        error: the error, or an empty string after success.
+        failed: the id of the job that did not succeed, for example a step of the chain; empty after
+            success.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        state: State | None,
+        *,
+        result: Any = None,
+        error: str = "",
+        failed: str = "",
+        load: Callable[[], Any] | None = None,
+    ) -> None:
+        self.id = id
+        self.state = state
+        self.error = error
+        self.failed = failed
+        self._result = result
+        self._load = load
+
+    @property
+    def succeeded(self) -> bool:
+        """True when all watched jobs succeeded."""
+        return self.state is State.SUCCEEDED
+
+    @property
+    def result(self) -> Any:
+        """The result. The result of a group is a list, with None for each failed member.
+
+        The results of a group are read from the store at the first use.
+
+        Raises:
+            Fail: the group or a member is no longer kept.
+        """
+        if self._load is not None:
+            self._result, self._load = self._load(), None
+        return self._result
+
+    def __repr__(self) -> str:
+        return f"<{self.id} {self.state or 'deleted'}>"
+
+
+class Hook(Protocol):
+    """The type of a hook: a task, a task with options, or a call."""
+
+    def using(self, **options: Any) -> Any:
+        """The same hook with other options."""
+
+
+class Hooked:
+    """The base of all values with hooks. Each method returns a copy with one more hook.
+
+    A hook is a task, or a call of one with further arguments: ``.on_failure(alert)`` calls
+    ``alert(ended)``, ``.on_failure(alert.call("ops"))`` calls ``alert(ended, "ops")``.
+    """
+
+    __slots__ = ("hooks",)
+
+    def __init__(self) -> None:
+        self.hooks: tuple[tuple[RunOn, Any], ...] = ()
+
+    def on_success(self, hook: Hook) -> Self:
+        """Call the hook after success."""
+        return self._hooked(RunOn.SUCCESS, hook)
+
+    def on_failure(self, hook: Hook) -> Self:
+        """Call the hook after a final failure, a cancellation or an expiry."""
+        return self._hooked(RunOn.FAILURE, hook)
+
+    def on_complete(self, hook: Hook) -> Self:
+        """Call the hook after the end, well or not."""
+        return self._hooked(RunOn.ANY, hook)
+
+    def _hooked(self, waits: RunOn, hook: Any) -> Self:
+        changed = copy.copy(self)
+        changed.hooks = (*self.hooks, (waits, hook))
+        return changed

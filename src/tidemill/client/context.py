@@ -1,0 +1,189 @@
+"""The context of a running job: a task reads its job here, reports progress and writes lines."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from tidemill.core.clock import wall_time
+from tidemill.core.config import storable
+from tidemill.core.job import Envelope, Note, priority_of
+from tidemill.core.stopping import NEVER, Stopping
+
+__all__ = ["JobContext", "Waits", "current_job", "running_job", "waiting_for"]
+
+
+class Waits(Protocol):
+    """Counts the jobs of this worker that wait for jobs: see :mod:`tidemill.worker.starvation`."""
+
+    def begin(self, context: JobContext, job_id: str) -> None:
+        """Count a job that is about to wait for another.
+
+        Raises:
+            TidemillError: every slot would wait, and no slot would run the awaited jobs.
+        """
+        ...
+
+    def end(self, context: JobContext) -> None:
+        """Stop counting the job: its wait is over."""
+        ...
+
+
+class JobContext:
+    """The job that runs now, for its own task.
+
+    Attributes:
+        id, task, queue, key, tags, headers: the values of the put.
+        attempt: number of this run, from 1.
+        max_attempts: the largest number of runs; 0 for no limit.
+        state: a dict for middleware to store values in; it lives as long as this run.
+    """
+
+    __slots__ = (
+        "_envelope",
+        "_send",
+        "_stopping",
+        "_token",
+        "_waits",
+        "attempt",
+        "cancelled",
+        "state",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        attempt: int,
+        token: int = 0,
+        send: Callable[[Note], None] | None = None,
+        waits: Waits | None = None,
+        stopping: Stopping = NEVER,
+    ) -> None:
+        self._envelope = envelope
+        self._send = send
+        self._waits = waits
+        self._stopping = stopping
+        self.waiting = 0  # the number of jobs that this job waits for now
+        self.attempt = attempt
+        self._token = token
+        self.cancelled = False
+        """True once somebody has asked to cancel the job. The task may stop when it is ready to:
+        it ends ``cancelled`` if it raises ``JobCancelled``, and ``succeeded`` if it returns."""
+        self.state: dict[str, Any] = {}
+
+    @property
+    def token(self) -> int:
+        """Number of the lease under which the job runs."""
+        return self._token
+
+    @property
+    def id(self) -> str:
+        """Id of the job."""
+        return self._envelope.id
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self._envelope.task
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue."""
+        return self._envelope.queue
+
+    @property
+    def priority(self) -> float:
+        """The priority of the job, -100 to 100."""
+        return priority_of(self._envelope.rank)
+
+    @property
+    def key(self) -> str:
+        """The job's key, or an empty string."""
+        return self._envelope.key
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The job's tags."""
+        return self._envelope.tags
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the job."""
+        return self._envelope.headers
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule that put the job, or an empty string."""
+        planned = self._envelope.planned
+        return planned.schedule if planned else ""
+
+    @property
+    def planned(self) -> dt.datetime | None:
+        """The scheduled time of the job, in UTC; None for a job without a schedule."""
+        planned = self._envelope.planned
+        return dt.datetime.fromtimestamp(planned.time, dt.UTC) if planned else None
+
+    @property
+    def max_attempts(self) -> int:
+        """The largest number of runs of the job; 0 for no limit."""
+        return self._envelope.retries.max_attempts
+
+    @property
+    def stopping(self) -> bool:
+        """True once the worker was told to stop. The job may run until the shutdown timeout, and
+        gets ``WorkerStopping`` shortly before. A task may raise ``WorkerStopping`` itself: its job
+        goes back to the queue, and the attempt does not count."""
+        return self._stopping.is_set()
+
+    def wait_stopping(self, timeout: float | None = None) -> bool:
+        """Block until the worker is told to stop; False after ``timeout`` seconds."""
+        return self._stopping.wait(timeout)
+
+    async def await_stopping(self, timeout: float | None = None) -> bool:
+        """As ``wait_stopping``, for async tasks."""
+        return await self._stopping.await_set(timeout)
+
+    def progress(self, done: float, total: float = 0.0) -> None:
+        """Report the progress of the job; a total of 0 means that the total is unknown."""
+        self._report(Note(self._token, done=float(done), total=float(total)))
+
+    def log(self, line: str) -> None:
+        """Add a line to the trail, which keeps the last 100 lines, 2,000 characters each."""
+        self._report(Note(self._token, line=storable(str(line)[:2000]), time=wall_time()))
+
+    def _report(self, note: Note) -> None:
+        if self._send is not None:
+            self._send(note)
+
+
+running_job: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
+    "tidemill_job", default=None
+)
+
+
+def current_job() -> JobContext | None:
+    """The job this code runs in, or None outside of one."""
+    return running_job.get()
+
+
+@contextlib.contextmanager
+def waiting_for(job_id: str) -> Iterator[None]:
+    """Surround every wait for a job. Waits of tasks are counted, so no worker starves itself.
+
+    Raises:
+        TidemillError: the wait would never end.
+    """
+    context = running_job.get()
+    waits = context._waits if context is not None else None
+    if context is None or waits is None:
+        yield
+        return
+    waits.begin(context, job_id)
+    try:
+        yield
+    finally:
+        waits.end(context)

@@ -1,0 +1,50 @@
+"""Make the envelope of a job from a call: encode the arguments, check them, sign the job."""
+
+from __future__ import annotations
+
+from tidemill.client.arguments import TEXT_OF_BODY, summary
+from tidemill.client.call import Call
+from tidemill.client.runtime import Runtime
+from tidemill.client.task import warn_if_local
+from tidemill.core.clock import new_id, wall_time
+from tidemill.core.codec import pack_call, pack_pickle_call, sign
+from tidemill.core.config import check_name, check_size
+from tidemill.core.job import Envelope, Links
+
+__all__ = ["envelope_of", "seal"]
+
+
+def envelope_of(mill: Runtime, call: Call[object], job_id: str, links: Links | None) -> Envelope:
+    """The envelope of a call's job. An empty ``job_id`` leaves the id to the call's options."""
+    if call.missing is not None:
+        raise call.missing
+    options = call.options
+    mill.features.use(options)
+    args, kwargs = call.args, call.kwargs
+    if mill.local_tasks and call.task in mill.local_tasks:
+        warn_if_local(mill, call.task)
+    envelope = options.envelope()
+    envelope.task = call.task
+    encode = pack_pickle_call if mill.pickles else pack_call
+    envelope.body = encode(args, kwargs)
+    if not isinstance(options.key, str):
+        envelope.key = check_name("key", options.key(*args, **kwargs))
+    if options.limit is not None:
+        envelope.limit = mill.limits.claim(options.limit, call.task, args, kwargs)
+    if len(envelope.body) <= TEXT_OF_BODY:
+        envelope.text = summary(args, kwargs)
+    if job_id:
+        envelope.id = check_name("id", job_id)
+    envelope.links = links
+    return seal(mill, envelope)
+
+
+def seal(mill: Runtime, envelope: Envelope) -> Envelope:
+    """Complete an envelope: check its size, and add its id, its time and its signature."""
+    check_size(envelope.body, envelope.headers, envelope.tags)
+    envelope.id = envelope.id or new_id()
+    envelope.created = wall_time()
+    envelope.pickled = mill.pickles
+    if mill.keys:
+        envelope.signature = sign(envelope, mill.keys[0])
+    return envelope

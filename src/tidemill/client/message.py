@@ -1,0 +1,171 @@
+"""A leased message: read it, then ack, release, bury or touch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.core.clock import wall_time
+from tidemill.core.codec import unpack, unpack_pickle
+from tidemill.core.config import Seconds, check_seconds, storable
+from tidemill.core.errors import CodecError, LeaseLost
+from tidemill.core.job import Envelope, Lease, Outcome, Verdict
+
+__all__ = ["Message", "Source"]
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """The source of a message, which also settles it."""
+
+    def exchange(self, step: Step) -> Reply:
+        """Send verdicts and touches to the store."""
+        ...
+
+    async def threaded(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a blocking call in a thread of the app."""
+        ...
+
+
+class Message:
+    """A leased message. As a context manager it is acknowledged at the end, or retried on an error.
+
+    Attributes:
+        id, queue, body, key, tags, headers: the values of the put.
+        attempt: 1 for the first delivery, more after a redelivery.
+        ttr: seconds to acknowledge it in, from the lease or the latest ``touch``; 0 for a message
+            that is handed out at most once, and was acknowledged before it was handed out.
+    """
+
+    __slots__ = (
+        *("id", "queue", "key", "tags", "headers", "attempt", "ttr"),
+        *("_body", "_garbled", "_leased", "_owner", "_pickled", "_settled", "_source", "_token"),
+    )
+
+    def __init__(self, source: Source, owner: str, lease: Lease, envelope: Envelope) -> None:
+        self._source = source
+        self._owner = owner
+        self._token = lease.token
+        self.id = envelope.id
+        self.queue = envelope.queue
+        self.key = envelope.key
+        self.tags = envelope.tags
+        self.headers = envelope.headers
+        self.attempt = lease.attempt
+        self.ttr = 0.0 if envelope.at_most_once else lease.deadline
+        self._body = envelope.body
+        self._pickled = envelope.pickled
+        self._leased = lease.leased
+        self._settled = False
+        self._garbled = False
+
+    @property
+    def body(self) -> Any:
+        """The body.
+
+        Raises:
+            CodecError: the body cannot be decoded. ``with message:`` then buries the message.
+        """
+        try:
+            # A pickled body was verified before the message was handed out.
+            return unpack_pickle(self._body) if self._pickled else unpack(self._body)
+        except CodecError:
+            self._garbled = True
+            raise
+
+    @property
+    def at_most_once(self) -> bool:
+        """True for a message with ``ttr=0``."""
+        return not self.ttr
+
+    def claim(self) -> bool:
+        """Acknowledge a message with ``ttr=0``, before it is handed out.
+
+        False when the lease was lost: the consumer must not get the message.
+        """
+        return not self.at_most_once or self._settle(Outcome.SUCCESS)
+
+    def ack(self) -> bool:
+        """Acknowledge the message, which deletes it. False when the lease was lost."""
+        return self._settle(Outcome.SUCCESS)
+
+    def release(self, delay: Seconds = 0) -> bool:
+        """Put the message back to its place after ``delay`` seconds. Counts no attempt."""
+        return self._settle(Outcome.RELEASE, delay=check_seconds("delay", delay))
+
+    def bury(self, reason: str = "buried") -> bool:
+        """Keep the message as failed, until somebody retries or deletes it."""
+        return self._settle(Outcome.FAIL, error=str(reason))
+
+    def touch(self, ttr: Seconds | None = None) -> bool:
+        """Restart the ttr, with a new value if given. False when the lease was lost."""
+        seconds = 0.0 if ttr is None else check_seconds("ttr", ttr)
+        step = Step(self._owner, touch=[(self._token, seconds)])
+        touched = self._source.exchange(step).touched[0]
+        if touched and seconds:
+            self.ttr = seconds
+        return touched
+
+    async def aack(self) -> bool:
+        """As ``ack``."""
+        return await self._source.threaded(self.ack)
+
+    async def arelease(self, delay: Seconds = 0) -> bool:
+        """As ``release``."""
+        return await self._source.threaded(self.release, delay)
+
+    async def abury(self, reason: str = "buried") -> bool:
+        """As ``bury``."""
+        return await self._source.threaded(self.bury, reason)
+
+    async def atouch(self, ttr: Seconds | None = None) -> bool:
+        """As ``touch``."""
+        return await self._source.threaded(self.touch, ttr)
+
+    def _settle(self, outcome: Outcome, *, delay: float = 0.0, error: str = "") -> bool:
+        verdict = Verdict(
+            self._token,
+            outcome,
+            delay=delay,
+            error=storable(error)[:2000],
+            started=self._leased,
+            ended=wall_time(),
+        )
+        settled = self._source.exchange(Step(self._owner, verdicts=[verdict])).settled[0]
+        self._settled = self._settled or settled
+        return settled
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if self._settled:  # at its delivery, or inside the block
+            return
+        if error is None:
+            if not self.ack():
+                raise LeaseLost(
+                    f"message {self.id} was not acknowledged within its ttr of {self.ttr:g} s; "
+                    "another consumer may have it. Touch it while working, or put it with more ttr"
+                )
+        elif isinstance(error, CodecError) and self._garbled:
+            self.bury(str(error))
+        elif isinstance(error, Exception):
+            # The store counts the attempt and delays the message by its retry policy.
+            self._settle(Outcome.RETRY, error=f"{type(error).__name__}: {error}")
+        else:
+            self.release()  # the consumer was stopped: no failure of the message
+
+    async def __aenter__(self) -> Message:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        await self._source.threaded(self.__exit__, kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<message {self.id} of {self.queue}, attempt {self.attempt}>"

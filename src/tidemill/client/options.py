@@ -1,0 +1,185 @@
+"""The options of a task, a call or a message: checked once, applied in layers, immutable."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.core.config import (
+    check_conflict,
+    check_known,
+    check_moment,
+    check_name,
+    check_priority,
+    check_retries,
+    check_seconds,
+)
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Conflict, Envelope, Unique, rank_of
+from tidemill.core.retry import Retries
+from tidemill.limits.declare import Limit, check_limit
+
+__all__ = ["CALL_OPTIONS", "PUT_OPTIONS", "TASK_OPTIONS", "Key", "Options"]
+
+Key = str | Callable[..., str]
+
+TASK_OPTIONS = (
+    *("queue", "priority", "retries", "timeout", "expires"),
+    *("key", "on_conflict", "unique_for", "max_wait", "result_ttl", "limit", "tags"),
+)
+CALL_OPTIONS = (*TASK_OPTIONS, "delay", "at", "id", "headers", "txn")
+PUT_OPTIONS = (
+    *("id", "delay", "at", "ttr", "priority", "key", "on_conflict", "unique_for", "max_wait"),
+    *("expires", "retries", "limit", "tags", "headers", "txn"),
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Checked options; units and meanings as in :class:`tidemill.core.job.Envelope`."""
+
+    queue: str = "default"
+    rank: int = rank_of(0)
+    retries: Retries = Retries()
+    timeout: float = 0.0
+    expires: float = 0.0
+    key: Key = ""
+    on_conflict: str = "keep"
+    unique_for: float = 0.0
+    max_wait: float = 0.0
+    result_ttl: float = -1.0
+    limit: Limit | None = None
+    tags: tuple[str, ...] = ()
+    delay: float = 0.0
+    at: float = 0.0
+    ttr: float = -1.0
+    id: str = ""
+    headers: Mapping[str, str] = {}
+    txn: Any = None
+
+    def changed(self, what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> Options:
+        """Check the user's options and return a copy with them.
+
+        Raises:
+            InvalidOption: an option is unknown or has an unusable value.
+        """
+        check_known(what, given, known)
+        changes: dict[str, Any] = {}
+        for name, value in given.items():
+            if value is not None or name == "timeout":
+                field, check = _CHECKS[name]
+                changes[field] = check(value)
+        if changes.get("delay") is not None and changes.get("at") is not None:
+            raise InvalidOption("give either delay or at, not both")
+        if "delay" in changes:  # the later layer wins
+            changes["at"] = 0.0
+        elif "at" in changes:
+            changes["delay"] = 0.0
+        changed = msgspec.structs.replace(self, **changes)
+        _check_together(changed, changes)
+        return changed
+
+    def envelope(self) -> Envelope:
+        """A new envelope with these options, without the parts that differ from job to job."""
+        return msgspec.structs.replace(self._template)
+
+    @property
+    def unique(self) -> Unique | None:
+        """The times of the key, ``unique_for`` and ``max_wait``; None without them."""
+        given = self.unique_for or self.max_wait
+        return Unique(self.unique_for, self.max_wait) if given else None
+
+    @functools.cached_property
+    def needs(self) -> dict[Feature, str]:
+        """The features that these options need, each with the option that needs it."""
+        given = (
+            (self.key, Feature.KEYS, "key="),
+            (self.unique is not None, Feature.UNIQUE, "unique_for= or max_wait="),
+            (self.limit is not None, Feature.LIMITS, "limit="),
+            (self.result_ttl >= 0, Feature.RESULTS, "result_ttl="),
+            (self.id, Feature.IDS, "id="),
+            (self.delay, Feature.DELAY, "delay="),
+            (self.at, Feature.DELAY, "at="),
+            (self.rank != rank_of(0), Feature.PRIORITY, "priority="),
+        )
+        return {feature: option for is_given, feature, option in given if is_given}
+
+    @functools.cached_property
+    def _template(self) -> Envelope:
+        return Envelope(
+            id=self.id,
+            queue=self.queue,
+            rank=self.rank,
+            delay=self.delay,
+            at=self.at,
+            expires=self.expires,
+            timeout=self.timeout,
+            ttr=self.ttr,
+            retries=self.retries,
+            key=self.key if isinstance(self.key, str) else "",
+            on_conflict=self.on_conflict,
+            unique=self.unique,
+            result_ttl=self.result_ttl,
+            tags=self.tags,
+            headers=dict(self.headers),
+        )
+
+
+def _check_together(options: Options, changes: Mapping[str, Any]) -> None:
+    """Refuse options of keys that need, or exclude, each other."""
+    if "on_conflict" in changes and not options.key:
+        raise InvalidOption("on_conflict is for a second job with the same key; give key= with it")
+    if options.unique_for and not options.key:
+        raise InvalidOption("unique_for is the time that a key is held; give key= with it")
+    if options.unique_for and options.on_conflict not in (Conflict.KEEP, Conflict.REJECT):
+        raise InvalidOption(
+            f"unique_for refuses later jobs, and on_conflict={str(options.on_conflict)!r} accepts "
+            "them; leave one of the two out"
+        )
+    if options.max_wait and options.on_conflict != Conflict.REPLACE:
+        raise InvalidOption(
+            "max_wait is the longest time that on_conflict='replace' may delay a job; give both"
+        )
+
+
+def _check_key(value: Any) -> Any:
+    return value if callable(value) else check_name("key", value)
+
+
+def _check_tags(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
+        raise InvalidOption(f"tags must be a list of names, not {value!r}")
+    return tuple(check_name("tag", tag) for tag in value)
+
+
+def _check_headers(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
+    ):
+        raise InvalidOption(f"headers must map strings to strings, not {value!r}")
+    return dict(value)
+
+
+_CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "queue": ("queue", lambda v: check_name("queue", v)),
+    "priority": ("rank", check_priority),
+    "retries": ("retries", check_retries),
+    "timeout": ("timeout", lambda v: 0.0 if v is None else check_seconds("timeout", v)),
+    "expires": ("expires", lambda v: check_seconds("expires", v)),
+    "key": ("key", _check_key),
+    "on_conflict": ("on_conflict", check_conflict),
+    "unique_for": ("unique_for", lambda v: check_seconds("unique_for", v)),
+    "max_wait": ("max_wait", lambda v: check_seconds("max_wait", v)),
+    "result_ttl": ("result_ttl", lambda v: check_seconds("result_ttl", v)),
+    "limit": ("limit", check_limit),
+    "tags": ("tags", _check_tags),
+    "delay": ("delay", lambda v: check_seconds("delay", v)),
+    "at": ("at", lambda v: check_moment("at", v)),
+    "ttr": ("ttr", lambda v: check_seconds("ttr", v)),
+    "id": ("id", lambda v: check_name("id", v)),
+    "headers": ("headers", _check_headers),
+    "txn": ("txn", lambda v: v),
+}

@@ -1,0 +1,64 @@
+"""Delete a queue: with ``force`` its jobs, then its counters and settings."""
+
+from __future__ import annotations
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.client.runtime import Runtime
+from tidemill.core.errors import TidemillError
+from tidemill.core.job import FINISHED
+
+__all__ = ["QueueHasJobs", "delete_queue"]
+
+_PAGE = 500
+
+
+class QueueHasJobs(TidemillError):
+    """The queue has jobs, so it is not deleted."""
+
+
+def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
+    """Delete a queue and return the number of deleted jobs.
+
+    A call that is killed may leave the queue with some of its jobs; the same call again completes
+    the deletion.
+
+    Raises:
+        QueueHasJobs: the queue has jobs that must not be deleted.
+        TidemillError: there is no such queue.
+    """
+    mill.features.need(Feature.INSPECT, "deleting a queue")
+    broker, row = mill.broker, _row(mill, name)
+    if row.running:
+        raise QueueHasJobs(
+            f"queue {name!r} has {row.running:,} running jobs; cancel them or wait, then delete it"
+        )
+    if not force:
+        _refuse_jobs(mill, row)
+    deleted = broker.purge(name) if force else 0
+    finished = Filter(states=FINISHED, queue=name)
+    while force and (records := broker.find(finished, _PAGE).records):
+        deleted += sum(broker.delete([record.envelope.id for record in records]))
+    if not broker.forget_queue(name):
+        raise QueueHasJobs(f"queue {name!r} got a new job and is not deleted; try again")
+    return deleted
+
+
+def _row(mill: Runtime, name: str) -> QueueStats:
+    rows = {row.name: row for row in mill.broker.stats()}
+    if name not in rows:
+        known = ", ".join(rows) or "none"
+        raise TidemillError(f"no queue has the name {name!r} here; known are: {known}")
+    return rows[name]
+
+
+def _refuse_jobs(mill: Runtime, row: QueueStats) -> None:
+    if row.size:
+        raise QueueHasJobs(
+            f"queue {row.name!r} has {row.size:,} unfinished jobs; purge it first, or delete it "
+            "with force, which deletes its jobs, too"
+        )
+    if mill.broker.find(Filter(queue=row.name), 1).records:
+        raise QueueHasJobs(
+            f"queue {row.name!r} keeps finished jobs; delete it with force, which deletes them, too"
+        )

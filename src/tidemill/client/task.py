@@ -1,0 +1,379 @@
+"""Tasks: functions that can be called directly or enqueued."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import logging
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Coroutine, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.client.arguments import Arguments
+from tidemill.client.call import Call
+from tidemill.client.context import running_job
+from tidemill.client.job_handle import Job
+from tidemill.client.options import CALL_OPTIONS, Options
+from tidemill.client.runtime import Runtime
+from tidemill.core.config import check_name
+from tidemill.core.errors import InvalidOption
+from tidemill.core.foreign_names import our_attribute, our_option
+
+__all__ = [
+    "AsyncTask",
+    "Configured",
+    "Declare",
+    "Task",
+    "call_by_name",
+    "import_task",
+    "make_task",
+    "refuse_second_declaration",
+    "task_name",
+    "warn_if_local",
+]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+C = TypeVar("C")
+log = logging.getLogger("tidemill")
+
+
+class Configured(Generic[P, R, C]):
+    """A task with changed options, or bound to an instance.
+
+    ``R`` is the type of the job's result. ``C`` is the type that a plain call returns: for an async
+    task a coroutine.
+    """
+
+    __slots__ = ("_bound", "_options", "_task")
+
+    def __init__(self, task: Task[..., R], options: Options, bound: tuple[Any, ...] = ()) -> None:
+        self._task = task
+        self._options = options
+        self._bound = bound
+
+    def using(self, **options: Any) -> Configured[P, R, C]:
+        """The task with further options."""
+        changed = self._options.changed(f"task {self._task.name}", options, CALL_OPTIONS)
+        return Configured(self._task, changed, self._bound)
+
+    @overload
+    def call(self) -> Call[R]: ...  # a step of a chain gets its argument later
+    @overload
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+    def call(self, *args: Any, **kwargs: Any) -> Call[R]:
+        """The call as a value, for ``enqueue_many``, chains and groups."""
+        given = (*self._bound, *args)
+        return _call(self._task, given, kwargs, self._options)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Have a worker make the call. The job is durable when this returns."""
+        job: Job[R] = self._task.mill.enqueue(self.call(*args, **kwargs))
+        return job
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """As ``enqueue``, without blocking the event loop."""
+        job: Job[R] = await self._task.mill.aenqueue(self.call(*args, **kwargs))
+        return job
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+        """Call the plain function, here and now."""
+        result: C = self._task.function(*self._bound, *args, **kwargs)
+        return result
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_attribute(self, name)
+
+    def __repr__(self) -> str:
+        return f"<task {self._task.name}, configured>"
+
+
+class Task(Generic[P, R]):
+    """A function declared with ``@mill.task``: call it directly, or ``enqueue`` the call.
+
+    Attributes:
+        name: the name by which workers find the task.
+        function: the function itself.
+        options: its checked options.
+        arguments: its parameters.
+        is_async: whether it is an async function.
+    """
+
+    def __init__(
+        self, mill: Runtime, function: Callable[..., Any], name: str, options: Options
+    ) -> None:
+        functools.update_wrapper(self, function)  # first: it copies the function's own attributes
+        self.mill = mill
+        self.function = function
+        self.name = name
+        self.options = options
+        self.arguments = Arguments(function)
+        self.is_async = inspect.iscoroutinefunction(function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the plain function, here and now."""
+        result: R = self.function(*args, **kwargs)
+        return result
+
+    if not TYPE_CHECKING:  # type checkers would then accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_attribute(self, name)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Task[P, R]: ...
+    @overload
+    def __get__(
+        self: Task[Concatenate[S, Q], R], instance: S, owner: type
+    ) -> Configured[Q, R, R]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """A method that is a task carries its instance as the first argument."""
+        return self if instance is None else Configured(self, self.options, (instance,))
+
+    def using(self, **options: Any) -> Configured[P, R, R]:
+        """The task with other options for this call: ``task.using(delay=5).enqueue(…)``."""
+        return Configured(self, self.options.changed(f"task {self.name}", options, CALL_OPTIONS))
+
+    @overload
+    def call(self) -> Call[R]: ...  # a step of a chain gets its argument later
+    @overload
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+    def call(self, *args: Any, **kwargs: Any) -> Call[R]:
+        """The call as a value, for ``enqueue_many``, chains and groups."""
+        return _call(self, args, kwargs, self.options)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Have a worker make the call. The job is durable when this returns."""
+        job: Job[R] = self.mill.enqueue(self.call(*args, **kwargs))
+        return job
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """As ``enqueue``, without blocking the event loop."""
+        job: Job[R] = await self.mill.aenqueue(self.call(*args, **kwargs))
+        return job
+
+    def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Convert arguments from the wire: see :meth:`Arguments.bind`."""
+        return self.arguments.bind(args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+
+class AsyncTask(Task[P, R]):
+    """An async function as a task: a plain call returns a coroutine, a job has its result."""
+
+    # A plain call behaves as before the decorator, so the subclass returns another type.
+    def __call__(  # type: ignore[override]
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]:
+        """Call the plain coroutine function, here and now."""
+        result: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
+        return result
+
+    if TYPE_CHECKING:  # the same methods with other types
+        # As above: the subclass returns an awaitable.
+        @overload  # type: ignore[override]
+        def __get__(self, instance: None, owner: type) -> AsyncTask[P, R]: ...
+        @overload
+        def __get__(
+            self: AsyncTask[Concatenate[S, Q], R], instance: S, owner: type
+        ) -> Configured[Q, R, Coroutine[Any, Any, R]]: ...
+        def __get__(  # pyright: ignore[reportIncompatibleMethodOverride]
+            self, instance: Any, owner: type
+        ) -> Any: ...
+
+        def using(  # type: ignore[override]
+            self, **options: Any
+        ) -> Configured[P, R, Coroutine[Any, Any, R]]: ...
+
+
+class Declare(Protocol):
+    """The decorator that ``mill.task(queue=…)`` returns."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+def _no_attribute(target: object, name: str) -> AttributeError:
+    """The error for an unknown attribute; names of other task queues are translated."""
+    here = our_attribute(name)
+    text = (
+        f"a tidemill task has no .{name}; write {here}"
+        if here
+        else f"{type(target).__name__!r} object has no attribute {name!r}"
+    )
+    return AttributeError(text, name=name, obj=target)
+
+
+def _call(
+    task: Task[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> Call[R]:
+    """A call whose arguments fit the task, as far as they are given.
+
+    An option among the arguments is refused with a text that says how to give options.
+    """
+    missing = None
+    try:
+        task.arguments.check(args, kwargs)
+    except TypeError as error:
+        missing = error
+        names = task.arguments.signature.parameters
+        for name in kwargs:
+            option = f"{name}=" if name in CALL_OPTIONS else our_option(name)
+            if name not in names and option.endswith("="):
+                how = f"{task.function.__name__}.using({option}…).enqueue(…)"
+                raise TypeError(f"{error}; an option goes before the call: {how}") from None
+        task.arguments.signature.bind_partial(*args, **kwargs)
+    return Call(task.name, args, kwargs, options, missing)
+
+
+def make_task(
+    mill: Runtime, function: Callable[..., Any], name: str, options: Options
+) -> Task[..., Any]:
+    """A ``Task``, or an ``AsyncTask`` for an async function."""
+    kind: Any = AsyncTask if inspect.iscoroutinefunction(function) else Task
+    task: Task[..., Any] = kind(mill, function, name, options)
+    return task
+
+
+def call_by_name(
+    mill: Runtime, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Call[Any]:
+    """A call of a declared task, or of a dotted path that ``allow_imports`` allows."""
+    known = mill.tasks.get(name)
+    if known is not None:
+        return known.call(*args, **kwargs)
+    check_name("task", name)
+    if not mill.may_import(name):
+        raise _no_such_task(mill, name)
+    return Call(name, args, kwargs, mill.defaults)
+
+
+def _no_such_task(mill: Runtime, name: str) -> InvalidOption:
+    """The error for a task name that the app does not know."""
+    near = difflib.get_close_matches(name, mill.tasks, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "declare it with @mill.task"
+    return InvalidOption(
+        f"{name!r} is no task of this app and matches none of allow_imports; {hint}"
+        + ("" if near else ", or pass allow_imports=[…] to Tidemill")
+    )
+
+
+def task_name(function: Callable[..., Any]) -> str:
+    """``module.qualname``; for a function of ``__main__`` the importable name of its module.
+
+    Raises:
+        InvalidOption: the function cannot be a task.
+    """
+    if not callable(function) or not hasattr(function, "__qualname__"):
+        raise InvalidOption(f"a task must be a function, not {function!r}")
+    if isinstance(function, type):
+        raise InvalidOption(f"a task must be a function, not the class {function.__qualname__}")
+    if function.__name__ == "<lambda>":
+        raise InvalidOption("a lambda has no name by which a worker could find it; use def")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidOption(
+            f"{function.__qualname__} is a generator, whose result cannot be stored; "
+            "return a list, or enqueue one job for each item"
+        )
+    module = function.__module__
+    if module == "__main__":
+        module = _main_module() or module
+    return check_name("task name", f"{module}.{function.__qualname__}".replace(".<locals>", ""))
+
+
+def refuse_second_declaration(
+    before: Task[..., Any] | None, name: str, function: Callable[..., Any]
+) -> None:
+    """Refuse a second function for the name of a task. The same function may be declared again.
+
+    Raises:
+        InvalidOption: another function has the name.
+    """
+    if before is None:
+        return
+    first, second = before.function, function
+    if (first.__module__, first.__qualname__) != (second.__module__, second.__qualname__):
+        raise InvalidOption(
+            f"task {name!r} is declared twice: by {first.__module__}.{first.__qualname__} "
+            f"and by {task_name(second)}; give one of them another name="
+        )
+
+
+def warn_if_local(mill: Runtime, name: str) -> None:
+    """Warn once that workers may not find a task that is declared inside a function.
+
+    A worker finds the task if its import calls that function, as an app factory does. So this is no
+    error.
+    """
+    here = mill.sync or mill.before_close or running_job.get() is not None
+    if not here and Feature.PROCESSES in mill.broker.features:
+        mill.local_tasks.discard(name)
+        log.warning(
+            "task %s is declared inside a function, so a worker finds it only if its import calls "
+            "that function; declare the task at the top of its module, or give it a name= to keep "
+            "it there",
+            name,
+        )
+
+
+def _main_module() -> str | None:
+    """The name under which a worker imports the running script."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        name: str = spec.name
+        return name.removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return pathlib.Path(file).stem if file else None
+
+
+def import_task(path: str) -> Callable[..., Any]:
+    """Import the callable at a dotted path.
+
+    Modules that a module imports do not belong to it: ``app.os.system`` is not in ``app``.
+
+    Raises:
+        ImportError, AttributeError: there is no such callable.
+    """
+    parts = path.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        prefix = ".".join(parts[:split])
+        try:
+            target: Any = importlib.import_module(prefix)
+        except ModuleNotFoundError as error:
+            if error.name and not f"{prefix}.".startswith(f"{error.name}."):
+                raise
+            continue
+        for name in parts[split:]:
+            target = getattr(target, name)
+            if isinstance(target, types.ModuleType) or name.startswith("__"):
+                raise ImportError(f"{path} leads out of {prefix}")
+        if isinstance(target, Task):
+            return target.function
+        if not callable(target):
+            raise ImportError(f"{path} is not callable")
+        found: Callable[..., Any] = target
+        return found
+    raise ImportError(f"no module for {path}")

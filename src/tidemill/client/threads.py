@@ -1,0 +1,166 @@
+"""Make blocking calls for event loops, in daemon threads of the app.
+
+The default pool of an event loop is small and belongs to the user. The threads are daemons, so a
+program can end while one of them waits for a job. An app has two pools: calls that wait may fill
+one, and calls that act still find a thread in the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import contextvars
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tidemill.brokers.shared.event_loops import WAITING_LOOP
+from tidemill.core.locks import Condition
+
+__all__ = ["ACTING", "WAITING", "Threads", "cancel_later"]
+
+T = TypeVar("T")
+
+ACTING, WAITING = 64, 256
+"""The most threads of an app's two pools."""
+
+
+class Threads:
+    """Up to ``most`` threads, started when needed. Further calls wait for a free thread."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name = name
+        self.most = most
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._changed = Condition()
+        self._calls: collections.deque[Callable[[], object]] = collections.deque()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._over = False
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Make the call and return its value. Cancelled before its turn, the call is not made."""
+        return await self.begin(function, *args)
+
+    async def in_transaction(self, txn: Any, put: Callable[[], T]) -> T:
+        """Put in a caller's transaction.
+
+        A transaction of a thread is used in the calling thread. An async transaction is used in a
+        thread of the pool, and this call lasts until that use has ended.
+        """
+        if not hasattr(type(txn), "__aenter__"):
+            return put()
+        future = self.begin(put)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    def begin(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Make the call in a thread, unless the future is cancelled before its turn comes."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        context = contextvars.copy_context()
+        context.run(WAITING_LOOP.set, loop)
+
+        def call() -> None:
+            if future.cancelled():
+                return
+            try:
+                answer: tuple[Callable[[Any], None], Any]
+                answer = future.set_result, context.run(function, *args)
+            except BaseException as error:
+                if isinstance(error, StopIteration):  # a future cannot raise it
+                    error = RuntimeError(f"{type(error).__name__}: {error}")
+                answer = future.set_exception, error
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(_answer, future, *answer)
+
+        self.start(call)
+        return future
+
+    def start(self, call: Callable[[], object]) -> None:
+        """Make a call without a future."""
+        if self._pid != os.getpid():  # a forked child has none of the parent's threads
+            self._reset()
+        with self._changed:
+            self._calls.append(call)
+            # A thread that was notified but has not woken up counts as idle, and so does its call.
+            if len(self._calls) <= self._idle:
+                self._changed.notify()
+            elif len(self._threads) < self.most:
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Start another thread. If the pool has no thread at all, give up the latest call.
+
+        Raises:
+            RuntimeError: the system refuses a thread, and the pool has none to make the call.
+        """
+        name = f"tidemill-{self.name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            if not self._threads:
+                self._calls.pop()
+                raise
+        else:
+            self._threads.append(thread)
+
+    @property
+    def is_full(self) -> bool:
+        """True while a further call would have to wait for a free thread."""
+        return len(self._threads) >= self.most and len(self._calls) >= self._idle
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                while not self._calls and not self._over:
+                    self._changed.wait()
+                self._idle -= 1
+                if not self._calls:
+                    return
+                call = self._calls.popleft()
+            call()
+            del call  # an idle thread must not keep the call's values alive
+
+    def close(self, patience: float = 5.0) -> None:
+        """End the threads. A thread in a call ends after it; wait ``patience`` seconds at most."""
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(patience)
+
+
+def cancel_later() -> None:
+    """Cancel the current task at its next ``await``: its cancellation came too late for this one.
+
+    Nothing happens if the cancellation has been taken back by then, as ``asyncio.timeout`` does at
+    its end. The count of ``Task.cancelling`` does not change.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel(task: asyncio.Task[Any]) -> None:
+        if not task.done() and task.cancelling():
+            task.uncancel()
+            task.cancel()
+
+    asyncio.get_running_loop().call_soon(cancel, task)
+
+
+def _answer(future: asyncio.Future[Any], set_answer: Callable[[Any], None], answer: Any) -> None:
+    if not future.cancelled():
+        set_answer(answer)

@@ -1,0 +1,98 @@
+"""The trail of a job: the events that its record tells of, in order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.core.job import Attempt, Outcome, Record, State, priority_of
+
+__all__ = ["Event", "attempt_text", "is_stuck", "trail_of"]
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event. ``time`` is wall time; ``traceback`` is empty for most events."""
+
+    time: float
+    what: str
+    detail: str = ""
+    traceback: str = ""
+
+
+_OUTCOMES = {
+    Outcome.SUCCESS: "succeeded",
+    Outcome.RETRY: "failed, to be retried",
+    Outcome.FAIL: "failed",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.EXPIRED: "expired",
+}
+
+
+def attempt_text(record: Record, run: int, number: int) -> str:
+    """An attempt in words: ``attempt 1 of 4``, or ``run 2, attempt 1 of 4`` after a kick."""
+    most = f" of {record.max_attempts}" if record.max_attempts else ""
+    return f"{f'run {run}, ' if run > 1 else ''}attempt {number}{most}"
+
+
+def trail_of(record: Record) -> list[Event]:
+    """The events of a job, oldest first; the last event says where the job is now."""
+    envelope = record.envelope
+    kind = f"task {envelope.task}" if envelope.task else "message"
+    detail = f"{kind} in queue {envelope.queue}, priority {priority_of(record.rank):g}"
+    events = [Event(envelope.created, "created", detail)]
+    for attempt in record.attempts:
+        events += _attempt_events(record, attempt)
+    events += [Event(when, "log", line) for when, line in record.log]
+    events.sort(key=lambda event: event.time)  # stable: equal times keep their order
+    return events + _current_events(record)
+
+
+def _attempt_events(record: Record, attempt: Attempt) -> list[Event]:
+    events = []
+    if attempt.leased:
+        events.append(Event(attempt.leased, "leased", f"by {attempt.worker}"))
+    if attempt.started:
+        text = attempt_text(record, attempt.run, attempt.number)
+        events.append(Event(attempt.started, "started", text))
+    took = f"after {attempt.ended - attempt.started:.3f} s" if attempt.started else ""
+    detail = ": ".join(part for part in (took, attempt.error) if part)
+    ended = attempt.ended or attempt.leased
+    events.append(Event(ended, _ended(record, attempt), detail, attempt.traceback))
+    return events
+
+
+def _current_events(record: Record) -> list[Event]:
+    """The event that describes the job's present state, if the attempts do not describe it."""
+    if is_stuck(record):
+        return [Event(record.attempts[-1].ended, "stuck", "until its old run is dead")]
+    if record.state is State.RUNNING:
+        return [Event(record.leased, "leased", f"by {record.worker}")]
+    if record.state is State.SCHEDULED:
+        return [Event(record.due, "due", "ready again then" if record.attempt else "ready then")]
+    if record.state is State.WAITING and record.pending:
+        created, detail = record.envelope.created, f"for {record.pending} job(s) before it"
+        return [Event(created, "waiting", detail)]
+    if record.finished and record.state is not State.SUCCEEDED and not _attempt_ended_it(record):
+        return [Event(record.finished, str(record.state), record.error)]
+    return []
+
+
+def _ended(record: Record, attempt: Attempt) -> str:
+    """How an attempt ended. The last attempt of a run fails, even if its verdict was a retry."""
+    if attempt.outcome == Outcome.RETRY:
+        most = record.max_attempts
+        ended = record.state is State.FAILED and attempt is record.attempts[-1]
+        if ended or 0 < most <= attempt.number:
+            return "failed, no attempts are left"
+    outcome = Outcome(attempt.outcome)
+    return _OUTCOMES[outcome]
+
+
+def is_stuck(record: Record) -> bool:
+    """True when the attempt has been counted, and its process has not been killed yet."""
+    running = record.state is State.RUNNING and bool(record.attempts)
+    return running and record.attempts[-1].leased == record.leased
+
+
+def _attempt_ended_it(record: Record) -> bool:
+    """True when the last attempt already tells how the job ended."""
+    return bool(record.attempts) and record.error == record.attempts[-1].error

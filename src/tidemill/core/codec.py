@@ -1,0 +1,297 @@
+"""Encode bodies and results: Python values to bytes and back, with exact types and no code.
+
+The encoding is msgpack of plain data (law 18). Types that msgpack lacks travel as extensions:
+tuple, set, frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond
+64 bits, dicts with such keys, and references to the results of other jobs. Dataclasses, msgspec
+structs and enums travel as plain data; the annotations of the task restore them, never a name in
+the data. Pickle is used only on request, and only with signatures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import hmac
+import pathlib
+import pickle
+import struct
+import uuid
+import zoneinfo
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from tidemill.core.errors import BadSignature, CodecError, ResultNotKept
+from tidemill.core.job import RESULT_NOT_KEPT, Envelope, Ref
+
+__all__ = [
+    "pack",
+    "pack_call",
+    "pack_pickle",
+    "pack_pickle_call",
+    "sign",
+    "unpack",
+    "unpack_pickle",
+    "verify",
+]
+
+_TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 10)
+_BIGINT, _MAPPING, _REF = 10, 11, 12  # 13: RESULT_NOT_KEPT
+
+_encode = msgspec.msgpack.Encoder().encode
+_PLAIN = frozenset({str, bytes, bool, float, type(None)})
+_SCALARS = _PLAIN | {int}
+_TEXT = frozenset({str})
+_BASES: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set, frozenset)
+# What the constructors called for an extension raise when its data make no sense.
+_UNDECODABLE = (
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    struct.error,
+)
+_INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
+
+
+def pack(value: object) -> bytes:
+    """Encode a value.
+
+    Raises:
+        CodecError: the value, or a part of it, has no encoding; the message names its type.
+    """
+    if type(value) is dict and _is_flat(value):
+        try:
+            return _encode(value)
+        except (OverflowError, ValueError):
+            pass  # an integer beyond 64 bits, or a text that is none
+    try:
+        return _encode(_flatten(value))
+    except RecursionError:
+        raise CodecError("the value is nested too deeply, or contains itself") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CodecError(f"cannot encode the value: {error}") from error
+
+
+def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Encode the arguments of a call, faster than ``pack([list(args), dict(kwargs)])``.
+
+    Raises:
+        CodecError: as ``pack`` does.
+    """
+    if _SCALARS.issuperset(map(type, args)) and _SCALARS.issuperset(map(type, kwargs.values())):
+        try:
+            return _encode((args, kwargs))
+        except (OverflowError, ValueError):
+            pass  # an integer beyond 64 bits, or a text that is none
+    return pack([list(args), dict(kwargs)])
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """True when the value is encoded as it stands, as most bodies are."""
+    return _SCALARS.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value))
+
+
+def unpack(data: bytes) -> Any:
+    """Decode the bytes of :func:`pack`.
+
+    Raises:
+        ResultNotKept: the bytes stand for a result that was not kept.
+        CodecError: ``pack`` did not make the bytes.
+    """
+    if data == RESULT_NOT_KEPT:
+        raise ResultNotKept("the job succeeded, and the store had no room to keep its result")
+    try:
+        return _decode(data)
+    except _UNDECODABLE as error:
+        raise CodecError(f"cannot decode the data: {error}") from error
+
+
+def _flatten(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        return value if _INT64_MIN <= value <= _UINT64_MAX else _big_int(value)
+    if kind is list:
+        return [_flatten(item) for item in value]
+    if kind is dict:
+        keys = [_flatten(key) for key in value]
+        items = [_flatten(item) for item in value.values()]
+        if Ext in map(type, keys):
+            return Ext(_MAPPING, _encode(list(zip(keys, items, strict=True))))
+        return dict(zip(keys, items, strict=True))
+    special = _ENCODERS.get(kind)
+    if special is not None:
+        return special(value)
+    return _flatten_other(value)
+
+
+def _flatten_other(value: Any) -> Any:
+    """Flatten subclasses, enums, structs and dataclasses, in the order of likelihood."""
+    if isinstance(value, enum.Enum):
+        return _flatten(value.value)
+    if isinstance(value, msgspec.Struct):
+        return {name: _flatten(getattr(value, name)) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _flatten(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, pathlib.PurePath):
+        return str(value)
+    for moment in (dt.datetime, dt.date):
+        if isinstance(value, moment):
+            return _ENCODERS[moment](value)
+    for base in _BASES:
+        if isinstance(value, base):
+            return _flatten(base(value))
+    raise CodecError(
+        f"cannot encode a {type(value).__module__}.{type(value).__qualname__}: pass plain data, "
+        "a dataclass or a msgspec.Struct instead"
+    )
+
+
+def _sequence(code: int) -> Callable[[Any], Ext]:
+    return lambda value: Ext(code, _encode([_flatten(item) for item in value]))
+
+
+def _text(code: int) -> Callable[[Any], Ext]:
+    return lambda value: Ext(code, str(value).encode())
+
+
+def _big_int(value: int) -> Ext:
+    return Ext(_BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+
+
+def _datetime(value: dt.datetime) -> Ext:
+    return Ext(_DATETIME, _encode([value.isoformat(), value.fold, _zone(value)]))
+
+
+def _zone(value: dt.datetime | dt.time) -> str:
+    zone = value.tzinfo
+    return zone.key if isinstance(zone, zoneinfo.ZoneInfo) and zone.key else ""
+
+
+_ENCODERS: dict[type, Callable[[Any], Ext]] = {
+    tuple: _sequence(_TUPLE),
+    set: _sequence(_SET),
+    frozenset: _sequence(_FROZENSET),
+    decimal.Decimal: _text(_DECIMAL),
+    uuid.UUID: lambda value: Ext(_UUID, value.bytes),
+    dt.datetime: _datetime,
+    dt.date: lambda value: Ext(_DATE, value.isoformat().encode()),
+    dt.time: lambda value: Ext(_TIME, _encode([value.isoformat(), value.fold, _zone(value)])),
+    dt.timedelta: lambda value: Ext(
+        _TIMEDELTA, struct.pack(">iii", value.days, value.seconds, value.microseconds)
+    ),
+    Ref: lambda value: Ext(_REF, _encode(value)),
+}
+
+
+def _decode_datetime(data: bytes) -> dt.datetime:
+    text, fold, zone = _decode(data)
+    value = dt.datetime.fromisoformat(text)
+    if zone:
+        value = value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+    return value.replace(fold=fold)
+
+
+def _decode_time(data: bytes) -> dt.time:
+    text, fold, zone = _decode(data)
+    value = dt.time.fromisoformat(text)
+    if zone:
+        value = value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+    return value.replace(fold=fold)
+
+
+def _decode_timedelta(data: bytes) -> dt.timedelta:
+    days, seconds, micros = struct.unpack(">iii", data)
+    return dt.timedelta(days, seconds, micros)
+
+
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    _TUPLE: lambda data: tuple(_decode(data)),
+    _SET: lambda data: set(_decode(data)),
+    _FROZENSET: lambda data: frozenset(_decode(data)),
+    _DECIMAL: lambda data: decimal.Decimal(data.decode()),
+    _UUID: lambda data: uuid.UUID(bytes=data),
+    _DATETIME: _decode_datetime,
+    _DATE: lambda data: dt.date.fromisoformat(data.decode()),
+    _TIME: _decode_time,
+    _TIMEDELTA: _decode_timedelta,
+    _BIGINT: lambda data: int.from_bytes(data, "big", signed=True),
+    _MAPPING: lambda data: dict(_decode(data)),
+    _REF: msgspec.msgpack.Decoder(Ref).decode,
+}
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    decoder = _DECODERS.get(code)
+    if decoder is None:
+        raise ValueError(f"unknown extension type {code}")
+    return decoder(bytes(data))
+
+
+_decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(ext_hook=_extension).decode
+
+
+def pack_pickle(value: object) -> bytes:
+    """Encode with pickle, for apps that asked for it. The envelope must then be signed."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:  # pickling runs the value's own code, which may raise anything
+        raise CodecError(f"cannot pickle the value: {type(error).__name__}: {error}") from error
+
+
+def pack_pickle_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Encode the arguments of a call with pickle."""
+    return pack_pickle([list(args), dict(kwargs)])
+
+
+def unpack_pickle(data: bytes) -> Any:
+    """Decode the bytes of :func:`pack_pickle`. Call this only on verified bytes: it runs code."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise CodecError(f"cannot unpickle the data: {type(error).__name__}: {error}") from error
+
+
+def sign(envelope: Envelope, key: bytes) -> bytes:
+    """HMAC-SHA256 (RFC 2104) over id, task, format and body, each preceded by its length.
+
+    A schedule's job is signed once, when the schedule is declared, since the workers that fire it
+    lack the key. That signature covers the name of the schedule in place of the id, with a mark.
+    """
+    return hmac.digest(key, _signed_part(envelope), "sha256")
+
+
+def verify(envelope: Envelope, keys: Sequence[bytes]) -> None:
+    """Check the signature against all keys: the newest key signs, older keys still verify.
+
+    Raises:
+        BadSignature: the signature is missing, or no key made it.
+    """
+    if not envelope.signature:
+        raise BadSignature("bad signature: the job is not signed")
+    part = _signed_part(envelope)
+    for key in keys:
+        if hmac.compare_digest(hmac.digest(key, part, "sha256"), envelope.signature):
+            return
+    raise BadSignature("bad signature: made with a key that is not in secret_keys")
+
+
+def _signed_part(envelope: Envelope) -> bytes:
+    planned = envelope.planned
+    whose = (envelope.id if planned is None else planned.schedule).encode()
+    task = envelope.task.encode()
+    lengths = struct.pack(">III?", len(whose), len(task), len(envelope.body), envelope.pickled)
+    mark = b"" if planned is None else b"schedule"  # no length begins so
+    return mark + lengths + whose + task + envelope.body

@@ -1,0 +1,279 @@
+"""Check user input: options, names, durations, URLs. Each mistake gets one sentence."""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import math
+import os
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidemill.core.errors import InvalidOption
+from tidemill.core.foreign_names import our_option
+from tidemill.core.job import Conflict, rank_of
+from tidemill.core.retry import Retries
+
+__all__ = [
+    "BodyTooLarge",
+    "LATEST",
+    "MAX_BODY",
+    "Url",
+    "check_app",
+    "check_size",
+    "check_conflict",
+    "check_count",
+    "check_known",
+    "check_moment",
+    "check_name",
+    "check_priority",
+    "check_retries",
+    "check_seconds",
+    "default_url",
+    "lmdb_url",
+    "parse_url",
+    "storable",
+    "url_from_environment",
+]
+
+MAX_BODY = 1024 * 1024
+"""Bytes a body may have at most."""
+
+MAX_NAME = 200
+"""Bytes an id, a queue, a key or a task name may have at most (LMDB keys end at 511)."""
+
+MAX_SECONDS = 100 * 365 * 86400.0
+"""A hundred years: a longer duration is a mistake of units."""
+
+LATEST = 2.0**37
+"""Epoch seconds, of the year 6325: a later time is a mistake of units."""
+
+Seconds = float | int | dt.timedelta
+
+
+def _shown(value: object) -> str:
+    """A value as an error shows it, shortened."""
+    try:
+        text = repr(value)
+    except Exception:  # repr may run a user's code; an int of 5,000 digits has none
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_name(field: str, value: object) -> str:
+    """An id, queue, key or task name: 1 to 200 bytes of UTF-8, no control characters."""
+    if not isinstance(value, str):
+        raise InvalidOption(f"{field} must be a string, not {type(value).__name__}")
+    if not value or value.isspace():
+        raise InvalidOption(f"{field} must not be {'blank' if value else 'empty'}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidOption(f"{field} {_shown(value)} is not valid text") from None
+    if size > MAX_NAME:
+        raise InvalidOption(f"{field} has {size} bytes; {MAX_NAME} is the most")
+    if not value.isprintable():
+        raise InvalidOption(f"{field} {_shown(value)} contains a control or invisible character")
+    return value
+
+
+def check_seconds(field: str, value: object) -> float:
+    """A duration: seconds as a number, or a timedelta; 0 or more, at most a hundred years."""
+    if isinstance(value, dt.timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidOption(f"{field} must be seconds or a timedelta, not {_shown(value)}")
+    if not value >= 0 or value == math.inf:  # NaN is not >= 0, nor is anything negative
+        raise InvalidOption(f"{field} must be 0 or more seconds, not {_shown(value)}")
+    if value > MAX_SECONDS:
+        raise InvalidOption(f"{field} is more than a hundred years; it is given in seconds")
+    return float(value)
+
+
+def check_moment(field: str, value: object) -> float:
+    """A time from 1970 to 6325: an aware datetime or epoch seconds. Returns epoch seconds."""
+    if isinstance(value, dt.datetime):
+        if value.tzinfo is None:
+            raise InvalidOption(
+                f"{field} is a datetime without a time zone; give it one, "
+                "for example datetime.now(timezone.utc)"
+            )
+        if not 0 < value.timestamp() < LATEST:
+            raise InvalidOption(f"{field} must be after 1970 and before 6325, not {value}")
+        return value.timestamp()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidOption(
+            f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
+        )
+    if not 0 < value < LATEST:
+        raise InvalidOption(
+            f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
+        )
+    return float(value)
+
+
+def check_priority(value: object) -> int:
+    """A priority of -100 to 100, higher first. Returns the stored rank."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
+        raise InvalidOption(f"priority must be a number from -100 to 100, not {_shown(value)}")
+    return rank_of(value)
+
+
+def check_count(field: str, value: object, least: int = 0, most: int = 2**31 - 1) -> int:
+    """A whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidOption(
+            f"{field} must be a whole number from {least} to {most}, not {_shown(value)}"
+        )
+    return value
+
+
+def check_retries(value: object) -> Retries:
+    """A number of retries, or a Retries with its own backoff."""
+    if isinstance(value, Retries):
+        check_count("retries", value.limit, 0, 65_000)
+        check_seconds("delay of retries", value.delay)
+        check_seconds("cap of retries", value.cap)
+        check_count("immediate of retries", value.immediate, 0, 65_000)
+        if not isinstance(value.factor, (int, float)) or not 1 <= value.factor <= 1000:
+            raise InvalidOption(
+                f"factor of retries must be from 1 to 1000, not {_shown(value.factor)}"
+            )
+        return value
+    return Retries(limit=check_count("retries", value, 0, 65_000))
+
+
+def check_conflict(value: object) -> str:
+    """One of the four ways to treat a second job with the same key."""
+    try:
+        return Conflict(str(value)).value
+    except ValueError:
+        choices = ", ".join(Conflict)
+        raise InvalidOption(f"on_conflict must be one of {choices}, not {_shown(value)}") from None
+
+
+def check_app(
+    url: object, env: object, serializer: object, secret_keys: object, allow_imports: object
+) -> None:
+    """Check the options of a Tidemill, each alone and all together."""
+    if serializer not in ("msgpack", "pickle"):
+        raise InvalidOption(f"serializer must be msgpack or pickle, not {serializer!r}")
+    if isinstance(secret_keys, (str, bytes)) or not isinstance(secret_keys, Iterable):
+        raise InvalidOption("secret_keys must be a list of keys, newest first")
+    if not all(isinstance(key, (str, bytes)) and key for key in secret_keys):
+        raise InvalidOption("secret_keys must be non-empty strings or bytes")
+    if serializer == "pickle" and not secret_keys:
+        raise InvalidOption("serializer='pickle' runs what the data say; it needs secret_keys")
+    if isinstance(allow_imports, str):
+        raise InvalidOption("allow_imports must be a list of patterns, as ['math.*']")
+    if url is not None and env is not None:
+        raise InvalidOption("give either url or env, not both")
+
+
+def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a misspelt option and name the nearest one."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            raise InvalidOption(f"unknown option {name!r} of {what}; {_hint(name, known)}")
+
+
+def _hint(name: str, known: list[str]) -> str:
+    ours = our_option(name)
+    if ours:
+        return f"here it is {ours}"
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+class BodyTooLarge(InvalidOption):
+    """A job is larger than stores accept."""
+
+
+def check_size(body: bytes, headers: Mapping[str, str], tags: Sequence[str]) -> None:
+    """Refuse a job whose body, headers and tags together exceed ``MAX_BODY`` bytes.
+
+    Raises:
+        BodyTooLarge: they do; the message names the largest part.
+    """
+    beside = 0
+    if headers or tags:
+        texts = [*headers, *headers.values(), *tags]
+        beside = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    if len(body) + beside <= MAX_BODY:
+        return
+    if beside <= len(body):
+        part = f"the body has {len(body):,} bytes"
+    else:
+        part = f"the headers and tags have {beside:,} bytes"
+    raise BodyTooLarge(
+        f"{part}, and body, headers and tags may have {MAX_BODY:,} bytes together; "
+        "store large data elsewhere and pass its name"
+    )
+
+
+def storable(text: str) -> str:
+    """Text that can be stored: lone surrogates, as in odd file names, become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Url(msgspec.Struct, frozen=True):
+    """The parts of a broker URL. ``path`` is a file-system path for ``lmdb``."""
+
+    text: str
+    scheme: str
+    path: str
+    options: dict[str, str]
+
+
+def parse_url(text: str) -> Url:
+    """Split a broker URL.
+
+    Raises:
+        InvalidOption: the text is no URL; the message shows an example.
+    """
+    if not isinstance(text, str) or "://" not in text:
+        raise InvalidOption(
+            f"url {text!r} is not a broker URL; it looks like lmdb://./jobs or redis://localhost"
+        )
+    scheme, rest = text.split("://", 1)
+    rest, _, query = rest.partition("?")
+    try:
+        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise InvalidOption(f"the part after ? in url {text!r} is not name=value&…") from None
+    return Url(text, scheme.lower(), _unquoted(rest), dict(pairs))
+
+
+def lmdb_url(folder: str | Path) -> str:
+    """The URL of a store in a folder, whatever characters the folder's name has."""
+    return f"lmdb://{urllib.parse.quote(os.fsencode(folder))}"
+
+
+def _unquoted(path: str) -> str:
+    return os.fsdecode(urllib.parse.unquote_to_bytes(path))
+
+
+def url_from_environment() -> str | None:
+    """``$TIDEMILL_URL``, if it is set and not empty."""
+    return os.environ.get("TIDEMILL_URL") or None
+
+
+def default_url() -> str:
+    """``$TIDEMILL_URL``, else LMDB in ``.tidemill`` beside the nearest project marker upward."""
+    url = url_from_environment()
+    if url:
+        return url
+    here = Path.cwd()
+    root = next(
+        (
+            d
+            for d in (here, *here.parents)
+            if (d / "pyproject.toml").is_file() or (d / ".git").exists()
+        ),
+        here,
+    )
+    return lmdb_url(root / ".tidemill")

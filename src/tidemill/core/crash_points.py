@@ -1,0 +1,41 @@
+"""Named points at which a test can kill the process, as by ``kill -9``.
+
+``TIDEMILL_CRASH=name:N`` kills a process at its Nth passing of a point, ``name:N%`` at each passing
+with a chance of one in N. With ``TIDEMILL_CRASH_LOG`` it first writes a line to that file. Without
+these variables a point costs one comparison; points stand only on paths of batches.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+__all__ = ["point"]
+
+_NAME, _, _COUNT = os.environ.get("TIDEMILL_CRASH", "").partition(":")
+_LOG = os.environ.get("TIDEMILL_CRASH_LOG", "")
+_CHANCE = _COUNT.endswith("%")
+_left = int(_COUNT.rstrip("%") or 1)
+
+
+def point(name: str) -> None:
+    """Die if this point and this passing were chosen."""
+    if name == _NAME:
+        _pass()
+
+
+def _pass() -> None:
+    global _left
+    if _CHANCE:
+        if random.randrange(_left):
+            return
+    else:
+        _left -= 1
+        if _left:
+            return
+    if _LOG:
+        fd = os.open(_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(fd, f"{_NAME} {os.getpid()} {time.time()!r}\n".encode())
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,324 @@
+"""Make, open and remove files that several users and several mounts share, safely.
+
+A :class:`Folder` is a directory held by its descriptor. It stays the same directory when its path
+is moved, deleted or reused, and no symbolic link leads out of it.
+
+A new file takes the owner, the group and the write permissions of its folder. So a file that root
+makes in a service user's folder belongs to that user. Only regular files, FIFOs and folders of the
+expected kind are opened; anything else is refused with one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+
+from tidemill.core.errors import BrokerUnavailable
+
+__all__ = [
+    "Folder",
+    "create_file",
+    "folder_mode",
+    "keep_from_children",
+    "private_folder",
+    "raised",
+    "take_standard_descriptors",
+]
+
+_OPENED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_PATH_ONLY = getattr(os, "O_PATH", 0)
+_FIRST = 3
+"""The first descriptor that is neither standard input, output nor error."""
+
+
+def take_standard_descriptors() -> None:
+    """Open ``/dev/null`` on each closed descriptor of 0, 1 and 2.
+
+    Otherwise the next file or socket gets such a number, and standard error is written into it.
+    """
+    for fd in range(_FIRST):
+        try:
+            fcntl.fcntl(fd, fcntl.F_GETFD)
+        except OSError:
+            with contextlib.suppress(OSError):
+                opened = os.open(os.devnull, os.O_RDWR)
+                if opened < _FIRST:
+                    os.set_inheritable(opened, True)
+                else:  # another thread has taken the number meanwhile
+                    os.close(opened)
+
+
+def raised(fd: int) -> int:
+    """The same open file, on a descriptor of 3 or more."""
+    if fd >= _FIRST:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    finally:
+        os.close(fd)
+
+
+def keep_from_children(identity: tuple[int, int]) -> None:
+    """Keep children from inheriting descriptors of the file with this device and inode.
+
+    LMDB opens its data file without the flag for that.
+    """
+    here = next(path for path in ("/proc/self/fd", "/dev/fd") if os.path.isdir(path))
+    for name in os.listdir(here):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone
+            found = os.fstat(int(name))
+            if (found.st_dev, found.st_ino) == identity and os.get_inheritable(int(name)):
+                os.set_inheritable(int(name), False)
+
+
+def private_folder(path: str) -> str:
+    """Make a folder of this user alone at ``path``, where all users may make folders.
+
+    Raises:
+        BrokerUnavailable: another user's folder is there, or a link.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise BrokerUnavailable(f"{path} is not a folder of this user; remove it, or set TMPDIR")
+    return path
+
+
+def folder_mode(mode: int) -> int:
+    """The mode of a folder whose files have ``mode``: readers of the files may enter the folder."""
+    return mode | (mode & 0o444) >> 2
+
+
+def _file_mode(folder: int) -> int:
+    """The mode of files in a folder of mode ``folder``.
+
+    Users who may make files there may read and write them. In a sticky folder only the group may.
+    """
+    mode = 0o600
+    if folder & stat.S_IWGRP:
+        mode |= 0o060
+    if folder & stat.S_IWOTH and not folder & stat.S_ISVTX:
+        mode |= 0o006
+    return mode
+
+
+def create_file(path: str) -> int:
+    """A descriptor of the regular file at ``path``, which is made if it is missing."""
+    with contextlib.closing(Folder(os.path.dirname(path) or ".")) as folder:
+        return folder.create(os.path.basename(path))
+
+
+class Folder:
+    """A directory, held open. Names are those of its entries."""
+
+    fd = -1
+
+    def __init__(self, path: str, fd: int = -1) -> None:
+        """Hold the directory at ``path``, or the directory that is open as ``fd``."""
+        self.path = path
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self.fd = raised(fd if fd >= 0 else os.open(path, flags))
+
+    def close(self) -> None:
+        """Close the directory."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def there(self) -> bool:
+        """False when the directory was deleted."""
+        return os.fstat(self.fd).st_nlink > 0
+
+    # -- making ---------------------------------------------------------------------------------
+
+    def folder(self, name: str, mode: int = 0, *, make: bool = True) -> Folder:
+        """The folder ``name`` in this folder, made if missing. ``mode`` is that of its files."""
+        made = False
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.fd)
+                made = True
+            self.mend(name)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._named(name, "a folder"):
+            fd = raised(os.open(name, flags, dir_fd=self.fd))
+        if made:
+            above = os.fstat(self.fd).st_mode
+            wanted = folder_mode(mode or _file_mode(above)) | above & stat.S_ISGID
+            self._give(fd, wanted)
+        return Folder(os.path.join(self.path, name), fd)
+
+    def make(self, name: str, mode: int = 0) -> int:
+        """Make the regular file ``name``, which must not exist; a descriptor that reads and writes.
+
+        ``mode`` 0 is what this folder gives.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPENED
+        fd = raised(os.open(name, flags, 0o600, dir_fd=self.fd))
+        self._give(fd, mode or self.mode)
+        return fd
+
+    def create(self, name: str) -> int:
+        """A descriptor that reads and writes the regular file ``name``, made if missing."""
+        with contextlib.suppress(FileExistsError):
+            return self.make(name)
+        self.mend(name)
+        return self.open(name, os.O_RDWR)
+
+    def make_fifo(self, name: str, flags: int) -> int:
+        """Make the FIFO ``name``, which must not exist, and open it."""
+        os.mkfifo(name, 0o600, dir_fd=self.fd)
+        fd = self.open_fifo(name, flags)
+        self._give(fd, self.mode)
+        return fd
+
+    @property
+    def led(self) -> bool:
+        """True when another user could lead root astray here, and :meth:`hold` helps."""
+        return os.geteuid() == 0 != os.fstat(self.fd).st_uid and bool(_PATH_ONLY)
+
+    @property
+    def mode(self) -> int:
+        """The mode of new files here."""
+        return _file_mode(os.fstat(self.fd).st_mode)
+
+    def _give(self, fd: int, mode: int) -> None:
+        """Give a new file to the owner and the group of this folder, with ``mode``."""
+        above, found = os.fstat(self.fd), os.fstat(fd)
+        owner = above.st_uid if os.geteuid() == 0 and found.st_uid != above.st_uid else -1
+        group = above.st_gid if found.st_gid != above.st_gid else -1
+        if (owner, group) != (-1, -1):
+            with contextlib.suppress(PermissionError):  # a group that we are not in
+                os.fchown(fd, owner, group)
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            os.fchmod(fd, mode)
+
+    def mend(self, name: str) -> None:
+        """Give a file that root once made here to the owner of this folder. Only root can.
+
+        The file is not opened: closing a lock file would end locks that LMDB holds on it.
+        """
+        if not self.led:
+            return
+        above = os.fstat(self.fd)
+        with contextlib.suppress(OSError):
+            fd = os.open(name, _PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+            try:
+                found = os.fstat(fd)
+                kind = stat.S_IFMT(found.st_mode)
+                # Another name of a file may be one outside of the store. Folders have no others.
+                plain = kind in (stat.S_IFREG, stat.S_IFIFO) and found.st_nlink == 1
+                if found.st_uid == 0 and (plain or kind == stat.S_IFDIR):
+                    os.chown(f"/proc/self/fd/{fd}", above.st_uid, above.st_gid)
+            finally:
+                os.close(fd)
+
+    # -- opening --------------------------------------------------------------------------------
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of the regular file ``name``.
+
+        Raises:
+            BrokerUnavailable: the name belongs to a link or a special file.
+        """
+        with self._named(name, "a regular file"):
+            fd = raised(os.open(name, flags | _OPENED, dir_fd=self.fd))
+        return self._checked(fd, name, stat.S_ISREG(os.fstat(fd).st_mode), "a regular file")
+
+    def hold(self, name: str) -> int:
+        """A descriptor that names the regular file ``name`` and does not open it (Linux).
+
+        Closing it ends no lock.
+
+        Raises:
+            BrokerUnavailable: the name belongs to a link or a special file.
+        """
+        fd = os.open(name, _PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+        return self._checked(fd, name, stat.S_ISREG(os.fstat(fd).st_mode), "a regular file")
+
+    def open_fifo(self, name: str, flags: int) -> int:
+        """A descriptor of the FIFO ``name``; never blocks.
+
+        Raises:
+            BrokerUnavailable: the name belongs to something else.
+        """
+        with self._named(name, "a FIFO"):
+            fd = raised(os.open(name, flags | _OPENED, dir_fd=self.fd))
+        return self._checked(fd, name, stat.S_ISFIFO(os.fstat(fd).st_mode), "a FIFO")
+
+    def _checked(self, fd: int, name: str, good: bool, kind: str) -> int:
+        if not good:
+            os.close(fd)
+            raise self._refused(name, kind)
+        return fd
+
+    @contextlib.contextmanager
+    def _named(self, name: str, kind: str) -> Iterator[None]:
+        """Refuse links with one sentence."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK, errno.EISDIR):
+                raise self._refused(name, kind) from error
+            raise
+
+    def _refused(self, name: str, kind: str) -> BrokerUnavailable:
+        path = os.path.join(self.path, name)
+        return BrokerUnavailable(f"{path} is not {kind}; tidemill did not make it: move it away")
+
+    # -- looking and removing -------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The entries of this moment."""
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """The status of an entry, without following links; None when there is none."""
+        try:
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, name: str) -> bool:
+        """Unlink an entry; False when there is none."""
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def discard(self, name: str) -> None:
+        """Remove the folder ``name`` with its files. A process that holds the folder open keeps
+        it."""
+        aside = f"{name}.gone-{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            self.rename(name, aside)
+            with contextlib.closing(self.folder(aside, make=False)) as folder:
+                for entry in folder.names():
+                    folder.remove(entry)
+            os.rmdir(aside, dir_fd=self.fd)
+
+    def rename(self, name: str, to: str) -> None:
+        """Give an entry another name here."""
+        os.rename(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def touch(self, name: str) -> None:
+        """Set the times of an entry to now."""
+        os.utime(name, dir_fd=self.fd, follow_symlinks=False)
+
+    def sync(self) -> None:
+        """Write the directory's entries to disk."""
+        os.fsync(self.fd)

@@ -1,0 +1,57 @@
+"""The settings of a limit, and the limit of a job: plain data that jobs and requests carry.
+
+Rates, windows and breakers are tuples of numbers. Users write them as text, see
+:mod:`tidemill.limits.declare`. The numbers are explained in :mod:`tidemill.limits.arithmetic`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["JobLimit", "LimitSettings"]
+
+MICROSECONDS = 1_000_000
+
+
+class LimitSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The settings of a limit. None means no limit of that kind.
+
+    Attributes:
+        rate: (jobs, seconds): a bucket of ``burst`` tokens that gets so many tokens in that time. A
+            job takes one token, or as many as it costs. With a rate of 0 jobs nothing starts.
+        burst: the most tokens in the bucket.
+        window: (jobs, seconds): the most jobs that start within any span of that length.
+        concurrency: the most jobs that run at a time.
+        breaker: (failures, seconds): after so many failed attempts in a row nothing starts for that
+            time; then one job at a time, until one succeeds. After a first failure at most as many
+            jobs run at a time as may still fail.
+    """
+
+    rate: tuple[float, float] | None = None
+    burst: float = 1.0
+    window: tuple[float, float] | None = None
+    concurrency: int | None = None
+    breaker: tuple[int, float] | None = None
+
+    @property
+    def every(self) -> float:
+        """Microseconds from one token to the next; 0 where there is no bucket."""
+        return self.rate[1] * MICROSECONDS / self.rate[0] if self.rate and self.rate[0] else 0.0
+
+
+class JobLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The limit of a job, as its envelope has it.
+
+    Attributes:
+        name: the name of the limit.
+        key: the partition, such as a customer: each key has the limit for itself, and keys take
+            turns. Empty for a limit that all jobs share.
+        cost: the tokens that the job takes.
+        terms: the settings that its producer declares. They apply until a producer declares others.
+            Settings that a person sets by hand take precedence and stay.
+    """
+
+    name: str
+    key: str = ""
+    cost: float = 1.0
+    terms: LimitSettings = LimitSettings()

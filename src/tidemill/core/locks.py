@@ -1,0 +1,172 @@
+"""Locks, conditions and events that signal handlers cannot leave taken.
+
+Python calls a signal's handler in the main thread between two steps. A handler that raises inside
+``with lock:`` of the standard library may leave the lock taken. A handler that enqueues a job may
+wait for a lock of its own thread. So the main thread holds the locks of this module without
+handlers (:mod:`tidemill.core.signals`). While it waits for news, handlers are called at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable
+from time import monotonic as _now
+from typing import Any
+
+from tidemill.core.signals import (
+    begin_interruptible_wait,
+    defer_signals,
+    end_interruptible_wait,
+    resume_signals,
+)
+
+__all__ = ["Condition", "Event", "Lock", "LongLock", "RLock"]
+
+
+class RLock:
+    """A lock for short sections, which its thread may take again."""
+
+    __slots__ = ("_began", "_lock")
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+        self._began = False
+
+    def __enter__(self) -> None:
+        began = defer_signals()
+        self._lock.acquire()
+        self._began = began
+
+    def __exit__(self, *_: object) -> None:
+        began = self._began
+        self._lock.release()
+        if began:
+            resume_signals()
+
+
+class Lock(RLock):
+    """A lock for short sections, which its thread may not take again."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began = False
+
+
+class Condition(RLock):
+    """A lock with waits for notification. Signal handlers may end a wait."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns: collections.deque[threading.Lock] = collections.deque()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep with the lock released; False when the time is over."""
+        turn = threading.Lock()
+        turn.acquire()
+        self._turns.append(turn)
+        began, told, came = self._began, False, False
+        state = self._lock._release_save()
+        try:
+            begin_interruptible_wait()  # and no try within: a handler may raise between two of them
+            told = turn.acquire(timeout=-1 if timeout is None else _most(timeout))
+            end_interruptible_wait()
+            came = told
+        finally:
+            self._lock._acquire_restore(state)
+            self._began = began
+            if not came:
+                self._leave(turn)
+        return came
+
+    def _leave(self, turn: threading.Lock) -> None:
+        """The time is over, or a handler has raised; news that came just then are for another."""
+        try:
+            self._turns.remove(turn)
+        except ValueError:
+            self.notify()
+
+    def wait_for(self, holds: Callable[[], Any], timeout: float | None = None) -> Any:
+        """Sleep until the function is true or the time is over; return its last result."""
+        until = None if timeout is None else _now() + timeout
+        while not (found := holds()):
+            left = None if until is None else until - _now()
+            if left is not None and left <= 0:
+                break
+            self.wait(left)
+        return found
+
+    def notify(self) -> None:
+        """Wake one waiting thread."""
+        with contextlib.suppress(IndexError):
+            self._turns.popleft().release()
+
+    def notify_all(self) -> None:
+        """Wake all waiting threads."""
+        while self._turns:
+            self._turns.popleft().release()
+
+
+class Event:
+    """Something that happens once."""
+
+    __slots__ = ("_happened", "_told")
+
+    def __init__(self) -> None:
+        self._told = Condition()
+        self._happened = False
+
+    def is_set(self) -> bool:
+        """True once it has happened."""
+        return self._happened
+
+    def set(self) -> None:
+        """Wake all waiting threads."""
+        with self._told:
+            self._happened = True
+            self._told.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until it happens; False when the time is over."""
+        with self._told:
+            if not self._happened:
+                self._told.wait(timeout)
+            return self._happened
+
+
+class LongLock:
+    """A lock that is held during calls to a server. A handler may end the wait for the lock."""
+
+    __slots__ = ("_began", "_changed", "_taken")
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._taken = self._began = False
+
+    def __enter__(self) -> None:
+        began = defer_signals()
+        try:
+            with self._changed:
+                while self._taken:
+                    self._changed.wait()
+                self._taken, self._began = True, began
+        except BaseException:  # a handler has raised
+            if began:
+                resume_signals()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            began, self._taken = self._began, False
+            self._changed.notify()
+        if began:
+            resume_signals()
+
+
+def _most(timeout: float) -> float:
+    return max(0.0, min(timeout, threading.TIMEOUT_MAX))

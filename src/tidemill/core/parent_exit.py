@@ -1,0 +1,31 @@
+"""End this process when the process that started it is gone, however that ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+
+__all__ = ["end_with"]
+
+EVERY = 1.0
+"""Seconds between two checks where the kernel sends no signal."""
+
+
+def end_with(parent: int) -> None:
+    """Send TERM to this process when ``parent``, which started it, is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it died before the request
+            os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+    def look() -> None:
+        pause = threading.Event()
+        while os.getppid() == parent:
+            pause.wait(EVERY)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, name="tidemill-parent", daemon=True).start()

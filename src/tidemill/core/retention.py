@@ -1,0 +1,57 @@
+"""The retention of finished jobs, from the options of a URL, the same on every broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tidemill.core.errors import InvalidOption
+
+__all__ = ["KEEP_OPTIONS", "Retention", "number_option"]
+
+KEEP_OPTIONS = ("keep", "keep_count", "keep_failed")
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """The retention of finished jobs: by time, and for succeeded jobs also by number.
+
+    By number, jobs without a result go first, then the oldest results. A result other than None is
+    never pruned before ``protect`` seconds, so that whoever asked for it can fetch it however busy
+    the store is; only the job's own ``result_ttl`` may say less.
+    """
+
+    succeeded: float = 3600.0
+    count: int = 100_000
+    failed: float = 30 * 86400.0
+    protect: float = 60.0
+
+    def of_success(self, result_ttl: float, has_result: bool) -> float:
+        """The seconds for which a succeeded job is kept; a negative ``result_ttl`` is unset."""
+        if result_ttl >= 0:
+            return result_ttl
+        return max(self.succeeded, self.protect) if has_result else self.succeeded
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Retention:
+        """The retention by the options ``keep``, ``keep_count`` and ``keep_failed`` of a URL."""
+        default = cls()
+        return cls(
+            succeeded=number_option(options, "keep", default.succeeded),
+            count=int(number_option(options, "keep_count", default.count)),
+            failed=number_option(options, "keep_failed", default.failed),
+        )
+
+
+def number_option(options: Mapping[str, str], name: str, default: float) -> float:
+    """The value of a URL option that is a non-negative number."""
+    text = options.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise InvalidOption(f"{name} in the url must be a number of 0 or more, not {text!r}")
+    return value

@@ -1,0 +1,293 @@
+"""The scoreboard: a mapped file of the jobs that a worker runs at this moment.
+
+Worker processes write the file. A survivor reads it: the supervisor, or, when all processes died at
+once, another worker. A job on the scoreboard was running and used an attempt. A leased job that is
+not on the scoreboard was only prefetched (law 6).
+
+The file begins with the id of its owner, so that no reader mistakes it for another owner's. Then
+come rows of (token, thread, started, deadline). Each process has a *share* of the rows: a header,
+and one row for each job that runs, or has ended and may not be stored yet. A process uses its rows
+in turn and does not clear the row of a job that ended. A share has more rows than the process can
+hold leases, so a row is reused only when its job has long been settled. The token of a settled job
+matches no lease, since each lease has a fresh token.
+
+The header holds the id of the process, the last time its timekeeper ran, the number of its jobs
+that wait for other jobs, and the time since which it has outlived its SIGKILL.
+
+Starting a job writes the token last: a kill in between never shows a job with the times of another
+job.
+
+The owner of a scoreboard holds a ``flock`` on it as long as the owner lives. A process may remove
+an unlocked scoreboard whose owner is not listed, and holds the lock while it does so. An owner that
+waited for that lock sees that its file is gone, and makes another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Collection, Container
+from typing import NamedTuple
+
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.files import Folder, create_file
+
+__all__ = [
+    "Running",
+    "Scoreboard",
+    "allocate",
+    "read_scoreboard",
+    "read_unkillable",
+    "remove_scoreboard",
+    "sweep_scoreboards",
+]
+
+_OWNER = struct.Struct("=32s")
+_TOKEN = struct.Struct("=Q")
+_REST = struct.Struct("=Qdd")
+_SLOT = struct.Struct("=QQdd")
+_TIME = struct.Struct("=d")
+_HEADER = (1 << 64) - 1
+"""The mark of a header, in place of a token."""
+
+
+def allocate(fd: int, size: int) -> None:
+    """Grow a file to ``size`` bytes with allocated blocks, before it is mapped.
+
+    Writing to a mapped hole when the disk is full ends the process with SIGBUS.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:  # macOS
+        os.pwrite(fd, b"\0" * size, 0)
+
+
+class Running(NamedTuple):
+    """A row of a scoreboard. ``started`` is wall time, ``deadline`` machine time, 0 for none.
+
+    ``thread`` is the kernel's number of the thread that runs the job.
+    """
+
+    slot: int
+    token: int
+    thread: int
+    started: float
+    deadline: float
+
+
+class Scoreboard:
+    """A scoreboard of ``slots`` rows, made or opened at ``path``."""
+
+    def __init__(self, path: str, slots: int) -> None:
+        self.path = path
+        self.slots = slots
+        self._open()
+
+    def _open(self) -> None:
+        size = _at(max(1, self.slots))
+        self._fd = create_file(self.path)
+        new = not os.fstat(self._fd).st_size
+        try:
+            if os.fstat(self._fd).st_size < size:
+                allocate(self._fd, size)
+            self._map = mmap.mmap(self._fd, max(size, os.fstat(self._fd).st_size))
+        except BaseException:
+            os.close(self._fd)
+            if new:
+                os.unlink(self.path)
+            raise
+
+    def claim(self, owner_id: str) -> None:
+        """Write the owner's id, and keep the file locked as long as this process lives."""
+        claim = _claim(owner_id)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        while not _is_at(self.path, self._fd):  # it was swept before it was locked
+            self.close()
+            self._open()
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        _OWNER.pack_into(self._map, 0, claim)
+
+    def grow(self, slots: int) -> None:
+        """Have at least ``slots`` rows, for processes that start from now on."""
+        size = _at(slots)
+        if os.fstat(self._fd).st_size < size:
+            allocate(self._fd, size)
+        self.slots = max(slots, self.slots)
+        self._map = mmap.mmap(self._fd, os.fstat(self._fd).st_size)
+
+    # -- rows of jobs ---------------------------------------------------------------------------
+
+    def start(self, slot: int, token: int, thread: int, started: float, deadline: float) -> None:
+        """Record that the slot runs the lease ``token`` from now on."""
+        at = _at(slot)
+        _REST.pack_into(self._map, at + 8, thread, started, deadline)
+        _TOKEN.pack_into(self._map, at, token)
+
+    def end(self, slot: int) -> None:
+        """Record that the slot is idle."""
+        _TOKEN.pack_into(self._map, _at(slot), 0)
+
+    def running(self, first: int, count: int, tokens: Container[int]) -> list[Running]:
+        """The rows of these tokens, among ``count`` rows from ``first`` on."""
+        rows = _SLOT.iter_unpack(self._map[_at(first) : _at(first + count)])
+        return [Running(first + n, *row) for n, row in enumerate(rows) if row[0] in tokens]
+
+    def clear(self, first: int, count: int) -> None:
+        """Empty a range of rows: their process is gone and its verdicts are stored."""
+        self._map[_at(first) : _at(first + count)] = bytes(count * _SLOT.size)
+
+    # -- headers --------------------------------------------------------------------------------
+
+    def sign(self, slot: int, pid: int, beat: float) -> None:
+        """Make a slot the header of a share."""
+        _SLOT.pack_into(self._map, _at(slot), _HEADER, pid, beat, 0.0)
+
+    def beat(self, slot: int, now: float) -> None:
+        """Record that the timekeeper of a process ran: no task keeps the interpreter lock."""
+        _TIME.pack_into(self._map, _at(slot) + 16, now)
+
+    def beat_of(self, slot: int) -> float:
+        """The time at which the timekeeper of a process last ran."""
+        return float(_TIME.unpack_from(self._map, _at(slot) + 16)[0])
+
+    def set_waiting(self, slot: int, pid: int, waiting: int) -> None:
+        """Record the number of jobs of a process that wait for other jobs."""
+        _TOKEN.pack_into(self._map, _at(slot) + 8, pid | waiting << 32)
+
+    def waiting(self, share: int) -> int:
+        """The number of jobs that wait for other jobs, in all shares of ``share`` rows."""
+        if os.fstat(self._fd).st_size > len(self._map):
+            self._map = mmap.mmap(self._fd, os.fstat(self._fd).st_size)
+        starts = range(_at(0), len(self._map), share * _SLOT.size)
+        heads = (self._map[at : at + 16] for at in starts)
+        words = [struct.unpack("=QQ", head) for head in heads if len(head) == 16]
+        return sum(word >> 32 for mark, word in words if mark == _HEADER)
+
+    def mark_unkillable(self, slot: int, since: float) -> None:
+        """Record the wall time since which a process has outlived its SIGKILL."""
+        _TIME.pack_into(self._map, _at(slot) + 24, since)
+
+    def close(self) -> None:
+        """Unmap the file, which stays for its readers."""
+        self._map.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Unmap and delete the file."""
+        self.close()
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+
+def _rows(
+    path: str, owner_id: str, folder: Folder | None = None
+) -> list[tuple[int, int, float, float]] | None:
+    """All rows of an owner's scoreboard; None when the file is gone.
+
+    With ``folder`` the file is looked up there by its name: the owner may have seen the same folder
+    under another path. A truncated file is read as far as it goes.
+    """
+    try:
+        fd = _found(path, folder)
+        with open(fd, "rb") as file:
+            data = file.read()
+    except (OSError, BrokerUnavailable):
+        return None
+    if data[: _OWNER.size] != owner_id.encode().ljust(_OWNER.size, b"\0"):
+        return None
+    slots = data[_OWNER.size :]
+    usable = len(slots) - len(slots) % _SLOT.size
+    return [row for row in _SLOT.iter_unpack(slots[:usable]) if row[0]]
+
+
+def _at(slot: int) -> int:
+    return _OWNER.size + slot * _SLOT.size
+
+
+def _claim(owner_id: str) -> bytes:
+    claim = owner_id.encode()
+    if not 0 < len(claim) <= _OWNER.size:
+        raise ValueError(f"owner id {owner_id!r} must have 1 to {_OWNER.size} bytes")
+    return claim.ljust(_OWNER.size, b"\0")
+
+
+def read_scoreboard(
+    path: str, owner_id: str, folder: Folder | None = None
+) -> dict[int, float] | None:
+    """The tokens of the jobs that a dead owner ran, with their start; None without a scoreboard.
+
+    Tokens of settled jobs may be among them.
+    """
+    rows = _rows(path, owner_id, folder)
+    if rows is None:
+        return None
+    return {token: started for token, _, started, _ in rows if token != _HEADER}
+
+
+def read_unkillable(path: str, owner_id: str) -> list[tuple[int, float]]:
+    """The processes of an owner that have outlived their SIGKILL, each with its wall time."""
+    rows = _rows(path, owner_id) or []
+    return [
+        (word & 0xFFFFFFFF, since) for mark, word, _, since in rows if mark == _HEADER and since
+    ]
+
+
+def _found(path: str, folder: Folder | None) -> int:
+    """A descriptor of the scoreboard, which is a regular file."""
+    above, name = os.path.split(path)
+    if folder is not None:
+        try:
+            return folder.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            pass  # a worker whose broker has no folder keeps its scoreboard among temporary files
+    with contextlib.closing(Folder(above or ".")) as there:
+        return there.open(name, os.O_RDONLY)
+
+
+def _is_at(path: str, fd: int) -> bool:
+    """True when the path names the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def sweep_scoreboards(folder: Folder, listed: Collection[str]) -> None:
+    """Delete scoreboards of dead owners: files that are neither ``listed`` nor locked.
+
+    Called while the list of owners cannot change. Other files, and files of other users, stay.
+    """
+    for name in folder.names():
+        if name in listed:
+            continue
+        try:
+            fd = folder.open(name, os.O_RDWR)
+        except (OSError, BrokerUnavailable):
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = folder.stat(name)
+            if found is not None and os.path.samestat(found, os.fstat(fd)):
+                folder.remove(name)
+        except OSError:
+            pass  # a living owner has it
+        finally:
+            os.close(fd)
+
+
+def remove_scoreboard(path: str, owner_id: str, folder: Folder | None = None) -> None:
+    """Delete the scoreboard of a gone owner, unless the file belongs to another owner."""
+    if read_scoreboard(path, owner_id, folder) is None:
+        return
+    try:
+        if folder is None or not folder.remove(os.path.basename(path)):
+            os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,84 @@
+"""Protect sections of code from the exception that ends a job.
+
+A worker stops a job in a thread by raising an exception inside it
+(:mod:`tidemill.worker.timeouts`). Raised during a store step of that job, the exception would leave
+other threads waiting for a leader that is gone.
+
+The timekeeper *aims* at a thread first and then checks for a shield. A thread raises its shield
+first and then checks for an aim. So one of the two sees the other, whatever runs in between. No
+lock is needed: a signal handler or a forked child could find a lock held.
+
+The timekeeper leaves its aim on a shielded thread. When the shield ends, the thread tells the
+timekeeper and waits, unshielded, until the exception arrives or the timekeeper removes the aim. So
+a job that is nearly always shielded is interrupted at the end of one shield.
+
+An exception set for a thread (``PyThreadState_SetAsyncExc``) is raised at a bytecode where the
+interpreter may switch threads, such as the end of a call. From Python 3.13 on, the exception is
+raised one bytecode later. So raising the shield ends with a call of no other use: an exception that
+was sent before is raised there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["aim", "lower_shield", "raise_shield", "take_off"]
+
+PAUSE = 0.0005
+"""Seconds between two checks of a thread that waits for its exception."""
+
+_threads: dict[int, int] = {}
+_aimed: dict[int, Callable[[], None]] = {}
+
+
+def raise_shield() -> None:
+    """Protect this thread from interruption. Nests."""
+    ident = threading.get_ident()
+    depth = _threads.get(ident, 0)
+    try:
+        _threads[ident] = depth + 1
+        while ident in _aimed and not depth:
+            del _threads[ident]
+            _stand_still(ident)
+            _threads[ident] = 1
+        threading.get_ident()  # an exception sent before is raised here
+    except BaseException:
+        _threads.pop(ident, None)
+        raise
+
+
+def lower_shield() -> None:
+    """End a shielded section; a pending interruption arrives here."""
+    ident = threading.get_ident()
+    depth = _threads[ident] - 1
+    if depth:
+        _threads[ident] = depth
+    else:
+        del _threads[ident]
+        if ident in _aimed:
+            _stand_still(ident)
+
+
+def _stand_still(ident: int) -> None:
+    """Tell the timekeeper that the shield is down, and wait for its decision."""
+    tell = _aimed.get(ident)
+    if tell is not None:
+        tell()
+    while ident in _aimed:
+        time.sleep(PAUSE)
+
+
+def aim(ident: int, tell: Callable[[], None] = lambda: None) -> bool:
+    """Aim at a thread; True when an exception may be sent to it now.
+
+    Until ``take_off`` the thread waits at the end of its shield, and calls ``tell`` first.
+    """
+    _aimed[ident] = tell
+    return ident not in _threads
+
+
+def take_off(ident: int) -> None:
+    """End the aim: the exception is sent, or will not be sent."""
+    _aimed.pop(ident, None)

@@ -1,0 +1,48 @@
+"""The jobs that an app may open: those signed by its keys, and those that need no keys.
+
+An app without ``secret_keys`` cannot judge a pickled body. Another app can, so the message is not
+at fault: its lease is released, and the message comes again later. A message that an app with keys
+refuses has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.core.clock import wall_time
+from tidemill.core.codec import verify
+from tidemill.core.errors import BadSignature
+from tidemill.core.job import Envelope, Lease, Outcome, Verdict
+
+__all__ = ["COMES_AGAIN", "KeysMissing", "refusal", "trusted"]
+
+COMES_AGAIN = 30.0
+"""Seconds until a message is ready again whose consumer lacks the keys."""
+
+
+class KeysMissing(BadSignature):
+    """The job is pickled, and this app has no keys to check its signature."""
+
+
+def trusted(envelope: Envelope, keys: Sequence[bytes]) -> None:
+    """Refuse a job without a signature by the keys of this app.
+
+    Raises:
+        KeysMissing: it is pickled, and there are no keys.
+        BadSignature: it has no signature, or one by another key.
+    """
+    if keys:
+        verify(envelope, keys)
+    elif envelope.pickled:
+        raise KeysMissing(
+            "bad signature: a pickled body is only opened when it is signed; "
+            "give the app its secret_keys"
+        )
+
+
+def refusal(lease: Lease, error: Exception) -> Verdict:
+    """The verdict on a message whose consumer cannot open it."""
+    now = wall_time()
+    if isinstance(error, KeysMissing):
+        return Verdict(lease.token, Outcome.RELEASE, delay=COMES_AGAIN, ended=now)
+    return Verdict(lease.token, Outcome.FAIL, error=str(error), started=lease.leased, ended=now)

@@ -1,0 +1,47 @@
+"""Write to a pipe or socket whose reader may be gone, in a program that SIGPIPE would kill.
+
+Python ignores SIGPIPE, but a command-line program may have set the signal back to its default. Then
+the signal is blocked in this thread for the write, and taken off when it came.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # far faster than signal.signal
+import os
+import signal
+from typing import Any
+
+__all__ = ["Unkilled", "block_sigpipe", "write_unkilled"]
+
+_PIPE = frozenset({signal.SIGPIPE})
+
+
+class Unkilled:
+    """A section, as a context manager, in which SIGPIPE does not kill the process."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before: set[Any] | None = None
+        if _signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL:
+            self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _PIPE)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None and signal.SIGPIPE not in self._before:
+            signal.sigtimedwait(_PIPE, 0)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PIPE)
+
+
+def block_sigpipe() -> None:
+    """Keep SIGPIPE from killing the process for writes of this thread, from now on."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PIPE)
+
+
+def write_unkilled(fd: int, data: bytes) -> None:
+    """Write without waiting.
+
+    Raises:
+        OSError: no process reads, or the pipe is full.
+    """
+    with Unkilled():
+        os.write(fd, data)

@@ -1,0 +1,64 @@
+"""A pipe by which one thread ends the sleep of another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterable
+
+from tidemill.core.locks import Lock
+from tidemill.core.signals import InterruptibleWait
+
+__all__ = ["WakePipe", "readable"]
+
+
+def readable(fds: Iterable[int], seconds: float | None = None) -> list[int]:
+    """Sleep until a descriptor is readable or hangs up, or the time is over; return those.
+
+    Unlike ``select.select`` this knows descriptors above 1023.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    with InterruptibleWait():
+        return [fd for fd, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000)]
+
+
+class WakePipe:
+    """A pipe that is readable at ``fd`` after a call of :meth:`wake`.
+
+    A closed pipe neither writes to its descriptors nor closes them again: their numbers may belong
+    to another file by then.
+    """
+
+    def __init__(self) -> None:
+        self.fd, self._end = os.pipe()
+        for fd in (self.fd, self._end):
+            os.set_blocking(fd, False)
+        self._lock = Lock()
+
+    def wake(self) -> None:
+        """End the sleep, from any thread."""
+        with self._lock:
+            if self._end >= 0:
+                with contextlib.suppress(BlockingIOError):  # the pipe is full
+                    os.write(self._end, b"x")
+
+    def drain(self) -> None:
+        """Empty the pipe until the next call of :meth:`wake`."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        """Close both ends. Idempotent."""
+        with self._lock:
+            for fd in (self.fd, self._end):
+                if fd >= 0:
+                    os.close(fd)
+            self.fd = self._end = -1
+
+    def after_fork_child(self) -> None:
+        """Close the copies in a forked child. Another thread may have held the lock."""
+        self._lock = Lock()
+        self.close()

@@ -1,0 +1,1 @@
+"""Rate and concurrency limits: how users declare them, and their arithmetic. Knows no store."""

@@ -1,0 +1,272 @@
+"""The arithmetic of limits: when the next job may start. Pure functions without clock or store.
+
+A limit has :class:`LimitSettings`, set by people or code. A :class:`Limiter` is the state that a
+broker stores for a queue, or for one key of a limit. The broker itself counts the running jobs.
+Times are whole microseconds of the broker's clock.
+
+A bucket is one number: the time at which it is full again (the generic cell rate algorithm, ITU-T
+I.371). A window is a list of slots, each a 64th of the window. A start counts until its whole slot
+has left the window, so no window, wherever it begins, has more starts than allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from tidemill.core.limit_settings import LimitSettings
+
+__all__ = [
+    "NEVER",
+    "Held",
+    "LimitStats",
+    "Limiter",
+    "apply_settings",
+    "change",
+    "clear_at",
+    "ended",
+    "give_back",
+    "hold",
+    "let_go",
+    "opens",
+    "room",
+    "take",
+    "tokens",
+]
+
+NEVER = 2**63 - 1
+"""A time that never comes by itself: first a job must end, or the settings change."""
+
+_MICRO = 1_000_000
+_SLOTS = 64
+_SLACK = 1.0  # microseconds of error in sums of fractions
+
+
+class Limiter(msgspec.Struct, array_like=True, gc=False):
+    """The state of a limit.
+
+    Attributes:
+        full: the time at which the bucket is full again.
+        slots: (end of the slot, cost of the jobs that started in it), in order.
+        failures: failed attempts in a row.
+        until: the time at which an open breaker lets the next job try.
+        held: the total cost of carried jobs. They take these tokens when they start; until then no
+            other job can.
+    """
+
+    full: float = 0.0
+    slots: list[tuple[int, float]] = []
+    failures: int = 0
+    until: int = 0
+    held: float = 0.0
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The limit that keeps a ready job waiting: a named limit, or the limit of its queue.
+
+    Attributes:
+        until: seconds until the limit opens; infinity when no time opens it.
+        running: the number of running jobs under the limit.
+        broken: True when the breaker is open.
+    """
+
+    name: str
+    key: str = ""
+    queue: bool = False
+    until: float = float("inf")
+    running: int = 0
+    terms: LimitSettings = LimitSettings()
+    broken: bool = False
+
+
+class LimitStats(msgspec.Struct, kw_only=True, frozen=True):
+    """A limit in numbers: of a queue, or of a name over all its keys.
+
+    Attributes:
+        terms: the settings that apply.
+        declared: the settings that code declared last.
+        by_hand: True when a person set the settings that apply.
+        until: for a queue, seconds until a job can start, 0 for now, infinity for no time.
+        keys: for a name, the number of keys in use.
+    """
+
+    name: str
+    queue: bool = False
+    terms: LimitSettings = LimitSettings()
+    declared: LimitSettings | None = None
+    by_hand: bool = False
+    running: int = 0
+    failures: int = 0
+    until: float = 0.0
+    keys: int = 0
+
+
+class Setting(Protocol):
+    """The settings of a limit as a broker stores them, from code and from people."""
+
+    terms: LimitSettings
+    declared: LimitSettings | None
+    by_hand: bool
+
+
+def apply_settings(
+    limit: Setting, settings: LimitSettings | None, *, declared: bool
+) -> LimitSettings:
+    """Store settings that code declares or a person sets; return the settings before.
+
+    Settings of a person apply whatever code declares. None, by a person, restores the settings that
+    code declared last.
+    """
+    old = limit.terms
+    if declared:
+        limit.declared = settings
+    else:
+        limit.by_hand = settings is not None
+    if not (declared and limit.by_hand):
+        limit.terms = settings or limit.declared or LimitSettings()
+    return old
+
+
+def tokens(settings: LimitSettings, limiter: Limiter, now: int) -> float:
+    """The tokens in the bucket; less than 0 after a job took more than there were."""
+    missing = max(0, limiter.full - now) / settings.every if settings.every else 0.0
+    return settings.burst - missing
+
+
+def opens(
+    settings: LimitSettings, limiter: Limiter, running: int, now: int, cost: float = 1.0
+) -> int:
+    """The time at which a job of this cost may start: 0 for now, ``NEVER`` for no time."""
+    when = 0
+    if settings.concurrency is not None and running >= settings.concurrency:
+        return NEVER
+    if settings.breaker is not None and limiter.failures >= settings.breaker[0]:
+        when = limiter.until
+    if when <= now and running >= _most_running(settings, limiter):
+        return NEVER
+    if settings.rate is not None:
+        if not settings.every:
+            return NEVER
+        spare = settings.burst - limiter.held - min(cost, settings.burst)
+        if limiter.held and spare < 0:
+            return NEVER
+        when = max(when, int(limiter.full - spare * settings.every - _SLACK))
+    if settings.window is not None:
+        when = max(when, _window_opens(settings.window, limiter, now, cost))
+    return when if when > now else 0
+
+
+def _most_running(settings: LimitSettings, limiter: Limiter) -> int:
+    """The most running jobs: after a failure, as many as may still fail, but at least one."""
+    most = NEVER if settings.concurrency is None else settings.concurrency
+    if settings.breaker is not None and limiter.failures:
+        most = min(most, max(1, settings.breaker[0] - limiter.failures))
+    return most
+
+
+def _window_opens(window: tuple[float, float], limiter: Limiter, now: int, cost: float) -> int:
+    most, length = window[0], int(window[1] * _MICRO)
+    if not most:
+        return NEVER
+    live = [(end + length, count) for end, count in limiter.slots if end + length > now]
+    used, need, when = limiter.held + sum(count for _, count in live), min(cost, most), 0
+    for leaves, count in live:
+        if used + need <= most:
+            break
+        used, when = used - count, leaves
+    return NEVER if limiter.held and used + need > most else when
+
+
+def room(settings: LimitSettings, limiter: Limiter, running: int, now: int, most: int) -> int:
+    """The number of jobs of cost 1 that may start now, ``most`` at most."""
+    if settings.breaker is not None and opens(settings, limiter, running, now):
+        return 0
+    free: float = min(most, _most_running(settings, limiter) - running)
+    if settings.rate is not None:
+        every = settings.every
+        if not every:
+            return 0
+        spare = (settings.burst - limiter.held) * every
+        free = min(free, (spare - max(0, limiter.full - now) + _SLACK) / every)
+    if settings.window is not None:
+        length = int(settings.window[1] * _MICRO)
+        used = limiter.held + sum(n for end, n in limiter.slots if end + length > now)
+        free = min(free, settings.window[0] - used)
+    if free < 1 <= most:  # open, but for a rounding error
+        return 0 if opens(settings, limiter, running, now) else 1
+    return max(0, int(free))
+
+
+def take(settings: LimitSettings, limiter: Limiter, now: int, cost: float = 1.0) -> None:
+    """Start a job of this cost, or several jobs of this total cost."""
+    if settings.every:
+        limiter.full = max(limiter.full, now) + cost * settings.every
+    if settings.window is not None and cost:
+        length = int(settings.window[1] * _MICRO)
+        width = max(1, length // _SLOTS)
+        slots = [slot for slot in limiter.slots if slot[0] + length > now]
+        end = (now // width + 1) * width
+        if slots and slots[-1][0] >= end:
+            slots[-1] = slots[-1][0], slots[-1][1] + cost
+        else:
+            slots.append((end, cost))
+        limiter.slots = slots
+
+
+def give_back(settings: LimitSettings, limiter: Limiter, taken: int, cost: float = 1.0) -> None:
+    """Refund a job that was leased at the time ``taken`` and has not run.
+
+    Its cost leaves the slot of that time. Taking it from a later slot would let too many start.
+    """
+    limiter.full -= cost * settings.every
+    if settings.window is None:
+        return
+    width = max(1, int(settings.window[1] * _MICRO) // _SLOTS)
+    for number, (end, count) in enumerate(limiter.slots):
+        if end > taken:
+            if end - width <= taken:
+                limiter.slots[number] = end, max(0.0, count - cost)
+            return
+
+
+def hold(settings: LimitSettings, limiter: Limiter, taken: int, cost: float = 1.0) -> None:
+    """Reserve the cost of a job, leased at the time ``taken``, that goes to a carrier."""
+    give_back(settings, limiter, taken, cost)
+    limiter.held += cost
+
+
+def let_go(limiter: Limiter, cost: float = 1.0) -> None:
+    """End the reservation of a job that leaves the carrier."""
+    limiter.held = max(0.0, limiter.held - cost)
+
+
+def ended(settings: LimitSettings, limiter: Limiter, now: int, *, well: bool) -> None:
+    """Count the result of an attempt for the breaker."""
+    if settings.breaker is not None:
+        limiter.failures = 0 if well else limiter.failures + 1
+        if limiter.failures >= settings.breaker[0]:
+            limiter.until = now + int(settings.breaker[1] * _MICRO)
+
+
+def change(old: LimitSettings, new: LimitSettings, limiter: Limiter, now: int) -> None:
+    """Convert the state to new settings: tokens stay, as far as the new bucket holds them."""
+    if limiter.full <= now or new.rate is None:
+        limiter.full = 0.0
+    elif new.every and old.every:
+        left = min(new.burst, tokens(old, limiter, now))
+        limiter.full = now + (new.burst - left) * new.every
+    elif new.every:
+        limiter.full = min(limiter.full, now + new.burst * new.every)
+    if new.window is None:
+        limiter.slots = []
+    if new.breaker is None:
+        limiter.failures = 0
+
+
+def clear_at(settings: LimitSettings, limiter: Limiter) -> int:
+    """The time at which an unused limiter is as good as new."""
+    last = 0
+    if limiter.slots and settings.window:
+        last = limiter.slots[-1][0] + int(settings.window[1] * _MICRO)
+    return max(int(limiter.full) + 1 if limiter.full else 0, last)

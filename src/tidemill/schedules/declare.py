@@ -1,0 +1,410 @@
+"""``mill.schedules``: schedules declared in code, or added and changed at run time.
+
+The supervisor of a starting worker stores the schedules of the code. A schedule that a person adds
+is stored at once. Workers fire schedules; this module does not.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.limits import declare_limit
+from tidemill.brokers.contract.schedules import Change
+from tidemill.brokers.contract.schedules import Schedule as Record
+from tidemill.client.call import Call
+from tidemill.client.job_handle import Job
+from tidemill.client.runtime import Runtime
+from tidemill.core.clock import wall_time
+from tidemill.core.codec import sign
+from tidemill.core.config import check_name
+from tidemill.core.errors import (
+    CodecError,
+    InvalidOption,
+    ScheduleExists,
+    ScheduleNotFound,
+    ScheduleOver,
+)
+from tidemill.core.job import Envelope, Planned
+from tidemill.schedules import record as kept
+from tidemill.schedules.parse import When, when_of
+from tidemill.schedules.record import Stored
+from tidemill.schedules.rules import Rule, times
+
+__all__ = ["Schedule", "Schedules"]
+
+T = TypeVar("T")
+PAGE = 500
+
+_Declared = tuple[Call[Any], When]
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as it is now.
+
+    Attributes:
+        name: the name of the schedule.
+        task, queue: the task and queue of its jobs.
+        arguments: the arguments of its jobs, as text.
+        when: its rule, as text.
+        next: the next time, without jitter; None when it is paused or has ended.
+        last: the time of its latest job.
+        fired: the number of jobs it has put.
+        repeats: the number of jobs after which it ends; None for no limit.
+        jitter: seconds.
+        catch_up: True when it puts a job for each missed time.
+        paused, ended: it does not fire now; it never fires again.
+        code: True when code declares it; ``app`` names the code, if a worker has told.
+        declared: True when a living worker declares it; None when no worker ever did.
+        undeclared: the time since which it does not fire for lack of such a worker; None when it
+            fires.
+        known: True when this app has its task; None when the app has no tasks at all.
+    """
+
+    name: str
+    task: str
+    queue: str
+    arguments: str
+    when: str
+    next: dt.datetime | None
+    last: dt.datetime | None
+    fired: int
+    repeats: int | None
+    jitter: float
+    catch_up: bool
+    paused: bool
+    ended: bool
+    code: bool
+    app: str
+    declared: bool | None
+    undeclared: dt.datetime | None
+    known: bool | None
+
+    def public(self) -> dict[str, Any]:
+        """The schedule as plain data for programs: times as epoch seconds."""
+        values: dict[str, Any] = {
+            name: getattr(self, name) for name in type(self).__struct_fields__
+        }
+        for field in ("next", "last", "undeclared"):
+            moment: dt.datetime | None = values[field]
+            values[field] = moment.timestamp() if moment else None
+        return values
+
+
+class Schedules:
+    """The schedules of an app: ``for schedule in mill.schedules: …``."""
+
+    def __init__(self, mill: Runtime) -> None:
+        self._mill = mill
+        self._declared: dict[str, _Declared] = {}
+        self._of_tasks: set[str] = set()
+
+    # -- in code --------------------------------------------------------------------------------
+
+    def declare(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> None:
+        """Declare a call to be made again and again; it is stored when a worker starts.
+
+        A later start with the same rule keeps the next time; a new rule begins anew. The schedule
+        fires while a worker lives that declares it. It is deleted after 30 days without such a
+        worker.
+
+        Args:
+            name: the name of the schedule.
+            call: ``task.call(…)``, with options by ``using``.
+            when: a cron text, seconds, a timedelta or a :class:`When`; or give its options.
+
+        Raises:
+            InvalidOption: a value is wrong, or the name is already declared differently.
+        """
+        check_name("schedule name", name)
+        new = _checked(name, call), when_of(when, options)
+        self._mill.features.need_if_known(Feature.SCHEDULES, "a schedule")
+        before = self._declared.get(name)
+        if before is not None and not _is_same(before, new) and not _is_prompt():
+            raise InvalidOption(
+                f"schedule {name!r} is declared twice, as {_in_words(before)} and as "
+                f"{_in_words(new)}; give one another name"
+            )
+        self._declared[name] = new
+        self._of_tasks.discard(name)
+
+    def declare_own(self, name: str, call: Call[Any], when: Any) -> None:
+        """Declare the schedule of a task. Declaring the task again replaces it."""
+        if name in self._of_tasks:
+            del self._declared[name]
+        self.declare(name, call, when)
+        self._of_tasks.add(name)
+
+    def declared(self) -> list[tuple[str, bytes]]:
+        """The schedules of the code, as bodies of records."""
+        return [
+            (name, kept.encode(self._stored(name, call, when, code=True)))
+            for name, (call, when) in self._declared.items()
+        ]
+
+    def store(self) -> None:
+        """Store the schedules of the code now, without a worker; nothing is removed."""
+        for name, body in self.declared():
+            self._change(name, functools.partial(_as_declared, name, body))
+
+    # -- at run time ----------------------------------------------------------------------------
+
+    def add(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> Schedule:
+        """Add a schedule now; arguments as for :meth:`declare`.
+
+        Raises:
+            ScheduleExists: a schedule has this name.
+            ScheduleOver: the schedule would never fire.
+            InvalidOption: another value is wrong.
+        """
+        check_name("schedule name", name)
+        stored = self._stored(name, _checked(name, call), when_of(when, options))
+        change = kept.added(name, stored, wall_time())
+        if stored.ended:
+            raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
+        declare_limit(self._broker, stored.job.limit)
+        (changed,) = self._broker.change_schedules([change])
+        if not changed.done:
+            raise ScheduleExists(
+                f"there is a schedule {name!r} already; remove it first, or take another name"
+            )
+        return self._shown(Record(name, changed.version, change.due, change.body))
+
+    def matches(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> bool:
+        """True when the schedule of this name equals the schedule that :meth:`add` was to add.
+
+        Raises:
+            ScheduleNotFound: no schedule has this name.
+        """
+        stored = self._stored(name, _checked(name, call), when_of(when, options))
+        return kept.is_the_same(stored, self._record(name))
+
+    def __iter__(self) -> Iterator[Schedule]:
+        """All schedules, by name."""
+        after, alive = "", self._alive()
+        while page := self._broker.list_schedules(after, PAGE):
+            for record in page:
+                yield self._shown(record, alive)
+            after = page[-1].name
+
+    def get(self, name: str) -> Schedule:
+        """One schedule.
+
+        Raises:
+            ScheduleNotFound: no schedule has this name.
+        """
+        return self._shown(self._record(name))
+
+    def pause(self, name: str) -> Schedule:
+        """Stop a schedule until it is resumed."""
+        return self._change(name, lambda old: kept.paused(_found(name, old)))
+
+    def resume(self, name: str) -> Schedule:
+        """Let a schedule go on from now; times that passed meanwhile are not made up for.
+
+        A schedule without a time left has ended, and is removed unless code declares it.
+        """
+        return self._change(name, lambda old: kept.resumed(_found(name, old), wall_time()))
+
+    def remove(self, name: str) -> None:
+        """Remove a schedule. Its jobs stay. The next worker declares it again if code does."""
+        while True:
+            record = self._record(name)
+            change = Change(name, record.version, gone=True)
+            if self._broker.change_schedules([change])[0].done:
+                return
+
+    def run(self, name: str) -> Job[Any]:
+        """Put its job once more, now; its times stay as they are."""
+        now = wall_time()
+        job = kept.job_of(kept.decode(self._record(name).body), now, now)
+        handle: Job[Any] = self._mill.put([job])[0]
+        return handle
+
+    def next_times(self, name: str, count: int = 5) -> list[dt.datetime]:
+        """The next times, without jitter; none while it is paused or when it has ended."""
+        stored = kept.decode(self._record(name).body)
+        if stored.paused or stored.ended or count < 1:
+            return []
+        left = stored.repeats - stored.fired if stored.repeats else count
+        following = times(stored.rule, stored.planned, min(left, count) - 1)
+        return [_moment(stored.rule, when) for when in (stored.planned, *following)]
+
+    # -- asyncio --------------------------------------------------------------------------------
+
+    async def aadd(
+        self, name: str, call: Call[Any], when: Any = None, /, **options: Any
+    ) -> Schedule:
+        """As ``add``, without blocking the event loop."""
+        return await self._mill.threaded(lambda: self.add(name, call, when, **options))
+
+    async def alist(self) -> list[Schedule]:
+        """All schedules, by name, without blocking the event loop."""
+        return await self._mill.threaded(lambda: [*self])
+
+    async def aget(self, name: str) -> Schedule:
+        """As ``get``, without blocking the event loop."""
+        return await self._mill.threaded(self.get, name)
+
+    async def apause(self, name: str) -> Schedule:
+        """As ``pause``, without blocking the event loop."""
+        return await self._mill.threaded(self.pause, name)
+
+    async def aresume(self, name: str) -> Schedule:
+        """As ``resume``, without blocking the event loop."""
+        return await self._mill.threaded(self.resume, name)
+
+    async def aremove(self, name: str) -> None:
+        """As ``remove``, without blocking the event loop."""
+        await self._mill.threaded(self.remove, name)
+
+    async def arun(self, name: str) -> Job[Any]:
+        """As ``run``, without blocking the event loop."""
+        return await self._mill.threaded(self.run, name)
+
+    # -- records --------------------------------------------------------------------------------
+
+    @property
+    def _broker(self) -> Any:
+        self._mill.features.need(Feature.SCHEDULES, "a schedule")
+        return self._mill.broker
+
+    def _record(self, name: str) -> Record:
+        return _found(name, self._broker.schedules([name])[0])
+
+    def _change(self, name: str, make: Callable[[Record | None], Change | None]) -> Schedule:
+        """Change a record that others may change meanwhile."""
+        while True:
+            record = self._broker.schedules([name])[0]
+            change = make(record)
+            if change is None:
+                return self._shown(_found(name, record))
+            (changed,) = self._broker.change_schedules([change])
+            if changed.done:
+                return self._shown(Record(name, changed.version, change.due, change.body))
+
+    def _stored(self, name: str, call: Call[Any], when: When, *, code: bool = False) -> Stored:
+        """The body of a record, with its job signed for this schedule."""
+        job = self._mill.envelope(call)
+        job.id, job.created, job.planned = "", 0.0, Planned(name)
+        if self._mill.keys:
+            job.signature = sign(job, self._mill.keys[0])
+        return Stored(
+            rule=when.rule,
+            job=job,
+            repeats=when.repeats,
+            jitter=when.jitter,
+            catch_up=when.catch_up,
+            said=when.said,
+            code=code,
+        )
+
+    def _alive(self) -> set[str]:
+        return {owner.id for owner in self._broker.owners()}
+
+    def _shown(self, record: Record, alive: set[str] | None = None) -> Schedule:
+        try:
+            stored = kept.decode(record.body)
+        except CodecError:  # it is fired by workers that can read it
+            rule, job = Rule(at=record.due or 1.0), Envelope(id="", task="?")
+            stored = Stored(rule=rule, job=job, planned=record.due)
+        job, rule = stored.job, stored.rule
+        idle = stored.paused or stored.ended or bool(stored.undeclared)
+        declared = None
+        if stored.declarers is not None:
+            declared = not (self._alive() if alive is None else alive).isdisjoint(stored.declarers)
+        return Schedule(
+            name=record.name,
+            task=job.task,
+            queue=job.queue,
+            arguments=job.text,
+            when=in_words(rule),
+            next=None if idle else _moment(rule, stored.planned),
+            last=_moment(rule, stored.last) if stored.last else None,
+            fired=stored.fired,
+            repeats=stored.repeats or None,
+            jitter=stored.jitter,
+            catch_up=stored.catch_up,
+            paused=stored.paused,
+            ended=stored.ended,
+            code=stored.code,
+            app=stored.app,
+            declared=declared,
+            undeclared=_moment(rule, stored.undeclared) if stored.undeclared else None,
+            known=self._knows(job.task),
+        )
+
+    def _knows(self, task: str) -> bool | None:
+        mill = self._mill
+        return (task in mill.tasks or mill.may_import(task)) if mill.tasks else None
+
+
+def _checked(name: str, call: Any) -> Call[Any]:
+    """Check the call of a schedule."""
+    if not isinstance(call, Call):
+        raise InvalidOption(f"schedule {name!r} takes task.call(…), not {call!r}")
+    if call.missing is not None:
+        raise InvalidOption(
+            f"schedule {name!r}: {call.missing}; give the arguments in task.call(…)"
+        )
+    if call.hooks:
+        raise InvalidOption(
+            f"schedule {name!r} takes a single call; schedule a task that enqueues the rest"
+        )
+    for option in ("id", "at", "txn"):
+        if getattr(call.options, option):
+            raise InvalidOption(
+                f"schedule {name!r} makes many jobs; leave {option}= out of its call"
+            )
+    return call
+
+
+def _is_same(one: _Declared, other: _Declared) -> bool:
+    """True when two declarations mean the same schedule, as when a file is run twice."""
+    (call, when), (call2, when2) = one, other
+    return (call.task, call.args, call.kwargs, call.options, when.terms) == (
+        *(call2.task, call2.args, call2.kwargs, call2.options, when2.terms),
+    )
+
+
+def _is_prompt() -> bool:
+    """True in a notebook or at a prompt, where a declaration is often repeated and improved."""
+    return hasattr(sys, "ps1")
+
+
+def _in_words(declared: _Declared) -> str:
+    call, when = declared
+    return f"{call!r} {in_words(when.rule)}"
+
+
+def _as_declared(name: str, body: bytes, old: Record | None) -> Change | None:
+    return kept.declared(name, kept.decode(body), old, wall_time())
+
+
+def _found(name: str, record: Record | None) -> Record:
+    if record is None:
+        raise ScheduleNotFound(f"there is no schedule {name!r}")
+    return record
+
+
+def _moment(rule: Rule, when: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(when, rule.tz)
+
+
+def in_words(rule: Rule) -> str:
+    """A rule in words."""
+    zone = f" {rule.zone}" if rule.zone else ""
+    if rule.cron:
+        return f"{rule.cron}{zone}"
+    if rule.every:
+        return f"every {rule.every:g} s"
+    if rule.unit:
+        step = f"every {rule.unit}" if rule.count == 1 else f"every {rule.count} {rule.unit}s"
+        return step + zone
+    return f"once at {_moment(rule, rule.at).isoformat(' ', 'seconds')}"

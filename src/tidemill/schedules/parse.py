@@ -1,0 +1,238 @@
+"""Check the times that a user gives a schedule, and make them a rule."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+import zoneinfo
+from typing import Any, TypeGuard
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from tidemill.core.clock import wall_time
+from tidemill.core.config import check_count, check_known, check_moment, check_seconds
+from tidemill.core.errors import InvalidOption
+from tidemill.schedules.rules import UNITS, Rule, next_time
+
+__all__ = ["OPTIONS", "When", "when_of"]
+
+OPTIONS = ("cron", "every", "at", "zone", "start", "end", "repeats", "jitter", "catch_up")
+
+_NO_END = 6325
+"""From this year on the end of a schedule says that it has none."""
+
+LEAST = 0.01
+"""Seconds an interval has at least."""
+
+_ALIASES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_FIELDS = {
+    "second": "0 to 59",
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day-of-month": "1 to 31, or L",
+    "month": "1 to 12, or JAN to DEC",
+    "day-of-week": "0 (Sunday) to 7, or SUN to SAT",
+}
+_ELAPSED = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+
+
+class When:
+    """When a schedule fires: one of ``cron``, ``every`` and ``at``, and how.
+
+    Args:
+        cron: five fields (minute, hour, day of month, month, day of week), or six with seconds
+            first, or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``.
+        every: seconds or a timedelta; or a text as ``"15 minutes"``, ``"day"``, ``"3 months"``.
+            Days and longer as a text keep the local time, and the day of the month where it exists.
+        at: a single time, an aware datetime or epoch seconds.
+        zone: the time zone of cron and of days and longer, as ``"Europe/Berlin"``; that of
+            ``start`` if it has one, else UTC. A datetime without a zone is taken to be in it.
+        start: nothing comes before it; what ``every`` counts from, and its first time. Without it
+            the first comes one step after the schedule is stored.
+        end: nothing comes after it.
+        repeats: jobs after which it ends.
+        jitter: seconds by which each is late at most, at random.
+        catch_up: True puts one job for each time that was missed while no worker ran; otherwise
+            there is one for all of them.
+
+    Raises:
+        InvalidOption: naming the option, and the field of a cron.
+    """
+
+    def __init__(
+        self,
+        *,
+        cron: str | None = None,
+        every: float | dt.timedelta | str | None = None,
+        at: dt.datetime | float | None = None,
+        zone: str | zoneinfo.ZoneInfo | None = None,
+        start: dt.datetime | float | None = None,
+        end: dt.datetime | float | None = None,
+        repeats: int | None = None,
+        jitter: float | dt.timedelta | None = None,
+        catch_up: bool = False,
+    ) -> None:
+        given = {"cron": cron, "every": every, "at": at}
+        named = [f"{name}=" for name, value in given.items() if value is not None]
+        if len(named) != 1:
+            said = f"not both {' and '.join(named)}" if named else "as cron='0 3 * * *'"
+            raise InvalidOption(f"a schedule takes one of cron=, every= and at=, {said}")
+        tz = _zone(zone, start)
+        local = cron is not None or isinstance(every, str)
+        if local and tz is None and _is_foreign(start):
+            raise InvalidOption(
+                f"zone must be named, as zone='Europe/Berlin': that of start, {start.tzname()}, "
+                "is an offset that does not follow the changes of a zone"
+            )
+        rule = Rule(
+            cron=_cron(cron) if cron is not None else "",
+            zone=tz.key if tz else "",
+            at=_moment("at", at, tz),
+            start=_moment("start", start, tz),
+            end=_end(end, tz),
+            **(_every(every) if every is not None else {}),
+        )
+        if rule.end and rule.end < rule.start:
+            raise InvalidOption("end is before start: the schedule would never fire")
+        endless = msgspec.structs.replace(rule, end=0.0)
+        if rule.cron and next_time(endless, rule.start) == math.inf:
+            raise InvalidOption(f"cron {cron!r} never comes")
+        if rule.at and (repeats is not None or start is not None or end is not None):
+            raise InvalidOption("at= comes once: leave out repeats=, start= and end=")
+        if not isinstance(catch_up, bool):
+            raise InvalidOption(f"catch_up must be True or False, not {catch_up!r}")
+        self.rule = rule
+        self.said = wall_time() if rule.at or rule.start or rule.end else 0.0
+        self.repeats = 0 if repeats is None else check_count("repeats", repeats, 1)
+        self.jitter = 0.0 if jitter is None else check_seconds("jitter", jitter)
+        self.catch_up = catch_up
+        if rule.every and self.jitter > rule.every:
+            raise InvalidOption(f"jitter is longer than every={rule.every:g} s; take a shorter one")
+
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """All options of the rule."""
+        return self.rule, self.repeats, self.jitter, self.catch_up
+
+    def __repr__(self) -> str:
+        return f"When({self.rule!r})"
+
+
+def when_of(when: Any, options: dict[str, Any]) -> When:
+    """The rule of a schedule from a cron text, seconds, a timedelta, a ``When``, or its options.
+
+    Raises:
+        InvalidOption: the value is none of them, or both forms were given.
+    """
+    check_known("a schedule", options, OPTIONS)
+    if when is None:
+        return When(**options)
+    if isinstance(when, When):
+        if options:
+            raise InvalidOption("give either a When or its options, not both")
+        return when
+    if isinstance(when, str):
+        return When(cron=when, **options)
+    if isinstance(when, (int, float, dt.timedelta)) and not isinstance(when, bool):
+        return When(every=when, **options)
+    raise InvalidOption(
+        f"a schedule must be a cron text, seconds, a timedelta or When(…), not {when!r}"
+    )
+
+
+def _zone(zone: object, start: object) -> zoneinfo.ZoneInfo | None:
+    if zone is None:
+        tz = start.tzinfo if isinstance(start, dt.datetime) else None
+        return tz if isinstance(tz, zoneinfo.ZoneInfo) and tz.key else None
+    if isinstance(zone, zoneinfo.ZoneInfo) and zone.key:
+        return zone
+    try:
+        if isinstance(zone, str) and zone:
+            return zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    raise InvalidOption(f"zone {zone!r} is no time zone this machine knows; as 'Europe/Berlin'")
+
+
+def _is_foreign(start: object) -> TypeGuard[dt.datetime]:
+    """True when a datetime has a zone that is neither UTC nor known by a name."""
+    return isinstance(start, dt.datetime) and bool(start.utcoffset())
+
+
+def _moment(field: str, value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
+    if value is None:
+        return 0.0
+    if isinstance(value, dt.datetime) and value.tzinfo is None and tz is not None:
+        value = value.replace(tzinfo=tz)
+    return check_moment(field, value)
+
+
+def _end(value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
+    """The end of a schedule. ``datetime.max`` and the like mean no end, which is 0."""
+    far = isinstance(value, dt.datetime) and value.year >= _NO_END
+    return 0.0 if far else _moment("end", value, tz)
+
+
+def _every(value: Any) -> dict[str, Any]:
+    """The part of a rule that ``every`` gives."""
+    if not isinstance(value, str):
+        seconds = check_seconds("every", value)
+        if seconds < LEAST:
+            raise InvalidOption(f"every must be at least {LEAST} s, not {value!r}")
+        return {"every": seconds}
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)?\s*([a-z]+?)s?\s*", value, re.ASCII)
+    count, unit = found.groups() if found else ("", "")
+    if unit in _ELAPSED:
+        return _every(float(count or 1) * _ELAPSED[unit])
+    if unit in UNITS and "." not in (count or ""):
+        return {"count": check_count("every", int(count or 1), 1, 10_000), "unit": unit}
+    raise InvalidOption(
+        f"every {value!r} is none; write a whole number of seconds, minutes, hours, days, weeks, "
+        "months or years, as '15 minutes', or give seconds as a number"
+    )
+
+
+def _cron(text: object) -> str:
+    """Check a cron text, field by field."""
+    if not isinstance(text, str):
+        raise InvalidOption(f"cron must be a text as '*/5 * * * *', not {text!r}")
+    cron = " ".join(_ALIASES.get(text.strip().lower(), text).split())
+    try:
+        CronSim(cron, dt.datetime(2024, 1, 1))
+    except CronSimError as error:
+        raise InvalidOption(_bad_cron(text, cron.split(), str(error))) from None
+    return cron
+
+
+def _is_cron(fields: list[str]) -> bool:
+    try:
+        CronSim(" ".join(fields), dt.datetime(2024, 1, 1))
+    except CronSimError:
+        return False
+    return True
+
+
+def _bad_cron(text: str, fields: list[str], said: str) -> str:
+    names = list(_FIELDS)[-len(fields) :]
+    if len(fields) not in (5, 6):
+        return (
+            f"cron {text!r} has {len(fields)} fields; it takes five: minute, hour, day of month, "
+            "month, day of week, or six with seconds first"
+        )
+    bad = said.removeprefix("Bad ")
+    if bad not in names:
+        return f"cron {text!r} cannot be used: {said}"
+    field = fields[names.index(bad)]
+    if bad == "day-of-month" and _is_cron([*fields[:-2], "*", fields[-1]]):
+        return f"cron {text!r} never comes: no month {fields[-2]!r} has a day {field!r}"
+    return f"cron {text!r}: its {bad} {field!r} is wrong; it goes from {_FIELDS[bad]}"

@@ -1,0 +1,110 @@
+"""Numbers of jobs: the ids of beanstalkd are unsigned 64-bit integers, tidemill's are texts.
+
+A job that is put with number 17 has the id ``#000000000017``. When a job with this id exists
+already, the number is skipped. A job of another producer gets a number when a client of the port
+first sees it; this process remembers the number for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import re
+from collections.abc import Awaitable, Callable
+
+__all__ = ["JobNumbers", "id_of", "number_of"]
+
+BLOCK = 1000
+"""Numbers taken from the store at once."""
+
+AHEAD = 200
+"""Numbers left when the next block is asked for."""
+
+FOREIGN = 100_000
+"""Jobs of other producers whose numbers are remembered: those seen last."""
+
+_OWN = re.compile(r"#([0-9]{12}|[1-9][0-9]{12,19})")
+
+
+def id_of(number: int) -> str:
+    """The id of a job that is put with a number. Ids sort like their numbers."""
+    return f"#{number:012d}"
+
+
+def number_of(job_id: str) -> int | None:
+    """The number of a job with such an id, or None."""
+    found = _OWN.fullmatch(job_id)
+    number = int(found[1]) if found else 2**64
+    return number if number < 2**64 else None
+
+
+class JobNumbers:
+    """The numbers of one port. ``reserve`` takes numbers from the store; returns the first."""
+
+    def __init__(self, reserve: Callable[[int], Awaitable[int]]) -> None:
+        self._reserve = reserve
+        self._next = self._end = 0
+        self._blocks: collections.deque[range] = collections.deque()
+        self._fetching: asyncio.Task[None] | None = None
+        self._ids: collections.OrderedDict[int, str] = collections.OrderedDict()
+        self._numbers: dict[str, int] = {}
+
+    async def draw(self) -> int:
+        """A new number."""
+        while self._next == self._end:
+            if self._blocks:
+                block = self._blocks.popleft()
+                self._next, self._end = block.start, block.stop
+            else:
+                await asyncio.shield(self._fetch())
+        number = self._next
+        self._next += 1
+        if self._end - self._next < AHEAD and not self._blocks:
+            self._fetch()
+        return number
+
+    async def skip(self, count: int) -> None:
+        """Skip so many numbers, since other jobs have them already."""
+        await self._reserve(count)
+        self._next = self._end = 0
+        self._blocks.clear()
+
+    def _fetch(self) -> asyncio.Task[None]:
+        if self._fetching is None:
+            self._fetching = asyncio.get_running_loop().create_task(self._take_block())
+        return self._fetching
+
+    async def _take_block(self) -> None:
+        try:
+            first = await self._reserve(BLOCK)
+            self._blocks.append(range(first, first + BLOCK))
+        finally:
+            self._fetching = None
+
+    async def close(self) -> None:
+        """End the request for more numbers."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.gather(self._fetching, return_exceptions=True)
+
+    def id_of(self, number: int) -> str:
+        """The id of the job with a number."""
+        return self._ids.get(number) or id_of(number)
+
+    async def of(self, job_id: str) -> int:
+        """The number of a job, which gets one if it has none."""
+        number = number_of(job_id)
+        if number is not None:
+            return number
+        number = self._numbers.get(job_id)
+        if number is None:
+            number = await self.draw()
+            if job_id in self._numbers:  # another client saw the job meanwhile
+                return self._numbers[job_id]
+            self._numbers[job_id] = number
+            if len(self._numbers) > FOREIGN:
+                _, oldest = self._ids.popitem(last=False)
+                del self._numbers[oldest]
+        self._ids[number] = job_id
+        self._ids.move_to_end(number)
+        return number

@@ -1,0 +1,299 @@
+"""Parses bytes into commands, exactly as beanstalkd does.
+
+A line ends with CR LF and has at most 224 bytes. A longer line is skipped to its end and answered
+with BAD_FORMAT. A line is searched up to its first CR, so a lone CR makes the line too long. The
+first bytes of a line tell its command. Numbers may have spaces before them, and are refused when
+they are too large.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["HANG_UP", "LINE_MOST", "Command", "PutJob", "Reader", "Refused"]
+
+LINE_MOST = 224
+"""Bytes of a line, with its CR LF."""
+
+TUBE_MOST = 200
+
+BAD_FORMAT = b"BAD_FORMAT\r\n"
+UNKNOWN_COMMAND = b"UNKNOWN_COMMAND\r\n"
+EXPECTED_CRLF = b"EXPECTED_CRLF\r\n"
+JOB_TOO_BIG = b"JOB_TOO_BIG\r\n"
+
+HANG_UP = "hang-up"
+"""The verb of a line of another protocol: the connection is closed."""
+
+_HTTP = re.compile(rb"[A-Z]+ \S+ HTTP/[0-9.]+ *|(?i:host|origin|content-length|user-agent) *:.*")
+"""An HTTP request line or header. A browser sends both, and a web page chooses the body."""
+_HTTP_VERSIONS = (b" HTTP/1.1", b" HTTP/1.0")  # behind a path that was too long for a line
+_TLS_HANDSHAKE = 0x16
+
+_NUMBER = re.compile(rb" *([0-9]+)")
+_LIKE_STRTOUL = re.compile(rb"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+_NAME = re.compile(rb"[A-Za-z0-9+/;.$_()-]+")
+_TAGS = re.compile(r"( (id|key)=\S+)+ *")
+_U32, _U64, _INT = 2**32 - 1, 2**64 - 1, 2**31 - 1
+
+
+class PutJob(NamedTuple):
+    """The job of a put. Times are seconds; ``id`` and ``key`` are the user's, or empty."""
+
+    rank: int
+    delay: int
+    ttr: int
+    body: bytes
+    id: str = ""
+    key: str = ""
+
+
+class Command(NamedTuple):
+    """One command of a client, with its arguments in order."""
+
+    verb: str
+    args: tuple[int | str, ...] = ()
+    job: PutJob | None = None
+
+
+class Refused(NamedTuple):
+    """Input that is refused, and the reply to it.
+
+    With ``verb`` it counts as this command. With ``produces`` it makes the client a producer.
+    """
+
+    reply: bytes
+    verb: str = ""
+    produces: bool = False
+
+
+class _Head(NamedTuple):
+    """The line of a put whose body is still to come."""
+
+    job: PutJob
+    size: int
+
+
+class Reader:
+    """Parses the bytes of one client."""
+
+    def __init__(self, max_body: int) -> None:
+        self._max_body = max_body
+        self._buffer = bytearray()
+        self._head: _Head | None = None
+        self._skip = 0  # bytes of a refused body that are still to come
+        self._too_long = False  # the rest of the line is skipped
+        self._begun = False  # the first byte has been looked at
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes that have arrived."""
+        if self._skip > len(data) and not self._buffer:
+            self._skip -= len(data)
+        else:
+            self._buffer += data
+
+    @property
+    def size(self) -> int:
+        """Bytes that are not parsed yet."""
+        return len(self._buffer)
+
+    def next(self) -> Command | Refused | None:
+        """The next command; None when it is incomplete."""
+        if not self._buffer:
+            return None
+        if not self._begun:
+            self._begun = True
+            if self._buffer[0] == _TLS_HANDSHAKE:
+                return Command(HANG_UP)
+        if self._skip:
+            return self._skip_body()
+        if self._head is not None:
+            return self._body(self._head)
+        end = self._line_end()
+        if not end:
+            return None
+        line = bytes(self._buffer[: end - 2])
+        del self._buffer[:end]
+        if self._too_long:
+            self._too_long = False
+            return Command(HANG_UP) if line.endswith(_HTTP_VERSIONS) else Refused(BAD_FORMAT)
+        if 0 in line:
+            return Refused(BAD_FORMAT)
+        try:
+            return self._command(line)
+        except _Malformed as error:
+            return Refused(BAD_FORMAT, error.verb)
+
+    def _line_end(self) -> int:
+        """The end of the next line, or 0. A line that is too long is dropped up to its end."""
+        buffer = self._buffer
+        while True:
+            at = buffer.find(b"\r", 0, min(len(buffer), LINE_MOST) - 1)
+            if at >= 0 and buffer[at + 1] == 10:
+                return at + 2
+            if len(buffer) < LINE_MOST:
+                return 0
+            del buffer[:LINE_MOST]
+            self._too_long = True
+
+    def _skip_body(self) -> Refused | None:
+        few = min(self._skip, len(self._buffer))
+        del self._buffer[:few]
+        self._skip -= few
+        return None if self._skip else Refused(JOB_TOO_BIG, "put")
+
+    def _body(self, head: _Head) -> Command | Refused | None:
+        size, buffer = head.size, self._buffer
+        if len(buffer) < size + 2:
+            return None
+        self._head = None
+        body, end = bytes(buffer[:size]), bytes(buffer[size : size + 2])
+        del buffer[: size + 2]
+        if end != b"\r\n":
+            return Refused(EXPECTED_CRLF, "put", produces=True)
+        return Command("put", job=head.job._replace(body=body))
+
+    def _command(self, line: bytes) -> Command | Refused | None:
+        if line.startswith(b"put "):
+            return self._put(line)
+        for prefix, verb, read in _BY_LETTER.get(line[:1], ()):
+            if line.startswith(prefix):
+                return Command(verb, read(line, len(prefix)))
+        return Command(HANG_UP) if _HTTP.fullmatch(line) else Refused(UNKNOWN_COMMAND)
+
+    def _put(self, line: bytes) -> Command | Refused | None:
+        rank, at = _number(line, 4, _U32)
+        delay, at = _number(line, at, _U32)
+        ttr, at = _number(line, at, _U32)
+        size, at = _number(line, at, _U32)
+        if size > self._max_body:
+            self._skip = size + 2
+            return self._skip_body()
+        job_id = key = ""
+        if at < len(line):
+            job_id, key = _tags(line[at:])
+        job = PutJob(rank, delay, max(1, ttr), b"", job_id, key)
+        self._head = _Head(job, size)
+        return self._body(self._head)
+
+
+class _Malformed(Exception):
+    def __init__(self, verb: str = "") -> None:
+        super().__init__()
+        self.verb = verb
+
+
+def _tags(text: bytes) -> tuple[str, str]:
+    """The extensions `` id=…`` and `` key=…`` after the line of a put, which beanstalkd lacks."""
+    try:
+        tags = text.decode()
+    except UnicodeDecodeError:
+        raise _Malformed("put") from None
+    if not _TAGS.fullmatch(tags):
+        raise _Malformed("put")
+    found = dict(tag.split("=", 1) for tag in tags.split())
+    return found.get("id", ""), found.get("key", "")
+
+
+def _number(line: bytes, at: int, most: int) -> tuple[int, int]:
+    """A number, and the position of its end."""
+    found = _NUMBER.match(line, at)
+    if found is None or (value := int(found[1])) > most:
+        raise _Malformed
+    return value, found.end()
+
+
+def _nothing(line: bytes, at: int) -> tuple[int | str, ...]:
+    if at != len(line):
+        raise _Malformed
+    return ()
+
+
+def _anything(line: bytes, at: int) -> tuple[int | str, ...]:
+    return ()
+
+
+def _id(line: bytes, at: int) -> tuple[int | str, ...]:
+    value, at = _number(line, at, _U64)
+    return (value, *_nothing(line, at))
+
+
+def _timeout(line: bytes, at: int) -> tuple[int | str, ...]:
+    value, _ = _number(line, at, _INT)
+    return (value,)
+
+
+def _id_and_more(*most: int) -> Callable[[bytes, int], tuple[int | str, ...]]:
+    def read(line: bytes, at: int) -> tuple[int | str, ...]:
+        values = []
+        for each in (_U64, *most):
+            value, at = _number(line, at, each)
+            values.append(value)
+        return (*values, *_nothing(line, at))
+
+    return read
+
+
+def _count(line: bytes, at: int) -> tuple[int | str, ...]:
+    """A number as C's strtoul reads it, cut to 32 bits: with a sign, and any text after it."""
+    found = _LIKE_STRTOUL.match(line, at)
+    if found is None or abs(value := int(found[1])) > _U64:
+        raise _Malformed
+    return (value & _U32,)
+
+
+def _tube(line: bytes, at: int) -> tuple[int | str, ...]:
+    name = line[at:]
+    if not _NAME.fullmatch(name) or len(name) > TUBE_MOST or name.startswith(b"-"):
+        raise _Malformed
+    return (name.decode(),)
+
+
+def _pause(line: bytes, at: int) -> tuple[int | str, ...]:
+    rest = line[at:].lstrip(b" ")
+    found = _NAME.match(rest)
+    if found is None:
+        raise _Malformed
+    delay, end = _number(rest, found.end(), _U32)
+    _nothing(rest, end)
+    try:
+        return (*_tube(found[0], 0), delay)
+    except _Malformed:
+        raise _Malformed("pause-tube") from None
+
+
+_Known = tuple[bytes, str, Callable[[bytes, int], tuple[int | str, ...]]]
+
+_COMMANDS: tuple[_Known, ...] = (
+    (b"peek ", "peek", _id),
+    (b"peek-ready", "peek-ready", _nothing),
+    (b"peek-delayed", "peek-delayed", _nothing),
+    (b"peek-buried", "peek-buried", _nothing),
+    (b"reserve-with-timeout ", "reserve-with-timeout", _timeout),
+    (b"reserve-job ", "reserve-job", _id),
+    (b"reserve", "reserve", _nothing),
+    (b"delete ", "delete", _id),
+    (b"release ", "release", _id_and_more(_U32, _U32)),
+    (b"bury ", "bury", _id_and_more(_U32)),
+    (b"kick ", "kick", _count),
+    (b"kick-job ", "kick-job", _id),
+    (b"touch ", "touch", _id),
+    (b"stats-job ", "stats-job", _id),
+    (b"stats-tube ", "stats-tube", _tube),
+    (b"stats", "stats", _nothing),
+    (b"use ", "use", _tube),
+    (b"watch ", "watch", _tube),
+    (b"ignore ", "ignore", _tube),
+    (b"list-tubes-watched", "list-tubes-watched", _nothing),
+    (b"list-tube-used", "list-tube-used", _nothing),
+    (b"list-tubes", "list-tubes", _nothing),
+    (b"quit", "quit", _anything),
+    (b"pause-tube", "pause-tube", _pause),
+)
+"""The beginnings of lines, in the order in which they are tried."""
+
+_BY_LETTER: dict[bytes, list[_Known]] = {}
+for _known in _COMMANDS:
+    _BY_LETTER.setdefault(_known[0][:1], []).append(_known)

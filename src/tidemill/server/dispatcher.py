@@ -1,0 +1,450 @@
+"""The dispatcher: the thread that talks to the store for all clients of a shared owner.
+
+Requests and verdicts that arrive during one exchange go into the next one. So ten clients cost
+hardly more commits than one client, and thousands of waiting clients cost nothing.
+
+A broker may report leases before they are durable (:mod:`tidemill.brokers.contract.early_leases`).
+Then the dispatcher hands out the jobs inside the exchange and waits a moment for verdicts on them,
+which join the same commit. When that commit fails, the jobs are lost, and no verdict on them
+reaches the store.
+
+The thread calls into the event loop with ``call_soon_threadsafe``. The loop passes requests to the
+thread through ``inbox`` and ``gone``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.early_leases import EarlyLeases
+from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
+from tidemill.brokers.contract.features import Feature
+from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
+from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.core.job import Command, Lease, Outcome, Owner, Verdict
+from tidemill.server.pending_verdicts import Answer, PendingVerdict, deliver_answers
+from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, ReservedJob, Waiter, Waiters
+
+__all__ = ["MAX_VERDICTS", "Dispatcher"]
+
+log = logging.getLogger("tidemill.server")
+
+MAX_VERDICTS = 1000
+"""Verdicts in one step."""
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between two attempts when the store fails; each pause is twice the last."""
+
+LONGEST_TICK = 600.0
+"""The longest time between two ticks of the broker, in seconds."""
+
+
+class Dispatcher:
+    """The thread of one shared owner, which documents the arguments.
+
+    ``hand_over`` is called in the loop with waiters that wait no more; each holds its jobs.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: Owner,
+        loop: asyncio.AbstractEventLoop,
+        hand_over: Callable[[Sequence[Waiter]], None],
+        *,
+        kinds: JobKinds,
+        stays: bool,
+        on_commands: Callable[[Sequence[Command]], None] | None,
+        on_lost_commit: Callable[[PendingCommit], None] | None,
+    ) -> None:
+        self.inbox: collections.deque[Waiter | PendingVerdict] = collections.deque()
+        self.gone: collections.deque[Waiter] = collections.deque()  # clients that have left
+        self.watched = frozenset[str]()  # the queues that end the current sleep
+        self.asleep = False
+        self.closing = False
+        self._broker = broker
+        self._owner = owner
+        self._loop = loop
+        self._hand_over = hand_over
+        self._kinds = kinds
+        self._told = 0 if kinds.knows else -1  # see Want.told
+        self._stays = stays
+        self._on_commands = on_commands
+        self._on_lost_commit = on_lost_commit
+        self._early = broker if on_lost_commit and isinstance(broker, EarlyLeases) else None
+        self._merged = Mode.MERGED if Feature.MERGED in broker.features else Mode.STRICT
+        self._waiters = Waiters()
+        self._batch = BatchSize(few=bool(kinds.knows))  # there may be many such owners
+        self._delay = CommitDelay(EACH_CLIENT)  # before an exchange
+        self._verdicts: list[PendingVerdict] = []
+        # Of the exchange under way, when it hands out jobs before its commit:
+        self._commit: PendingCommit | None = None
+        self._early_delay = CommitDelay(EACH_CLIENT, least=1)
+        self._early_verdicts: list[PendingVerdict] = []
+        self._withheld: set[int] = set()  # tokens of leases that wait for the commit
+        self._took = self._waited = 0.0  # seconds of the exchange, and of the wait inside it
+        self._marked = frozenset[str]()  # the queues for which the store may hint this owner alone
+        self._tick_at = 0.0  # monotonic time
+        self._held = 0  # jobs that clients may hold, lost jobs included
+        self._held_is_known = True  # False: clients may hold jobs that are not counted
+        self._rest = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="server-dispatcher", daemon=True)
+
+    # -- called by the event loop -----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread. The owner is attached already."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer all waiters without a job, store the last verdicts, and detach the owner."""
+        self.closing = True
+        self.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def send(self, request: Waiter | PendingVerdict) -> None:
+        """Take a request into the next exchange."""
+        self.inbox.append(request)
+        self.arrived()
+
+    def arrived(self) -> None:
+        """Wake the thread for a request in the inbox that cannot wait."""
+        self._delay.arrived(len(self.inbox))
+        self._early_delay.arrived(len(self.inbox))
+        self.wake()
+
+    def wake(self) -> None:
+        """End the thread's sleep, so that it looks at the inbox."""
+        # The loop appends first and then reads ``asleep``; the thread does the opposite.
+        if self.asleep:
+            self.asleep = False  # one wake-up is enough
+            self._rest.set()
+            self._broker.wake(self._owner.id)
+
+    # -- in the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = SHORTEST_PAUSE
+        while not self.closing:
+            try:
+                self._turn()
+                pause = SHORTEST_PAUSE
+                continue
+            except BrokerUnavailable as error:
+                log.warning("the server cannot reach its store: %s", error)
+                self._fail(error, [waiter for waiter in self._waiters if waiter.late])
+            except Exception as error:
+                log.log(
+                    logging.WARNING if isinstance(error, TidemillError) else logging.ERROR,
+                    "the server continues after an error of its store: %s",
+                    error,
+                    exc_info=not isinstance(error, TidemillError),
+                )
+                self._fail(error, list(self._waiters))
+            self._pause(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        self._end()
+
+    def _turn(self) -> None:
+        """One exchange with the store; then a sleep when nothing is left to do."""
+        if self.inbox:
+            self._delay.wait(self.inbox)
+        self._collect()
+        want, first = self._next_want()
+        reply, answers = self._exchange(want)
+        served = self._hand_out_reply(reply, want, first)
+        # Before the clients hear of it: a quick client would be counted twice.
+        self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
+        self._call_loop(deliver_answers, answers)
+        self._answer(served)
+        self._obey(reply.commands)
+        if self._has_nothing_to_do():
+            self._sleep(reply.next_due)
+
+    # -- requests of clients ----------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        """Take requests out of the inbox, and forget clients that have left."""
+        while self.inbox and len(self._verdicts) < MAX_VERDICTS:
+            request = self.inbox.popleft()
+            if not isinstance(request, Waiter):
+                self._verdicts.append(request)
+            elif not request.answer.done():  # else the client joined and has left
+                self._take_in(request)
+        while self.gone:
+            self._waiters.drop(self.gone.popleft())
+
+    def _take_in(self, waiter: Waiter) -> None:
+        """Let a client wait from now on. A client that joined may skip its first look.
+
+        Its queues were found empty, and the thread looks for all clients before it sleeps again.
+        The first look may be skipped only if it would give the client the same job: which of
+        several jobs a client gets must not depend on the moment.
+        """
+        self._waiters.add(waiter)
+        if waiter.joined and not waiter.late and waiter.is_plain(self._merged):
+            self._waiters.looked([waiter])
+            if waiter.late:  # since a moment ago: the loop expects a look to answer the client
+                self._answer([waiter])
+
+    def _next_want(self) -> tuple[Want | None, list[Waiter]]:
+        """The request for jobs, and the clients whose first look it is.
+
+        Before the thread sleeps, the store knows all queues that clients wait for. The store may
+        then hint this owner alone. So the owner first gives up each queue that nobody waits for
+        any more: the hint has to reach another owner.
+        """
+        given_up = tuple(self._marked - self._waiters.queues())
+        self._marked = frozenset()
+        if given_up:
+            tasks, messages, _ = self._kinds
+            want = Want(0, given_up, self._merged, tasks, messages=messages, sleep=False)
+            return want, []
+        if not self._waiters:
+            return None, []
+        want, first = self._waiters.want(self._merged, self._kinds, self._told)
+        if want.count > self._batch.count:
+            want = msgspec.structs.replace(want, count=self._batch.count)
+        return want, first
+
+    # -- the exchange -----------------------------------------------------------------------------
+
+    def _exchange(self, want: Want | None) -> tuple[Reply, list[Answer]]:
+        """Hand in verdicts and lease jobs; return the reply and the answers to the verdicts."""
+        self._drop_void_verdicts()
+        step = Step(
+            self._owner.id,
+            [it.verdict for it in self._verdicts if it.verdict is not None],
+            want,
+            [it.touch for it in self._verdicts if it.touch is not None],
+            [note for it in self._verdicts for note in it.notes],
+        )
+        self._commit, self._waited = None, 0.0
+        began = time.monotonic()
+        try:
+            if self._early is not None and want is not None and want.count:
+                reply = self._early.exchange_early(step, self._hand_out_early)
+            else:
+                reply = self._broker.exchange(step)
+        except BaseException:
+            self._held_is_known = False  # the step may have happened
+            raise
+        self._took = time.monotonic() - began - self._waited
+        if want is not None and want.told >= 0:
+            self._told = reply.told
+        settled, touched = iter(reply.settled), iter(reply.touched)
+        answers: list[Answer] = [
+            (it.answer, next(touched if it.verdict is None else settled))
+            for it in self._verdicts + self._early_verdicts
+        ]
+        self._verdicts, self._early_verdicts = [], []
+        self._held += len(reply.leases) - sum(reply.settled)
+        self._batch.learn(reply.leases)
+        return reply, answers
+
+    def _drop_void_verdicts(self) -> None:
+        """Refuse verdicts on jobs that were lost with a failed commit."""
+        if void := [it for it in self._verdicts if it.is_void]:
+            self._refuse(void)
+            self._verdicts = [it for it in self._verdicts if not it.is_void]
+
+    def _hand_out_reply(
+        self, reply: Reply, want: Want | None, first: Sequence[Waiter]
+    ) -> list[Waiter]:
+        """Hand out jobs that were not handed out early; return all clients to answer."""
+        early = self._commit is not None
+        leases = [it for it in reply.leases if not early or it.token in self._withheld]
+        served = self._hand_out(leases, None, self._verdicts)
+        if want is not None and len(reply.leases) < want.count:
+            self._marked = frozenset(want.queues) if want.sleep else frozenset()
+            self._waiters.looked(first)
+            served += [waiter for waiter in first if waiter.late and not waiter.jobs]
+        return served
+
+    def _hand_out(
+        self, leases: Sequence[Lease], commit: PendingCommit | None, returned: list[PendingVerdict]
+    ) -> list[Waiter]:
+        """Give jobs to waiting clients, and return these clients.
+
+        A job that no client gets is added to ``returned`` with its verdict.
+        """
+        served: dict[Waiter, None] = {}
+        for lease in leases:
+            verdict = Verdict(lease.token, Outcome.RELEASE)
+            try:
+                envelope = lease.open()
+                if commit is not None and envelope.at_most_once:
+                    self._withheld.add(lease.token)
+                    continue
+                if self._kinds.knows and envelope.task not in self._kinds.knows:
+                    waiter, verdict.outcome = None, Outcome.UNKNOWN
+                    verdict.error = f"no worker knows task {envelope.task!r}"
+                else:
+                    waiter = self._waiters.hand_out(ReservedJob(lease, envelope, commit))
+            except msgspec.DecodeError as error:
+                waiter, verdict.outcome = None, Outcome.FAIL
+                verdict.error = f"the job cannot be read: {error}"
+            if waiter is None:  # unreadable, of an unknown task, or its client has left
+                returned.append(PendingVerdict(verdict, None, None, commit))
+            else:
+                served[waiter] = None
+        return list(served)
+
+    # -- inside an exchange whose commit is pending -----------------------------------------------
+
+    def _hand_out_early(self, leases: Sequence[Lease]) -> list[Verdict]:
+        """Hand out jobs before their commit, and return the verdicts that clients send meanwhile.
+
+        A message with ttr=0 is withheld until the commit, since it must not be delivered twice.
+        The broker calls this again when it repeats the step; the jobs of the first call are lost.
+        """
+        self._lose_commit()
+        self._withheld.clear()
+        if leases:
+            self._commit = commit = PendingCommit()
+            served = self._hand_out(leases, commit, self._early_verdicts)
+            self._early_delay.expect(len(served), len(self.inbox), self._took)
+            self._answer(served)
+            began = time.monotonic()
+            self._early_delay.wait(self.inbox)
+            self._waited += time.monotonic() - began
+            self._collect_early_verdicts()
+        return [it.verdict for it in self._early_verdicts if it.verdict is not None]
+
+    def _collect_early_verdicts(self) -> None:
+        """Take the verdicts out of the inbox into the exchange under way."""
+        others: list[Waiter | PendingVerdict] = []
+        while self.inbox and len(self._early_verdicts) < MAX_VERDICTS:
+            request = self.inbox.popleft()
+            if isinstance(request, Waiter) or request.verdict is None or request.is_void:
+                others.append(request)
+            else:
+                self._early_verdicts.append(request)
+        self.inbox.extendleft(reversed(others))
+
+    def _lose_commit(self) -> None:
+        """Take back the jobs that were handed out inside an exchange, since it was undone."""
+        if self._commit is None:
+            return
+        self._commit.failed = True
+        if self._on_lost_commit is not None:
+            self._call_loop(self._on_lost_commit, self._commit)
+        self._commit = None
+        self._refuse([it for it in self._early_verdicts if it.is_void])
+        self._early_verdicts = [it for it in self._early_verdicts if not it.is_void]
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _answer(self, waiters: Sequence[Waiter]) -> None:
+        for waiter in waiters:
+            self._waiters.drop(waiter)
+        self._call_loop(self._hand_over, waiters)
+
+    def _refuse(self, verdicts: Sequence[PendingVerdict]) -> None:
+        self._call_loop(deliver_answers, [(it.answer, False) for it in verdicts])
+
+    def _call_loop(self, function: Callable[[Any], None], argument: Any) -> None:
+        if argument:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its clients with it
+                self._loop.call_soon_threadsafe(function, argument)
+
+    def _obey(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if command.verb == "lost":
+                log.warning("the store gave up the server; other owners get the jobs that it held")
+                self._marked = frozenset()
+                self._broker.attach(self._owner)
+            elif self._on_commands is not None:
+                self._call_loop(self._on_commands, [command])
+
+    # -- sleeping ---------------------------------------------------------------------------------
+
+    def _has_nothing_to_do(self) -> bool:
+        """Whether all clients have looked, all verdicts are stored, and the store may hint us."""
+        if self._waiters.to_look or self._verdicts or self._marked != self._waiters.queues():
+            return False
+        if not self._waiters:  # all clients have their answers, and may be back in a moment
+            self._delay.wait(self.inbox)
+        return True
+
+    def _sleep(self, next_due: float) -> None:
+        now = time.monotonic()
+        if now >= self._tick_at:
+            self._tick_at = now + min(max(SHORTEST_PAUSE, self._broker.tick()), LONGEST_TICK)
+        until = self._tick_at - now
+        self.asleep = True
+        self.watched = self._marked
+        try:
+            if not (self.inbox or self.closing):
+                if self._waiters:  # else a job that comes due matters to no client
+                    until = min(until, next_due)
+                self._broker.wait(self._owner.id, until)
+        finally:
+            self.watched = frozenset()
+            self.asleep = False
+
+    def _pause(self, seconds: float) -> None:
+        """Do nothing for a while, since the store fails."""
+        self._rest.clear()
+        self.asleep = True
+        if not (self.inbox or self.closing):
+            self._rest.wait(seconds)
+        self.asleep = False
+
+    # -- errors and the end -----------------------------------------------------------------------
+
+    def _fail(self, error: Exception, waiters: Sequence[Waiter]) -> None:
+        """Give the error to clients that sent verdicts, and to these waiters.
+
+        Verdicts that no client waits for are sent again, unless the store refused them alone.
+        """
+        self._lose_commit()
+        self._verdicts, self._early_verdicts = self._verdicts + self._early_verdicts, []
+        self._collect()
+        kept = [it for it in self._verdicts if it.answer is None]
+        is_refusal = not isinstance(error, BrokerUnavailable)
+        if is_refusal and not waiters and len(kept) == len(self._verdicts):
+            kept = []
+        self._call_loop(deliver_answers, [(it.answer, error) for it in self._verdicts])
+        self._verdicts = kept
+        for waiter in waiters:
+            self._waiters.drop(waiter)
+        self._call_loop(deliver_answers, [(waiter.answer, error) for waiter in waiters])
+
+    def _await_loop(self) -> None:
+        """Wait until the loop has handled all calls of this thread: it may give jobs back."""
+        handled = threading.Event()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(handled.set)
+            handled.wait(LONGEST_PAUSE)
+
+    def _end(self) -> None:
+        """Answer all waiters without a job, and store the last verdicts."""
+        self._collect()
+        self._answer(list(self._waiters))
+        self._await_loop()
+        self._collect()
+        try:
+            while self._verdicts:
+                _, answers = self._exchange(Want(0, tuple(self._marked), sleep=False))
+                self._call_loop(deliver_answers, answers)
+                self._collect()
+            if not self._stays or (self._held_is_known and not self._held):
+                self._broker.detach(self._owner.id)
+        except Exception as error:
+            log.warning("the server could not detach from its store: %s", error)
+            self._fail(error, [])

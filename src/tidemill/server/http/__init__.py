@@ -1,0 +1,1 @@
+"""The JSON API of the job server, from the connection to the endpoints."""

@@ -1,0 +1,110 @@
+"""Bounds of the size of one answer to a remote owner: the same as of an answer of ``reserve``.
+
+A job may have 1 MiB, so an answer with 1,000 jobs would have a gigabyte. An owner gets fewer jobs
+when its jobs are large. Jobs that do not fit go back uncounted, and the owner asks again at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.rpc import encode
+from tidemill.core.job import Outcome, Record, Verdict
+from tidemill.server.http.job_lists import size_of_record
+from tidemill.server.waiters import ANSWER_BYTES, MAX_BATCH, MIN_BATCH, BatchSize, size_of
+
+__all__ = ["SizedExchanges", "how_many_fit", "records_that_fit"]
+
+OWNERS = 10_000
+"""Owners whose batch sizes are remembered."""
+
+
+class SizedExchanges:
+    """The exchanges of remote owners with one broker, from any thread."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._lock = threading.Lock()
+        self._batches: OrderedDict[str, BatchSize] = OrderedDict()
+
+    def exchange(self, step: Step) -> Reply:
+        """One exchange, with as many leases as fit into an answer.
+
+        Raises:
+            TidemillError: the exchange failed, or jobs that do not fit could not be given back.
+                The owner then repeats the step, and gets its leases once more.
+        """
+        want = step.want
+        if want is None or not want.count:
+            return self._broker.exchange(step)
+        batch = self._batch_of(step.owner)
+        count = min(want.count, batch.count)
+        fewer = msgspec.structs.replace(want, count=count)
+        reply = self._broker.exchange(msgspec.structs.replace(step, want=fewer))
+        has_more = len(reply.leases) == count < want.count
+        batch.learn(reply.leases)
+        fit = how_many_fit([size_of(lease) for lease in reply.leases])
+        if fit < len(reply.leases):
+            self._give_back(step.owner, [lease.token for lease in reply.leases[fit:]])
+            del reply.leases[fit:]
+            has_more = True
+        if has_more:
+            reply.more, reply.next_due = True, 0.0  # the owner asks again at once
+        return reply
+
+    def _batch_of(self, owner: str) -> BatchSize:
+        with self._lock:
+            batch = self._batches.setdefault(owner, BatchSize(few=True))
+            self._batches.move_to_end(owner)
+            if len(self._batches) > OWNERS:
+                self._batches.popitem(last=False)
+            return batch
+
+    def _give_back(self, owner: str, tokens: Sequence[int]) -> None:
+        verdicts = [Verdict(token, Outcome.RELEASE) for token in tokens]
+        self._broker.exchange(Step(owner, verdicts, behalf=True))
+
+
+def how_many_fit(sizes: Sequence[int]) -> int:
+    """The number of items that fit into an answer, at least one."""
+    for n, size in enumerate(itertools.accumulate(sizes), 1):
+        if size >= ANSWER_BYTES:
+            return n
+    return len(sizes)
+
+
+def records_that_fit(
+    ids: Sequence[str], read: Callable[[Sequence[str]], list[Record | None]]
+) -> tuple[list[str], bytes]:
+    """The ids of unfinished jobs, and the encoded records of the first jobs, as many as fit.
+
+    Records are read a few at a time, since all of them may need more memory than there is.
+    """
+    unfinished: list[str] = []
+    parts: list[bytes] = []
+    left, at, count = ANSWER_BYTES, 0, MIN_BATCH
+    while at < len(ids):
+        some = ids[at : at + count]
+        records = read(some)
+        pairs = zip(some, records, strict=True)
+        unfinished += [i for i, record in pairs if record and not record.state.finished]
+        for record in records:
+            if left > 0:
+                parts.append(encode(record))
+                left -= len(parts[-1])
+        size = sum(size_of_record(record) for record in records if record)
+        count = max(MIN_BATCH, min(MAX_BATCH, ANSWER_BYTES * len(some) // max(size, 1)))
+        at += len(some)
+    return unfinished, _list_of(parts)
+
+
+def _list_of(parts: Sequence[bytes]) -> bytes:
+    """A msgpack list of encoded items."""
+    return b"\xdd" + len(parts).to_bytes(4, "big") + b"".join(parts)

@@ -1,0 +1,118 @@
+"""Statistics, workers, and streams of changes (server-sent events)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from tidemill import __version__
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import totals_of
+from tidemill.core.errors import JobNotFound, ResultTimeout
+from tidemill.core.job import Owner, Record
+from tidemill.server.http.answers import Stream
+from tidemill.server.http.api.jobs import job_out
+from tidemill.server.http.api.queues import queue_out
+from tidemill.server.http.backend import Backend
+from tidemill.server.http.call import Call
+from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.schemas.system import Stats, Totals, WorkerOut, Workers
+from tidemill.server.http.stats_stream import event
+
+__all__ = ["ENDPOINTS"]
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at a watched job. Its end is reported at once."""
+
+KEEP_ALIVE = 15
+"""Looks without news after which a stream sends a comment, to keep its connection."""
+
+
+async def get_stats(call: Call) -> Stats:
+    """Get statistics of the store and this server."""
+    backend = call.backend
+    broker = backend.mill.broker
+    rows, owners = await backend.run(lambda: (broker.stats(), broker.owners()))
+    knows = Feature.INSPECT in broker.features
+    return Stats(
+        version=__version__,
+        url=broker.url,
+        started=backend.started,
+        time=time.time(),
+        workers=sum(1 for owner in owners if owner.kind == "worker") if knows else None,
+        totals=Totals(**totals_of(rows, knows=knows)),
+        queues=[queue_out(row) for row in rows],
+    )
+
+
+async def list_workers(call: Call) -> Workers:
+    """List the workers and other owners of jobs that are attached to the store."""
+    broker = call.backend.mill.broker
+    if Feature.INSPECT not in broker.features:  # it knows only the owners of this process
+        return Workers(None)
+    owners = await call.backend.run(broker.owners)
+    return Workers([_worker(owner) for owner in owners])
+
+
+def _worker(owner: Owner) -> WorkerOut:
+    return WorkerOut(
+        id=owner.id,
+        kind=owner.kind,
+        name=owner.name,
+        host=owner.host,
+        pid=owner.pid,
+        started=owner.started,
+        queues=list(owner.queues),
+        concurrency=owner.concurrency,
+    )
+
+
+async def watch_queues(call: Call) -> Stream:
+    """Stream the statistics of all queues whenever they change, at most once a second.
+
+    The events have the name ``queues``, and the same data as ``/v1/queues``.
+    """
+    return Stream(call.backend.snapshots.listen(), shared=True)
+
+
+async def watch_job(call: Call, job_id: str) -> Stream:
+    """Stream the state of a job whenever it changes, until it has ended.
+
+    The events have the name ``job``, the last event ``end``. Their data is that of ``/v1/jobs``.
+    """
+    job = call.backend.mill.job(job_id)
+    record = await job.arefresh()
+    return Stream(_changes(call.backend, job_id, record))
+
+
+async def _changes(backend: Backend, job_id: str, record: Record) -> AsyncIterator[bytes]:
+    job, sent, quiet = backend.mill.job(job_id), b"", 0
+    while True:
+        data = msgspec.json.encode(job_out(record))
+        name = "end" if record.state.finished else "job"
+        quiet += 1
+        if data != sent:
+            yield event(name, data)
+            sent, quiet = data, 0
+        elif quiet % KEEP_ALIVE == 0:
+            yield b": here\n\n"
+        if record.state.finished or backend.stopping.is_set():
+            return
+        try:
+            await backend.await_state(job, LOOK_EVERY)
+        except ResultTimeout:
+            pass
+        except JobNotFound as error:  # an acknowledged message, or a deleted job
+            yield event("end", msgspec.json.encode({"id": job_id, "detail": str(error)}))
+            return
+        record = job.record
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/v1/stats", get_stats),
+    Endpoint("GET", "/v1/workers", list_workers),
+    Endpoint("GET", "/v1/events", watch_queues),
+    Endpoint("GET", "/v1/jobs/{job_id}/events", watch_job, also=(410,)),
+)

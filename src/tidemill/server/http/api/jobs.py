@@ -1,0 +1,391 @@
+"""Jobs: put one or many, inspect them, change them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.explain import explain_in, why_not_run
+from tidemill.client.job_handle import Job
+from tidemill.client.trail import trail_of
+from tidemill.core.config import check_name
+from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
+from tidemill.core.job import Envelope, Put, Record, State
+from tidemill.server.http.backend import Backend
+from tidemill.server.http.batch_bodies import decode_batch, decode_job
+from tidemill.server.http.bodies import as_json, body_out, bytes_of
+from tidemill.server.http.call import Call
+from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.job_lists import find_some
+from tidemill.server.http.problems import Problem
+from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
+from tidemill.server.http.schemas.jobs import (
+    BatchIn,
+    CancelIn,
+    CancelMany,
+    Done,
+    Ids,
+    JobIn,
+    JobListed,
+    JobOptions,
+    JobOut,
+    JobQuery,
+    Jobs,
+    JobTrail,
+    KickMany,
+    KickQuery,
+    Matching,
+    MessageOptions,
+    Placed,
+    PlacedMany,
+    ResultOut,
+    WaitQuery,
+)
+from tidemill.server.tokens import Role
+
+__all__ = ["ENDPOINTS", "envelope_of", "filter_of", "job_out", "options_of", "placed"]
+
+_OPTIONS = frozenset(JobOptions.__struct_fields__)
+_NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
+
+
+# -- putting --------------------------------------------------------------------------------------
+
+
+async def put_job(call: Call, body: JobIn) -> Placed:
+    """Put a message, or a call of a task."""
+    envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
+    check_put(call.exchange, [envelope])
+    (put,) = await call.backend.put([envelope])
+    return placed(call, put)
+
+
+async def put_jobs(call: Call, body: BatchIn) -> PlacedMany:
+    """Put many jobs in one commit, all or none, in this order."""
+
+    def make() -> list[Envelope]:
+        return [envelope_of(call.backend, job, n) for n, job in enumerate(body.jobs)]
+
+    envelopes = await call.compute(make, 0)
+    check_put(call.exchange, envelopes)
+    body.jobs.clear()  # frees memory: decoded jobs are many times larger than their JSON
+    puts = await call.backend.put(envelopes) if envelopes else []
+    return PlacedMany(puts)  # type: ignore[arg-type]  # they encode as Placed do
+
+
+async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
+    """Put a job under an id of your choice.
+
+    Putting the same job again does nothing, so a request whose answer was lost can be repeated.
+    Another job under the same id is refused. The id of an acknowledged message is free again.
+    """
+    if body.id not in (None, job_id):
+        raise InvalidOption("id: differs from the id in the path; leave it out of the body")
+    body.id = job_id
+    envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
+    check_put(call.exchange, [envelope])
+    try:
+        (put,) = await call.backend.put([envelope])
+    except DuplicateJob as error:
+        if error.job_id not in ("", job_id):  # another job has the key
+            raise
+        record = await call.backend.run(call.backend.mill.broker.get, job_id)
+        if record is None or not _is_same(record.envelope, envelope):
+            raise
+        call.status = 200
+        return Placed(job_id, "created")
+    return placed(call, put)
+
+
+def placed(call: Call, put: Put) -> Placed:
+    """The answer to a put."""
+    if put.placed != "created":
+        call.status = 200
+    return Placed(put.id, put.placed.value)
+
+
+def _is_same(old: Envelope, new: Envelope) -> bool:
+    """Whether two jobs are the same, apart from the fields that the server sets."""
+    one = msgspec.structs.replace(old, **_NOT_SAID)
+    return one == msgspec.structs.replace(new, **_NOT_SAID)
+
+
+def envelope_of(backend: Backend, job: JobIn, number: int = -1) -> Envelope:
+    """The job of a request; ``number`` is its index in a batch.
+
+    Raises:
+        InvalidOption: the job is invalid; the message has its index.
+    """
+    try:
+        return _message(backend, job) if job.task is None else _call(backend.mill, job)
+    except InvalidOption as error:
+        if number >= 0:
+            raise type(error)(f"jobs[{number}]: {error}") from None
+        raise
+
+
+def _message(backend: Backend, job: JobIn) -> Envelope:
+    if job.body is UNSET:
+        raise InvalidOption("body or task is required: body for a message, task for a call")
+    if job.args or job.kwargs:
+        raise InvalidOption("args and kwargs belong to a task; a message has a body")
+    if job.timeout is not None or job.result_ttl is not None:
+        raise InvalidOption("timeout and result_ttl belong to a task; a message has a ttr")
+    body = job.body if job.encoding == "json" else bytes_of("body", job.body)
+    envelope = backend.queue(job.queue or "default").envelope(body, **options_of(job))
+    if job.queue is None:
+        raise InvalidOption("queue: a message needs the name of a queue")
+    return envelope
+
+
+def _call(mill: Tidemill, job: JobIn) -> Envelope:
+    if job.body is not UNSET:
+        raise InvalidOption("give only one of body, for a message, and task, for a call")
+    options = options_of(job)
+    if job.queue is not None:
+        options["queue"] = job.queue
+    try:
+        return mill.envelope(mill.call(job.task or "", *job.args, **job.kwargs).using(**options))
+    except TypeError as error:
+        raise InvalidOption(f"{job.task} cannot be called with these arguments: {error}") from None
+
+
+def options_of(job: MessageOptions) -> dict[str, Any]:
+    """The options in a request."""
+    names, pick, nothing = _options_in(type(job))
+    values = pick(msgspec.structs.astuple(job))
+    if values == nothing:  # most requests have no options
+        return {}
+    options = {name: v for name, v in zip(names, values, strict=True) if v is not None}
+    if "retries" in options:
+        options["retries"] = int(options["retries"])
+    return options
+
+
+@functools.cache
+def _options_in(kind: type[MessageOptions]) -> tuple[list[str], Any, tuple[None, ...]]:
+    """The names of a schema's options, a function that picks their values, and as many Nones."""
+    places = [(n, name) for n, name in enumerate(kind.__struct_fields__) if name in _OPTIONS]
+    pick = operator.itemgetter(*(n for n, _ in places))
+    return [name for _, name in places], pick, (None,) * len(places)
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def job_out(record: Record) -> JobOut:
+    """A record as a job of the API."""
+    return JobOut(**record.public())
+
+
+async def list_jobs(call: Call, query: JobQuery) -> Jobs:
+    """List matching jobs, newest first.
+
+    A list of large jobs ends before ``limit``; its cursor continues it.
+    """
+    what, mill = filter_of(call, query), call.backend.mill
+    mill.features.need(Feature.FAILED, "a list of jobs")
+    limit, find = int(query.limit), mill.broker.find
+    if query.bodies:
+        limit = min(limit, _WITH_BODIES)
+    page = await call.backend.run(find_some, find, what, limit, query.cursor)
+    if not query.bodies:
+        return Jobs([JobListed(**it.public()) for it in page.records], page.cursor or None)
+    rows = await call.backend.run(lambda: [_listed(mill, record) for record in page.records])
+    return Jobs(rows, page.cursor or None)
+
+
+_WITH_BODIES = 16
+"""The most jobs in a list with bodies."""
+
+
+def _listed(mill: Tidemill, record: Record) -> JobListed:
+    body, encoding = _shown(mill, record)
+    # public() gives plain values by name, whose types mypy cannot tell apart.
+    return JobListed(**record.public(), body=body, encoding=encoding)  # type: ignore[arg-type]
+
+
+def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
+    """The filter of a query. Without a queue, a token for one queue means this queue."""
+    queue, known = query.queue, allowed_queues(call.exchange)
+    if not queue and len(known) == 1:
+        queue = known[0]
+    check_queues(call.exchange, [queue])
+    return Filter(
+        states=frozenset(map(State, query.state)),
+        queue=queue,
+        task=query.task,
+        key=query.key,
+        tag=query.tag,
+        text=query.search,
+        id_prefix=f"{query.group}." if query.group else "",
+    )
+
+
+async def get_job(call: Call, job_id: str) -> JobTrail:
+    """Get a job with all its events in order, and an explanation of its state."""
+    return await call.backend.run(_trail, call.backend.mill, job_id)
+
+
+def _trail(mill: Tidemill, job_id: str) -> JobTrail:
+    record = mill.job(job_id).refresh()
+    body, encoding = _shown(mill, record)
+    trail = [
+        {
+            "time": e.time or None,
+            "what": e.what,
+            "detail": e.detail,
+            "traceback": e.traceback or None,
+        }
+        for e in trail_of(record)
+    ]
+    explanation = explain_in(mill.broker, record)
+    return JobTrail(
+        **record.public(),
+        trail=trail,  # type: ignore[arg-type]  # encodes as the structs would
+        explanation=explanation,
+        body=body,
+        encoding=encoding,  # type: ignore[arg-type]  # one of the three
+    )
+
+
+def _shown(mill: Tidemill, record: Record) -> tuple[Any, str]:
+    """The body of a job and its encoding, or the reason why it cannot be read."""
+    try:
+        return body_out(mill, record.envelope)
+    except CodecError as error:
+        return f"({error})", "repr"
+
+
+async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
+    """Wait for the end of a job, and get its result. Status 202: it has not ended yet."""
+    backend = call.backend
+    job = backend.mill.job(job_id)
+    wait = min(query.wait, backend.settings.longest_poll)
+    with contextlib.suppress(ResultTimeout):
+        try:
+            await backend.run(job.wait, 0)
+        except ResultTimeout:
+            if not wait:
+                raise
+            await call.exchange.body()  # only then the server notices that the client leaves
+            await backend.polls.wait(call.exchange, backend.await_state(job, wait), None)
+    out = await backend.run(_result, job)
+    if out.finished is None:
+        call.status = 202
+    return out
+
+
+def _result(job: Job[Any]) -> ResultOut:
+    record, value, encoding = job.record, None, "json"
+    if record.state is State.SUCCEEDED:
+        try:
+            value, encoding = as_json(job.result(0))
+        except CodecError as error:
+            value, encoding = f"({error})", "repr"
+    last = record.attempts[-1] if record.attempts else None
+    failed = record.state is State.FAILED and last is not None
+    return ResultOut(
+        id=job.id,
+        state=record.state.value,
+        finished=record.finished or None,
+        result=value,
+        encoding=encoding,  # type: ignore[arg-type]  # one of the three
+        error=record.error or None,
+        traceback=(last.traceback or None) if failed and last is not None else None,
+    )
+
+
+# -- acting ---------------------------------------------------------------------------------------
+
+
+async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
+    """Cancel a job: at once, or through its worker while it runs."""
+    await _act(call, job_id, lambda job: job.cancel(body.terminate), "it has ended already")
+
+
+async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
+    """Start a new run of a failed, cancelled or expired job, or make a scheduled job ready."""
+    await _act(call, job_id, lambda job: job.retry(query.force), why_not_run)
+
+
+async def delete_job(call: Call, job_id: str) -> None:
+    """Delete a job in any state. A running job loses its lease."""
+    await _act(call, job_id, Job.delete, "it cannot be deleted")
+
+
+async def _act(call: Call, job_id: str, act: Any, why_not: str | Callable[[Record], str]) -> None:
+    def attempt() -> None:
+        job = call.backend.mill.job(job_id)
+        if not act(job):
+            record = job.refresh()  # raises if the job does not exist
+            why = why_not if isinstance(why_not, str) else why_not(record)
+            raise Problem("conflict", f"{job_id}: {why}", job_id=job_id)
+
+    await call.backend.run(attempt)
+
+
+async def cancel_jobs(call: Call, body: CancelMany) -> Done:
+    """Cancel many jobs."""
+    broker, ids = call.backend.mill.broker, _checked(call.backend, body, Feature.CANCEL, "cancel")
+    return Done(await call.backend.run(lambda: broker.cancel(ids, terminate=body.terminate)))
+
+
+async def kick_jobs(call: Call, body: KickMany) -> Done:
+    """Make many jobs ready again."""
+    broker, ids = call.backend.mill.broker, _checked(call.backend, body, Feature.FAILED, "kick")
+    return Done(await call.backend.run(lambda: broker.kick(ids, force=body.force)))
+
+
+async def delete_jobs(call: Call, body: Ids) -> Done:
+    """Delete many jobs."""
+    ids = _checked(call.backend, body, Feature.FAILED, "delete")
+    return Done(await call.backend.run(call.backend.mill.broker.delete, ids))
+
+
+def _checked(backend: Backend, body: Ids, feature: Feature, what: str) -> list[str]:
+    backend.mill.features.need(feature, what)
+    return [check_name("id", job_id) for job_id in body.ids]
+
+
+OPERATOR = Role.OPERATOR
+ENDPOINTS = (
+    Endpoint(
+        *("POST", "/v1/jobs", put_job, OPERATOR),
+        status=201,
+        also=(200, 409, 507),
+        decode_large=decode_job,
+        checks_queues=True,
+    ),
+    Endpoint(
+        *("POST", "/v1/jobs/batch", put_jobs, OPERATOR),
+        status=201,
+        also=(409, 507),
+        decode_large=decode_batch,
+        checks_queues=True,
+    ),
+    Endpoint(
+        *("PUT", "/v1/jobs/{job_id}", put_job_by_id, OPERATOR),
+        status=201,
+        also=(200, 409, 507),
+        decode_large=decode_job,
+    ),
+    Endpoint("GET", "/v1/jobs", list_jobs, checks_queues=True),
+    Endpoint("GET", "/v1/jobs/{job_id}", get_job, also=(410,)),
+    Endpoint("GET", "/v1/jobs/{job_id}/result", get_result, also=(202, 410)),
+    Endpoint("POST", "/v1/jobs/{job_id}/cancel", cancel_job, OPERATOR, status=204, also=(409, 410)),
+    Endpoint("POST", "/v1/jobs/{job_id}/kick", kick_job, OPERATOR, status=204, also=(409, 410)),
+    Endpoint("DELETE", "/v1/jobs/{job_id}", delete_job, OPERATOR, status=204, also=(409, 410)),
+    Endpoint("POST", "/v1/jobs/cancel", cancel_jobs, OPERATOR),
+    Endpoint("POST", "/v1/jobs/kick", kick_jobs, OPERATOR),
+    Endpoint("POST", "/v1/jobs/delete", delete_jobs, OPERATOR),
+)

@@ -1,0 +1,242 @@
+"""Queues and limits: statistics, pause and resume, purge, kick, and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.core.config import check_name
+from tidemill.core.job import State
+from tidemill.limits.declare import Breaker, limit_public
+from tidemill.server.http.call import Call
+from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.job_lists import AT_ONCE
+from tidemill.server.http.problems import Problem
+from tidemill.server.http.schemas.queues import (
+    BreakerIn,
+    DeleteQuery,
+    KickIn,
+    LimitIn,
+    LimitOut,
+    LimitsOut,
+    Number,
+    QueueIn,
+    QueueLimitIn,
+    QueueOut,
+    Queues,
+)
+from tidemill.server.tokens import Role
+
+__all__ = ["ENDPOINTS", "queue_out"]
+
+
+def queue_out(stats: QueueStats) -> QueueOut:
+    """Statistics of a queue as a queue of the API."""
+    return QueueOut(**stats.public())
+
+
+async def list_queues(call: Call) -> Queues:
+    """List all queues with their statistics."""
+    rows = await call.backend.run(call.backend.mill.queues)
+    return Queues([queue_out(row) for row in rows])
+
+
+async def get_queue(call: Call, queue: str) -> QueueOut:
+    """Get the statistics of a queue."""
+    return queue_out(await call.backend.run(_row, call.backend.mill, queue))
+
+
+def _row(mill: Tidemill, name: str) -> QueueStats:
+    check_name("queue", name)
+    for row in mill.queues():
+        if row.name == name:
+            return row
+    raise Problem("not-found", f"there is no queue {name!r}")
+
+
+async def change_queue(call: Call, queue: str, body: QueueIn) -> QueueOut:
+    """Change a queue: pause or resume it, and set the most unfinished jobs that it may hold."""
+    max_size = None if body.max_size is None else int(body.max_size)
+    return await _change(call, queue, body.paused, max_size)
+
+
+async def pause_queue(call: Call, queue: str) -> QueueOut:
+    """Pause a queue: it starts no more jobs. Running jobs continue; new jobs are accepted."""
+    return await _change(call, queue, True)
+
+
+async def resume_queue(call: Call, queue: str) -> QueueOut:
+    """Resume a paused queue."""
+    return await _change(call, queue, False)
+
+
+async def _change(
+    call: Call, queue: str, paused: bool | None, max_size: int | None = None
+) -> QueueOut:
+    mill = call.backend.mill
+    check_name("queue", queue)
+    if paused is not None:
+        mill.features.need(Feature.PAUSE, "pausing a queue")
+    if max_size is not None:
+        mill.features.need(Feature.MAX_SIZE, "max_size")
+
+    def change() -> QueueStats:
+        mill.broker.set_queue(queue, paused=paused, max_size=max_size)
+        return _row(mill, queue)
+
+    return queue_out(await call.backend.run(change))
+
+
+async def purge_queue(call: Call, queue: str) -> Number:
+    """Delete all jobs of a queue that are neither running nor finished."""
+    return Number(await call.backend.run(call.backend.mill.queue(queue).purge))
+
+
+async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
+    """Delete a queue with its counters and settings; get the number of deleted jobs.
+
+    A queue with running jobs is refused. Without ``force`` a queue with any jobs is refused, also
+    finished jobs.
+    """
+    mill = call.backend.mill
+
+    def delete() -> int:
+        _row(mill, queue)
+        return mill.queue(queue).delete(force=query.force)
+
+    return Number(await call.backend.run(delete))
+
+
+async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
+    """Make failed jobs of a queue ready again, newest first."""
+    mill = call.backend.mill
+    mill.features.need(Feature.FAILED, "kick")
+    what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
+
+    def kick() -> int:
+        done, left, cursor = 0, int(body.count), ""
+        while left:
+            page = mill.find(what, limit=min(left, AT_ONCE), cursor=cursor)
+            done += sum(mill.broker.kick([record.envelope.id for record in page.records]))
+            left, cursor = left - len(page.records), page.cursor
+            if not cursor:
+                break
+        return done
+
+    return Number(await call.backend.run(kick))
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+async def list_limits(call: Call) -> LimitsOut:
+    """List all limits, the limits of queues first."""
+    return LimitsOut(await call.backend.run(_limits, call.backend.mill))
+
+
+def _limits(mill: Tidemill) -> list[LimitOut]:
+    return [msgspec.convert(limit_public(row), LimitOut) for row in mill.limits.list()]
+
+
+async def change_limit(call: Call, name: str, body: LimitIn) -> LimitOut:
+    """Change a limit by its name. The change applies at once, to all workers.
+
+    The limit of a task has the name of the task, unless the code gives another name.
+    """
+    return await _set_limit(
+        call, name, False, lambda m: m.limits.set(name, **_settings_in(body)), body
+    )
+
+
+async def change_queue_limit(call: Call, queue: str, body: QueueLimitIn) -> LimitOut:
+    """Change the limit of a queue. The change applies at once, to all workers."""
+    settings = _settings_in(body)
+    return await _set_limit(
+        call, queue, True, lambda m: m.limits.set_queue(queue, **settings), body
+    )
+
+
+async def reset_limit(call: Call, name: str) -> LimitOut:
+    """Reset a limit to the settings that code declares."""
+    return await _set_limit(call, name, False, lambda m: m.limits.reset(name))
+
+
+async def reset_queue_limit(call: Call, queue: str) -> LimitOut:
+    """Reset the limit of a queue to the settings that code declares."""
+    return await _set_limit(call, queue, True, lambda m: m.limits.reset_queue(queue))
+
+
+async def _set_limit(
+    call: Call,
+    name: str,
+    of_queue: bool,
+    change: Callable[[Tidemill], None],
+    body: LimitIn | None = None,
+) -> LimitOut:
+    mill = call.backend.mill
+
+    def find() -> LimitOut | None:
+        rows = (row for row in _limits(mill) if (row.name, row.queue) == (name, of_queue))
+        return next(rows, None)
+
+    def make() -> LimitOut:
+        row = find()
+        if row is None and not of_queue:  # no job would use the limit
+            raise _no_limit(name)
+        if body is not None and _lacks_rate(body, row):
+            raise Problem("conflict", f"burst: the limit {name!r} has no rate; give a rate, too")
+        change(mill)
+        if (row := find()) is None:
+            raise _no_limit(name)
+        return row
+
+    return await call.backend.run(make)
+
+
+def _lacks_rate(body: LimitIn, row: LimitOut | None) -> bool:
+    """Whether a burst is set for a limit that has no rate and gets none."""
+    given = body.burst is not UNSET and body.burst is not None
+    return given and body.rate is UNSET and (row is None or row.rate is None)
+
+
+def _no_limit(name: str) -> Problem:
+    return Problem(
+        "not-found",
+        f"there is no limit {name!r}; a limit exists once the first job with it has been put",
+    )
+
+
+def _settings_in(body: LimitIn) -> dict[str, Any]:
+    """The settings in the body. None removes a setting."""
+    fields = (field.name for field in msgspec.structs.fields(body))
+    given = {name: value for name in fields if (value := getattr(body, name)) is not UNSET}
+    if given.get("concurrency") is not None:
+        given["concurrency"] = int(given["concurrency"])
+    breaker = given.get("breaker")
+    if isinstance(breaker, BreakerIn):
+        given["breaker"] = Breaker(int(breaker.failures), breaker.pause)
+    return given
+
+
+OPERATOR, ADMIN = Role.OPERATOR, Role.ADMIN
+ENDPOINTS = (
+    Endpoint("GET", "/v1/queues", list_queues),
+    Endpoint("GET", "/v1/queues/{queue}", get_queue),
+    Endpoint("PATCH", "/v1/queues/{queue}", change_queue, ADMIN),
+    Endpoint("POST", "/v1/queues/{queue}/pause", pause_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/kick", kick_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
+    Endpoint("DELETE", "/v1/queues/{queue}", delete_queue, ADMIN, also=(409,)),
+    Endpoint("PATCH", "/v1/queues/{queue}/limit", change_queue_limit, ADMIN, also=(409,)),
+    Endpoint("DELETE", "/v1/queues/{queue}/limit", reset_queue_limit, ADMIN),
+    Endpoint("GET", "/v1/limits", list_limits),
+    Endpoint("PATCH", "/v1/limits/{name}", change_limit, ADMIN, also=(409,)),
+    Endpoint("DELETE", "/v1/limits/{name}", reset_limit, ADMIN),
+)

@@ -1,0 +1,251 @@
+"""Reservations: settle reserved jobs or extend their ttr, one or many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from tidemill.core.clock import wall_time
+from tidemill.core.codec import pack
+from tidemill.core.config import storable
+from tidemill.core.errors import CodecError, InvalidOption
+from tidemill.core.job import Note, Outcome, Record, State, Verdict
+from tidemill.core.retry import backoff
+from tidemill.server.http.bodies import bytes_of
+from tidemill.server.http.call import Call
+from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.problems import Problem
+from tidemill.server.http.receipts import Receipt
+from tidemill.server.http.schemas.jobs import Done
+from tidemill.server.http.schemas.messages import (
+    BuryIn,
+    BuryMany,
+    Receipts,
+    ReleaseIn,
+    ReleaseMany,
+    TouchIn,
+    TouchMany,
+)
+from tidemill.server.http.schemas.tasks import (
+    CompleteIn,
+    FailIn,
+    HeartbeatIn,
+    HeartbeatOut,
+    StoppedIn,
+)
+from tidemill.server.tokens import Role
+
+__all__ = ["ENDPOINTS", "verdict_of"]
+
+_ERROR_MOST, _TRACE_MOST, _LINE_MOST = 2000, 20_000, 2000
+"""The most characters that are stored."""
+
+
+def verdict_of(
+    token: int, outcome: Outcome, *, error: str = "", traceback: str = "", **more: Any
+) -> Verdict:
+    """A verdict that ends now, with texts cut to what stores keep."""
+    error, traceback = storable(error)[:_ERROR_MOST], storable(traceback)[-_TRACE_MOST:]
+    return Verdict(token, outcome, error=error, traceback=traceback, ended=wall_time(), **more)
+
+
+async def _settle(call: Call, receipt: Receipt, outcome: Outcome, **more: Any) -> None:
+    if not await call.backend.settle(receipt, verdict_of(receipt.token, outcome, **more)):
+        raise _lost()
+
+
+def _lost() -> Problem:
+    return Problem(
+        "lease-lost",
+        "the reservation has ended: the job was not settled within its ttr, or was deleted. "
+        "Another client may have it now. Touch the job while you work, or put it with a longer ttr",
+    )
+
+
+# -- messages and tasks ---------------------------------------------------------------------------
+
+
+async def ack(call: Call, receipt: str) -> None:
+    """Acknowledge a job: a message is deleted, a task has succeeded.
+
+    The request can be repeated when its answer was lost.
+    """
+    await _settle(call, call.parse(receipt), Outcome.SUCCESS)
+
+
+async def release(call: Call, receipt: str, body: ReleaseIn) -> None:
+    """Release a job back into its queue. With an error the attempt counts."""
+    await _release(call, receipt, body)
+
+
+async def _release(call: Call, receipt: str, body: ReleaseIn) -> None:
+    it = call.parse(receipt)
+    if body.error is None:
+        await _settle(call, it, Outcome.RELEASE, delay=body.delay)
+        return
+    delay = body.delay or (await _policy_delay(call, it) if it.job_id else 0.0)
+    await _settle(call, it, Outcome.RETRY, delay=delay, error=body.error)
+
+
+async def bury(call: Call, receipt: str, body: BuryIn) -> None:
+    """Bury a job: it fails, and is kept until somebody inspects and kicks it."""
+    await _settle(call, call.parse(receipt), Outcome.FAIL, error=body.reason)
+
+
+async def touch(call: Call, receipt: str, body: TouchIn) -> None:
+    """Touch a job: its ttr starts again, or a new ttr."""
+    if not await call.backend.touch(call.parse(receipt), body.ttr or 0.0):
+        raise _lost()
+
+
+# -- many -----------------------------------------------------------------------------------------
+
+
+async def ack_many(call: Call, body: Receipts) -> Done:
+    """Acknowledge many jobs. True also for jobs acknowledged before, false for lost jobs."""
+    return await _each(body, lambda receipt: ack(call, receipt))
+
+
+async def release_many(call: Call, body: ReleaseMany) -> Done:
+    """Release many jobs. With an error each attempt counts."""
+    how = ReleaseIn(body.delay, body.error)
+    return await _each(body, lambda receipt: _release(call, receipt, how))
+
+
+async def bury_many(call: Call, body: BuryMany) -> Done:
+    """Bury many jobs."""
+    return await _each(body, lambda receipt: bury(call, receipt, BuryIn(body.reason)))
+
+
+async def touch_many(call: Call, body: TouchMany) -> Done:
+    """Touch many jobs. False for jobs that were lost or are settled."""
+    return await _each(body, lambda receipt: touch(call, receipt, TouchIn(body.ttr)))
+
+
+async def _each(body: Receipts, act: Callable[[str], Awaitable[None]]) -> Done:
+    """For each receipt, whether it was done. All share commits."""
+
+    async def one(receipt: str) -> bool:
+        try:
+            await act(receipt)
+        except Problem:
+            return False
+        return True
+
+    return Done(list(await asyncio.gather(*map(one, body.receipts))))
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut:
+    """Extend the ttr of a task, and report its progress.
+
+    The answer tells when the worker must stop. A job beyond its timeout gets no more time. The
+    receipt of a message is refused.
+    """
+    it = _task(call, receipt)
+    record = await _record(call, it)
+    now = wall_time()
+    timeout = record.envelope.timeout
+    late = bool(timeout and record.leased and now > record.leased + timeout)
+    if late:
+        if record.state is not State.RUNNING:
+            raise _lost()
+        return HeartbeatOut("timeout")
+    notes = [Note(it.token, line=storable(line)[:_LINE_MOST], time=now) for line in body.log]
+    if body.progress is not None:
+        notes.append(Note(it.token, body.progress, body.total))
+    if not await call.backend.touch(it, body.ttr or 0.0, notes):
+        raise _lost()
+    return HeartbeatOut("cancelled" if record.cancelling else None)
+
+
+async def complete(call: Call, receipt: str, body: CompleteIn) -> None:
+    """Complete a task with its result.
+
+    The request can be repeated when its answer was lost. The receipt of a message is refused.
+    """
+    it = _task(call, receipt)
+
+    def make() -> bytes:
+        value = body.result if body.encoding == "json" else bytes_of("result", body.result)
+        try:
+            return pack(value) if value is not None else b""
+        except CodecError as error:
+            raise InvalidOption(f"result: {error}") from None
+
+    result = await call.compute(make, 0)
+    body.result = None  # frees memory: the decoded result is many times larger than its JSON
+    await _settle(call, it, Outcome.SUCCESS, result=result)
+
+
+async def fail(call: Call, receipt: str, body: FailIn) -> None:
+    """Fail an attempt of a task: the attempt counts, and the task runs again after its backoff.
+
+    Without ``retry``, or after the last attempt, the job has failed. The receipt of a message is
+    refused.
+    """
+    it, delay = _task(call, receipt), body.delay or 0.0
+    if body.retry and body.delay is None:
+        delay = await _policy_delay(call, it)
+    outcome = Outcome.RETRY if body.retry else Outcome.FAIL
+    texts = {"error": body.error, "traceback": body.traceback}
+    await _settle(call, it, outcome, delay=delay, **texts)
+
+
+async def stopped(call: Call, receipt: str, body: StoppedIn) -> None:
+    """Report that the worker has stopped a cancelled task. The receipt of a message is refused."""
+    await _settle(call, _task(call, receipt), Outcome.CANCELLED, error=body.reason)
+
+
+def _task(call: Call, receipt: str) -> Receipt:
+    it = call.parse(receipt)
+    if not it.job_id:
+        raise Problem(
+            "invalid-request",
+            "the receipt belongs to a message, and this call is for tasks; ack, release, touch or "
+            "bury the message",
+        )
+    return it
+
+
+async def _record(call: Call, receipt: Receipt) -> Record:
+    backend = call.backend
+    record = await backend.run(backend.mill.broker.get, receipt.job_id)
+    if record is None:
+        raise _lost()
+    return record
+
+
+async def _policy_delay(call: Call, receipt: Receipt) -> float:
+    """Seconds until a task runs again whose attempt fails now, from its retry policy."""
+    record = await call.backend.run(call.backend.mill.broker.get, receipt.job_id)
+    return 0.0 if record is None else backoff(record.envelope.retries, record.attempt + 1)
+
+
+OPERATOR = Role.OPERATOR
+ENDPOINTS = (
+    *(
+        Endpoint(
+            *("POST", f"/v1/reservations/{{receipt}}/{act.__name__}", act, OPERATOR),
+            status=204,
+            also=(409,),
+        )
+        for act in (ack, release, touch, bury, fail, stopped)
+    ),
+    Endpoint(
+        *("POST", "/v1/reservations/{receipt}/complete", complete, OPERATOR),
+        status=204,
+        also=(409,),
+        decode_large=msgspec.json.Decoder(CompleteIn).decode,
+    ),
+    Endpoint("POST", "/v1/reservations/{receipt}/heartbeat", heartbeat, OPERATOR, also=(409,)),
+    Endpoint("POST", "/v1/ack", ack_many, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/release", release_many, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/touch", touch_many, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/bury", bury_many, OPERATOR, checks_queues=True),
+)

@@ -1,0 +1,98 @@
+"""Schedules: list, put, pause, resume, run now, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tidemill.core.errors import InvalidOption, ScheduleExists
+from tidemill.schedules.declare import Schedule
+from tidemill.schedules.parse import OPTIONS
+from tidemill.server.http.call import Call
+from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.schemas.jobs import Placed
+from tidemill.server.http.schemas.system import ScheduleIn, ScheduleOut, Schedules
+from tidemill.server.tokens import Role
+
+__all__ = ["ENDPOINTS"]
+
+_OF_JOBS = ("queue", "priority", "key", "retries", "timeout", "tags")
+
+
+def _out(schedule: Schedule) -> ScheduleOut:
+    return ScheduleOut(**schedule.public())
+
+
+async def list_schedules(call: Call) -> Schedules:
+    """List all schedules, by name."""
+    return Schedules([_out(row) for row in await call.backend.mill.schedules.alist()])
+
+
+async def get_schedule(call: Call, name: str) -> ScheduleOut:
+    """Get a schedule."""
+    return _out(await call.backend.mill.schedules.aget(name))
+
+
+async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
+    """Add a schedule.
+
+    Adding the same schedule again does nothing. To replace a schedule, delete it first.
+    """
+    mill, when = call.backend.mill, _given(body, OPTIONS)
+    try:
+        made = mill.call(body.task, *body.args, **body.kwargs).using(**_given(body, _OF_JOBS))
+    except TypeError as error:
+        raise InvalidOption(f"{body.task} cannot be called with these arguments: {error}") from None
+    try:
+        return _out(await mill.schedules.aadd(name, made, **when))
+    except ScheduleExists:
+        if not await call.backend.run(lambda: mill.schedules.matches(name, made, **when)):
+            raise
+        call.status = 200
+        return _out(await mill.schedules.aget(name))
+
+
+def _given(body: ScheduleIn, names: Sequence[str]) -> dict[str, Any]:
+    """The options with a value."""
+    values = ((name, getattr(body, name)) for name in names)
+    given = {name: value for name, value in values if value is not None and value is not False}
+    return given | {name: int(given[name]) for name in ("repeats", "retries") if name in given}
+
+
+async def pause_schedule(call: Call, name: str) -> ScheduleOut:
+    """Pause a schedule: it does not fire until it is resumed."""
+    return _out(await call.backend.mill.schedules.apause(name))
+
+
+async def resume_schedule(call: Call, name: str) -> ScheduleOut:
+    """Resume a paused schedule from now on."""
+    return _out(await call.backend.mill.schedules.aresume(name))
+
+
+async def run_schedule(call: Call, name: str) -> Placed:
+    """Put a job of a schedule now, in addition to its times."""
+    job = await call.backend.mill.schedules.arun(name)
+    if job.placed != "created":
+        call.status = 200
+    return Placed(job.id, str(job.placed))  # type: ignore[arg-type]  # one of those
+
+
+async def delete_schedule(call: Call, name: str) -> None:
+    """Delete a schedule. The next worker adds a schedule again that its code declares."""
+    await call.backend.mill.schedules.aremove(name)
+
+
+OPERATOR, ADMIN = Role.OPERATOR, Role.ADMIN
+ENDPOINTS = (
+    Endpoint("GET", "/v1/schedules", list_schedules),
+    Endpoint("GET", "/v1/schedules/{name}", get_schedule),
+    Endpoint("PUT", "/v1/schedules/{name}", put_schedule, ADMIN, status=201, also=(200, 409, 507)),
+    Endpoint("POST", "/v1/schedules/{name}/pause", pause_schedule, OPERATOR),
+    Endpoint("POST", "/v1/schedules/{name}/resume", resume_schedule, OPERATOR),
+    Endpoint(
+        *("POST", "/v1/schedules/{name}/run", run_schedule, OPERATOR),
+        status=201,
+        also=(200, 409, 507),
+    ),
+    Endpoint("DELETE", "/v1/schedules/{name}", delete_schedule, ADMIN, status=204),
+)

@@ -1,0 +1,227 @@
+"""The backend of the endpoints: the app, the shared owners, and all waits of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.features import Feature
+from tidemill.client.job_handle import Job
+from tidemill.core.errors import StoreFull, StoreMoved
+from tidemill.core.job import Envelope, Note, Outcome, Owner, Put, Verdict
+from tidemill.server.http.job_waits import JobEndWaits
+from tidemill.server.http.long_polls import LongPolls
+from tidemill.server.http.problems import Problem
+from tidemill.server.http.receipts import Receipt, new_owner_id
+from tidemill.server.http.remote_owners import give_up_silent_owners
+from tidemill.server.http.settled_receipts import SettledReceipts
+from tidemill.server.http.stats_stream import StatsStream
+from tidemill.server.http.task_owners import TaskOwners
+from tidemill.server.settings import Settings
+from tidemill.server.shared_owner import SharedOwner
+
+__all__ = ["Backend"]
+
+T = TypeVar("T")
+
+_OUTCOMES = {
+    Outcome.SUCCESS: "acknowledged",
+    Outcome.RETRY: "failed with an error",
+    Outcome.RELEASE: "released",
+    Outcome.FAIL: "failed for good",
+    Outcome.CANCELLED: "stopped after a request to cancel",
+}
+
+LEASE = 30.0
+"""Seconds after which the store gives up the shared owner of a server that has ended.
+
+A shared owner stays in the store when its server is killed, or when its clients hold jobs.
+"""
+
+
+REFUSED = 10.0
+"""Seconds after a refused put in which the server reports that puts are refused."""
+
+
+class Backend:
+    """The parts that the endpoints of one server share. Made in its event loop."""
+
+    def __init__(self, mill: Tidemill, settings: Settings) -> None:
+        self.mill = mill
+        self.settings = settings
+        self.started = time.time()
+        self.queue = functools.lru_cache(1000)(mill.queue)
+        self.stopping = asyncio.Event()
+        self.large_body = asyncio.Lock()  # one large body is handled at a time
+        self.polls = LongPolls()
+        self.settled = SettledReceipts()
+        self._waits: JobEndWaits | None = None
+        self.snapshots = StatsStream(mill, ended=self.stopping.is_set)
+        self.task_owners = TaskOwners(self._new_shared_owner)
+        self._refused = "", 0.0  # the error and the time of the latest refused put
+        self._shared_owner: SharedOwner | None = None
+        self._silence_count: asyncio.Future[None] | None = None
+
+    async def put(self, envelopes: Sequence[Envelope]) -> list[Put]:
+        """Store jobs, all or none, in one commit with the jobs of other clients."""
+        try:
+            if len(envelopes) == 1:
+                puts = [await self.mill.put_batching.put(envelopes[0])]
+            else:
+                puts = await self.mill.threaded(self.mill.broker.put, envelopes)
+        except (StoreFull, StoreMoved) as error:
+            self._refused = str(error), time.monotonic()
+            raise
+        self._refused = "", 0.0
+        return puts
+
+    def refusal(self, facts: Mapping[str, Any]) -> str:
+        """The reason why the store refuses puts; empty when it accepts them."""
+        if facts.get("moves_to"):
+            return f"this store moves to {facts['moves_to']}"
+        if facts.get("puts_refused"):
+            return str(facts["puts_refused"])
+        error, when = self._refused
+        return error if time.monotonic() - when < REFUSED else ""
+
+    async def settle(self, receipt: Receipt, verdict: Verdict) -> bool:
+        """Settle a job, also when the request is repeated; False when its lease was lost.
+
+        Raises:
+            Problem: the receipt has settled the job with another outcome.
+        """
+        shared_owner = self._shared_owner_of(receipt)
+        if shared_owner is not None:
+            done = await shared_owner.settle(verdict)
+        else:
+            step = Step(receipt.owner, [verdict], behalf=True)
+            done = (await self._exchange_for_another_server(step)).settled == [True]
+        if done:
+            self.settled.add(receipt, verdict.outcome)
+            return True
+        before = self.settled.outcome(receipt)
+        if before not in (None, verdict.outcome):
+            raise self._already_settled(before)
+        return before is not None
+
+    @staticmethod
+    def _already_settled(outcome: Outcome) -> Problem:
+        return Problem(
+            "already-settled",
+            f"this receipt has already settled the job ({_OUTCOMES[outcome]}); nothing was changed",
+        )
+
+    async def touch(self, receipt: Receipt, seconds: float, notes: Sequence[Note] = ()) -> bool:
+        """Restart the ttr of a job, and note its progress and log; False when its lease was lost.
+
+        Raises:
+            Problem: the receipt has settled the job.
+        """
+        shared_owner = self._shared_owner_of(receipt)
+        if shared_owner is not None:
+            done = await shared_owner.touch(receipt.token, seconds, notes=notes)
+        else:
+            step = Step(receipt.owner, touch=[(receipt.token, seconds)], notes=notes, behalf=True)
+            done = (await self._exchange_for_another_server(step)).touched == [True]
+        before = self.settled.outcome(receipt)
+        if not done and before is not None:
+            raise self._already_settled(before)
+        return done
+
+    def _shared_owner_of(self, receipt: Receipt) -> SharedOwner | None:
+        """The shared owner of this server that reserved the job; None for another server's."""
+        if receipt.owner == self.shared_owner.owner.id:
+            return self.shared_owner
+        return self.task_owners.of_owner(receipt.owner)
+
+    async def _exchange_for_another_server(self, step: Step) -> Reply:
+        """A step for a shared owner of another server, or of this server before a restart."""
+        if Feature.REMOTE_OWNERS not in self.mill.broker.features:
+            return Reply()
+        return await self.run(self.mill.broker.exchange, step)
+
+    def stop(self) -> None:
+        """Begin to shut down: answer all requests that wait."""
+        self.stopping.set()
+        self.polls.end()
+        self._last_events = asyncio.ensure_future(self.snapshots.wake())
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Make a blocking call in a thread."""
+        return await self.mill.threaded(function, *args)
+
+    async def open(self) -> None:
+        """Connect to the store.
+
+        Raises:
+            BrokerUnavailable: the store cannot be reached.
+        """
+        broker = await asyncio.to_thread(lambda: self.mill.broker)
+        self._waits = JobEndWaits(broker)
+        self._shared_owner = self._new_shared_owner()
+        await self._shared_owner.open()
+        if Feature.REMOTE_OWNERS in broker.features:
+            self._silence_count = asyncio.ensure_future(
+                give_up_silent_owners(broker, self.stopping)
+            )
+
+    def _new_shared_owner(self, tasks: Sequence[str] = ()) -> SharedOwner:
+        """A shared owner for messages, or for these tasks; it is not open yet."""
+        host, pid = socket.gethostname(), os.getpid()
+        owner = Owner(
+            id=new_owner_id(),
+            kind="consumer",
+            name=f"server {host}:{pid}",
+            host=host,
+            pid=pid,
+            started=time.time() if tasks else self.started,
+        )
+        broker = self.mill.broker
+        # Clients keep their jobs when the server ends: until their ttr is over, or until the next
+        # server has not heard from the owner for its lease.
+        stays = Feature.REMOTE_OWNERS in broker.features
+        if stays:
+            owner.lease = LEASE
+        return SharedOwner(broker, owner, knows=tasks, stays=stays)
+
+    @property
+    def waits(self) -> JobEndWaits:
+        """The waits for jobs to end."""
+        assert self._waits is not None, "not open"
+        return self._waits
+
+    async def await_state(self, job: Job[Any], seconds: float) -> None:
+        """Wait until a job has ended.
+
+        Raises:
+            ResultTimeout: the job has not ended in time; JobNotFound: there is no such job.
+        """
+        if not self.waits.can_watch:
+            await job.await_state(seconds)
+            return
+        await self.waits.until_ended([job.id], seconds)
+        await self.run(job.wait, 0)
+
+    @property
+    def shared_owner(self) -> SharedOwner:
+        """The shared owner that reserves and settles messages."""
+        assert self._shared_owner is not None, "not open"
+        return self._shared_owner
+
+    async def close(self) -> None:
+        """Close everything but the app, which its caller closes."""
+        if self._silence_count is not None:
+            self.stopping.set()
+            await self._silence_count
+        if self._waits is not None:
+            await self._waits.close()
+        await self.task_owners.close()
+        if self._shared_owner is not None:
+            await self._shared_owner.close()

@@ -1,0 +1,422 @@
+"""The broker contract over HTTP, for workers and producers on other machines.
+
+One table lists the calls, with their arguments and the role that each needs
+(:mod:`tidemill.brokers.contract.rpc`). Some roles depend on the arguments (:mod:`.permissions`).
+Each call of the broker is made in a thread. Calls that wait share threads
+(:mod:`.parked_waits`, :mod:`.job_waits`, :mod:`.space_waits`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tidemill.brokers.carrier.lending import lending_store
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.contract.inspection import Filter, Page
+from tidemill.brokers.contract.rpc import (
+    CALLS,
+    KEY,
+    LONGEST,
+    MEDIA,
+    PROTOCOL,
+    SERVER,
+    VERSION,
+    Call,
+    Hello,
+    Refusal,
+    encode,
+)
+from tidemill.brokers.contract.rpc import Role as CallRole
+from tidemill.brokers.contract.store import Store
+from tidemill.core.clock import new_id, wall_time
+from tidemill.core.config import (
+    LATEST,
+    MAX_NAME,
+    MAX_SECONDS,
+    BodyTooLarge,
+    check_name,
+    check_size,
+)
+from tidemill.core.errors import (
+    BrokerUnavailable,
+    FeatureMissing,
+    InvalidOption,
+    StoreFull,
+    TidemillError,
+)
+from tidemill.core.job import Envelope, Owner, Put
+from tidemill.server.http.answer_size import SizedExchanges, records_that_fit
+from tidemill.server.http.backend import Backend
+from tidemill.server.http.exchange import Exchange, require
+from tidemill.server.http.job_lists import find_some
+from tidemill.server.http.job_waits import JobEndWaits
+from tidemill.server.http.memory_budget import SMALL
+from tidemill.server.http.parked_waits import ParkedWaits
+from tidemill.server.http.permissions import needed
+from tidemill.server.http.presence import Presence
+from tidemill.server.http.space_waits import SpaceWaits
+from tidemill.server.tokens import Role
+
+__all__ = ["BrokerRpc", "routes"]
+
+THREADS = 32
+"""Calls at a time; more are no faster, since the store has one writer and calls share commits."""
+
+MAX_QUEUES = 10_000
+"""Queues that an owner may list."""
+
+T = TypeVar("T")
+Allow = Callable[[Scope, str], object]
+Answer = tuple[int, bytes]
+_KEY, _PROTOCOL = KEY.encode(), PROTOCOL.encode()
+_STATUS: dict[type[TidemillError], int] = {
+    BrokerUnavailable: 503,
+    BodyTooLarge: 413,
+    FeatureMissing: 501,
+    InvalidOption: 400,
+    StoreFull: 507,
+}
+
+
+def routes(backend: Backend) -> list[Route]:
+    """The routes of the broker calls, below their common path."""
+
+    def allow(scope: Scope, role: str) -> None:
+        require(scope, Role[role.upper()])
+
+    max_bytes = backend.settings.max_request
+    calls = BrokerRpc(backend.mill.broker, allow, backend.stopping, max_bytes, backend.waits)
+    return [Route("/{name}", calls, methods=["POST"])]
+
+
+class BrokerRpc:
+    """The calls of one broker. Made in the event loop that serves them.
+
+    ``allow`` raises an error for a request without the role. A body has at most ``max_bytes``.
+    """
+
+    def __init__(
+        self,
+        broker: Store,
+        allow: Allow,
+        stopping: asyncio.Event,
+        max_bytes: int,
+        waits: JobEndWaits | None = None,
+    ) -> None:
+        self._broker = broker
+        self._allow = allow
+        self._stopping = stopping
+        self._max_bytes = max_bytes
+        self._answers = ReplyCache()
+        self._threads = ThreadPoolExecutor(THREADS, "server-call")
+        name = new_id()
+        self._parked_waits = ParkedWaits(broker, name, stopping)
+        self._presence = Presence(broker, stopping)
+        self._waits = waits or JobEndWaits(broker)
+        self._space_waits = SpaceWaits(broker, self._threads)
+        self._sized_exchanges = SizedExchanges(broker)
+        headers = {"content-type": MEDIA, PROTOCOL: VERSION, SERVER: name}
+        self._headers = [(key.encode(), value.encode()) for key, value in headers.items()]
+        self._handlers: dict[str, Callable[..., Any]] = {
+            **{name: getattr(broker, name) for name in CALLS if hasattr(broker, name)},
+            "attach": self._attach,
+            "exchange": self._exchange,
+            "find": self._find,
+            "hello": self._hello,
+            "put": self._put,
+        }
+        self._waits_of: dict[str, Callable[..., Coroutine[Any, Any, bytes]]] = {
+            "wait": self._wait,
+            "present": self._present,
+            "wait_for": self._wait_for,
+            "wait_space": self._wait_space,
+        }
+        self._missing_feature: TidemillError | None = None
+        if Feature.REMOTE_OWNERS not in broker.features:
+            self._missing_feature = lacks(
+                broker.url, Feature.REMOTE_OWNERS, "a broker over http://"
+            )
+
+    async def close(self) -> None:
+        """End all waits, and the threads."""
+        self._presence.close()
+        await self._parked_waits.close()
+        await self._waits.close()
+        await self._space_waits.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Make one call and answer it."""
+        answer = await self._answer(scope, receive)
+        if answer is None:
+            return  # the client has left
+        status, body = answer
+        exchange: Exchange | None = scope.get("tidemill.exchange")
+        if exchange is not None and len(body) > SMALL:
+            if CALLS[scope["path_params"]["name"]].role == CallRole.VIEWER:
+                exchange.share.check(len(body))
+            exchange.share.at_least(len(body))
+        headers = [*self._headers, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer | None:
+        name = scope["path_params"]["name"]
+        call = CALLS.get(name)
+        given = dict(scope["headers"])
+        version = given.get(_PROTOCOL, b"").decode("latin-1")
+        if call is None or version != VERSION:
+            version_text = f"version {version[:20]!r}" if version else "no version"
+            return _refuse(
+                BrokerUnavailable(
+                    f"this job server speaks version {VERSION} of the broker protocol; the request "
+                    f"was for {name[:40]!r} in {version_text}. Use the same tidemill release on "
+                    "both sides"
+                )
+            )
+        self._allow(scope, call.role)
+        body = await self._read(receive)
+        if body is None:
+            return None
+        if len(body) > self._max_bytes:
+            text = f"a call may have at most {self._max_bytes:,} bytes; put fewer jobs at once"
+            return _refuse(BodyTooLarge(text))
+        if self._missing_feature is not None:
+            return _refuse(self._missing_feature)
+        if call.waits:
+            return await self._waiting(call, body, receive)
+        loop = asyncio.get_running_loop()
+        key = given.get(_KEY, b"")
+        return await loop.run_in_executor(self._threads, self._do, scope, call, body, key)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body, read no further than its bound; None when the client went away."""
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            return bytes(message["body"])
+        parts: list[bytes] = []
+        size = 0
+        while message["type"] == "http.request":
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if not message.get("more_body") or size > self._max_bytes:
+                return b"".join(parts)
+            message = await receive()
+        return None
+
+    # -- calls that wait, in the event loop -----------------------------------------------------
+
+    async def _waiting(self, call: Call, body: bytes, receive: Receive) -> Answer:
+        try:
+            arguments = call.read(body)
+        except msgspec.DecodeError as error:
+            return _unreadable(call, error)
+        arguments["timeout"] = max(0.0, min(arguments["timeout"], LONGEST))  # 0 for NaN
+        try:
+            return 200, await self._waits_of[call.name](receive, **arguments)
+        except TidemillError as error:
+            return _refuse(error)
+
+    async def _wait(self, receive: Receive, **arguments: Any) -> bytes:
+        async def gone() -> None:
+            await _client_gone(receive)
+
+        return encode(await self._parked_waits.wait(**arguments, gone=gone))
+
+    async def _present(self, receive: Receive, owner_ids: list[str], timeout: float) -> bytes:
+        async def gone() -> None:
+            await _client_gone(receive)
+
+        return encode(await self._presence.wait(owner_ids, timeout, gone))
+
+    async def _wait_space(self, receive: Receive, queue: str, timeout: float) -> bytes:
+        has_room = await self._unless_client_leaves(self._space_waits.wait(queue, timeout), receive)
+        return encode(bool(has_room))
+
+    async def _wait_for(
+        self, receive: Receive, ids: Sequence[str], timeout: float, first: bool = False
+    ) -> bytes:
+        """The records of jobs; read again when jobs have ended."""
+        loop = asyncio.get_running_loop()
+        unfinished, answer = await loop.run_in_executor(self._threads, self._records, ids)
+        if unfinished and timeout > 0 and not (first and len(unfinished) < len(ids)):
+            del answer
+            waiting = self._waits.until_ended(unfinished, timeout, first=first)
+            await self._unless_client_leaves(waiting, receive)
+            _, answer = await loop.run_in_executor(self._threads, self._records, ids)
+        return answer
+
+    def _records(self, ids: Sequence[str]) -> tuple[list[str], bytes]:
+        """The ids of unfinished jobs, and the encoded records of the first jobs."""
+        return records_that_fit(ids, lambda some: self._broker.wait_for(some, 0.0))
+
+    async def _unless_client_leaves(
+        self, waiting: Coroutine[Any, Any, T], receive: Receive
+    ) -> T | None:
+        """The result of a wait; None when the client leaves or the server shuts down first."""
+        wait = asyncio.ensure_future(waiting)
+        ends = (_client_gone(receive), self._stopping.wait())
+        others: list[asyncio.Future[Any]] = [asyncio.ensure_future(end) for end in ends]
+        try:
+            await asyncio.wait([wait, *others], return_when=asyncio.FIRST_COMPLETED)
+            return wait.result() if wait.done() else None
+        finally:
+            for task in (wait, *others):
+                task.cancel()
+
+    # -- in threads -----------------------------------------------------------------------------
+
+    def _do(self, scope: Scope, call: Call, body: bytes, key: bytes) -> Answer:
+        try:
+            arguments = call.read(body)
+            self._allow(scope, needed(self._broker, call.name, arguments))
+        except msgspec.DecodeError as error:
+            return _unreadable(call, error)
+        except TidemillError as error:
+            return _refuse(error)
+
+        def do() -> Answer:
+            try:
+                return 200, encode(self._handlers[call.name](**arguments))
+            except TidemillError as error:
+                return _refuse(error)
+
+        return self._answers.once(key, do) if call.once and key else do()
+
+    def _hello(self) -> Hello:
+        features = [str(feature) for feature in self._broker.features]
+        lends = Feature.CARRY in self._broker.features
+        return Hello(
+            features, self._max_bytes, lending_store(self._broker).identity if lends else ""
+        )
+
+    def _attach(self, owner: Owner) -> None:
+        if not 1 <= owner.lease <= 86400:
+            raise InvalidOption(
+                f"the lease of a remote owner must be 1 to 86400 seconds, not {owner.lease:g}"
+            )
+        _check_owner(owner)
+        # Files of this machine are none of its business.
+        self._broker.attach(msgspec.structs.replace(owner, board=""))
+
+    def _exchange(self, step: Step) -> Reply:
+        for verdict in step.verdicts:
+            _check_seconds("the delay of a verdict", verdict.delay)
+            _check_jobs(verdict.followers)
+        for _, seconds in step.touch:
+            _check_seconds("the time of a touch", seconds)
+        self._parked_waits.exchanges(step.owner)
+        reply = self._sized_exchanges.exchange(step)
+        if reply.schedules and not reply.wall:
+            reply.wall = wall_time()  # they are due by the clock of this machine
+        return reply
+
+    def _find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
+        return find_some(self._broker.find, what, limit, cursor)
+
+    def _put(self, jobs: Sequence[Envelope], **more: Any) -> list[Put]:
+        _check_jobs(jobs)
+        return self._broker.put(jobs, **more)
+
+
+class ReplyCache:
+    """The answers to the latest calls, for calls that are repeated."""
+
+    MOST = 10_000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, Future[Answer]] = OrderedDict()
+
+    def once(self, key: bytes, do: Callable[[], Answer]) -> Answer:
+        """The answer to the call with this key; the call is made at most once."""
+        mine: Future[Answer] = Future()
+        with self._lock:
+            known = self._known.setdefault(key, mine)
+            if len(self._known) > self.MOST:
+                self._known.popitem(last=False)
+        if known is not mine:
+            return known.result()
+        try:
+            answer = do()
+        except BaseException as error:
+            self._forget(key)
+            mine.set_exception(error)
+            raise
+        if answer[0] == _STATUS[BrokerUnavailable]:  # the call may still happen
+            self._forget(key)
+        mine.set_result(answer)
+        return answer
+
+    def _forget(self, key: bytes) -> None:
+        with self._lock:
+            self._known.pop(key, None)
+
+
+_BOUNDS = {
+    "rank": 2**32 - 1,
+    "delay": MAX_SECONDS,
+    "timeout": MAX_SECONDS,
+    **dict.fromkeys(("at", "created", "expires"), LATEST),
+}
+"""The highest value of each number in a job. Clients check these before they send a job."""
+
+
+async def _client_gone(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _check_jobs(jobs: Sequence[Envelope]) -> None:
+    """Refuse names and times that a store cannot keep, and bodies that are too large."""
+    for job in jobs:
+        if not (job.id and job.queue):
+            raise InvalidOption("a job has an id and a queue")
+        for name in (job.id, job.queue, job.task, job.key):
+            if len(name) * 4 > MAX_NAME and len(name.encode()) > MAX_NAME:
+                raise InvalidOption(f"the name {name[:40]!r}… has more than {MAX_NAME} bytes")
+        for what, bound in _BOUNDS.items():
+            value = getattr(job, what)
+            if not 0 <= value <= bound:  # nor is NaN
+                raise InvalidOption(f"the {what} of a job must be 0 to {bound:.0f}, not {value}")
+        check_size(job.body, job.headers, job.tags)
+
+
+def _check_owner(owner: Owner) -> None:
+    """Refuse invalid names of an owner, its kind, its host and its queues."""
+    check_name("the id of an owner", owner.id)
+    for what, name in [("kind", owner.kind), ("name", owner.name), ("host", owner.host)]:
+        if name:
+            check_name(f"the {what} of an owner", name)
+    if len(owner.queues) > MAX_QUEUES:
+        raise InvalidOption(f"an owner has {MAX_QUEUES:,} queues at most, not {len(owner.queues)}")
+    for name in owner.queues:
+        check_name("a queue of an owner", name)
+
+
+def _check_seconds(what: str, seconds: float) -> None:
+    """Refuse durations that the clock of a store cannot hold."""
+    if not 0 <= seconds <= MAX_SECONDS:  # nor is NaN
+        raise InvalidOption(f"{what} must be 0 to {MAX_SECONDS:.0f} seconds, not {seconds}")
+
+
+def _refuse(error: TidemillError) -> Answer:
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 409)
+    return status, encode(Refusal.of(error))
+
+
+def _unreadable(call: Call, error: msgspec.DecodeError) -> Answer:
+    return _refuse(InvalidOption(f"the arguments of {call.name} cannot be read: {error}"))

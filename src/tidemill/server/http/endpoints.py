@@ -1,0 +1,270 @@
+"""Endpoints: how a part of the JSON API is declared, found by its path, and read.
+
+An :class:`Endpoint` names a method, a path and a function. The annotations of the function declare
+its parameters and its result, and the OpenAPI description (:mod:`.openapi`) is made of them:
+
+    a name in braces in the path   text, one segment of the path (``%2F`` is not a separator)
+    ``query``                      a struct, one field for each query parameter
+    ``body``                       a struct as JSON, or ``Raw`` for any bytes
+    ``call``                       the call itself, for everything else
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+import urllib.parse
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Scope
+
+from tidemill.server.http.backend import Backend
+from tidemill.server.http.call import LARGE, Call
+from tidemill.server.http.exchange import Exchange, require
+from tidemill.server.http.problems import Problem, not_allowed
+from tidemill.server.http.queue_permissions import allowed_queues, check_path
+from tidemill.server.http.validation_errors import lone_surrogate, validation_message
+from tidemill.server.tokens import Role
+
+__all__ = ["Endpoint", "Endpoints", "Raw", "json_of"]
+
+_PLAIN_TYPES = ("", "application/json", "text/json")
+
+_UNKNOWN = "unknown field {:.80} in the {}; this call takes no fields there"
+
+
+class Raw(msgspec.Struct):
+    """A body as it was sent, with its Content-Type."""
+
+    data: bytes
+    content_type: str
+
+
+class Endpoint:
+    """One method on one path.
+
+    Args:
+        handler: the function; its docstring describes the endpoint, first in one line.
+        role: the role that a client needs.
+        status: the status of a successful answer; ``also`` lists further statuses.
+        decode_large: decodes a large body, whose turn lasts until :meth:`Call.compute` has made
+            the jobs of it.
+        checks_queues: the handler itself checks which queues a token may use.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Callable[..., Awaitable[Any]],
+        role: Role = Role.VIEWER,
+        *,
+        status: int = 200,
+        also: Sequence[int] = (),
+        decode_large: Callable[[bytes], Any] | None = None,
+        checks_queues: bool = False,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.handler = handler
+        self.role = role
+        self.status = status
+        self.also = tuple(also)
+        self.decode_large = decode_large
+        self.checks_queues = checks_queues
+        hints = typing.get_type_hints(handler)
+        self.answer = hints.pop("return")
+        self.query = hints.get("query")
+        self.body = hints.get("body")
+        self.names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        self.takes = tuple(inspect.signature(handler).parameters)
+        assert set(self.takes) <= {"call", "query", "body", *self.names}, path
+        if self.body is not None and self.body is not Raw:
+            self._decode_small: Any = msgspec.json.Decoder(self.body).decode
+        fields = msgspec.structs.fields(self.query) if self.query else ()
+        self._lists = {field.encode_name for field in fields if "list[" in str(field.type)}
+        self._no_texts = {field.encode_name for field in fields if "str" not in str(field.type)}
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a request without a body is valid; a request that creates or changes is not."""
+        if self.status == 201 or self.method == "PATCH":
+            return False
+        return not any(field.required for field in msgspec.structs.fields(self.body or Raw))
+
+    async def read(self, call: Call, values: Sequence[str]) -> dict[str, Any]:
+        """The arguments of the handler, from the path, the query and the body.
+
+        Raises:
+            Problem: an argument is missing or invalid.
+        """
+        arguments: dict[str, Any] = dict(zip(self.names, values, strict=True))
+        if "call" in self.takes:
+            arguments["call"] = call
+        if self.query is not None:
+            arguments["query"] = self._read_query(call.exchange)
+        else:
+            _refuse_query(call.exchange)
+        if self.body is not None:
+            arguments["body"] = await self._read_body(call)
+        elif self.method != "GET":
+            _refuse_fields(await call.exchange.body())
+        return arguments
+
+    async def _read_body(self, call: Call) -> Any:
+        if self.body is Raw:
+            return Raw(await call.exchange.body(), call.exchange.content_type)
+        data = await self._json_body(call.exchange)
+        if len(data) <= LARGE:
+            return self._decode(data)
+        return await call.decode_large(self._decode, data, keep_turn=bool(self.decode_large))
+
+    async def _json_body(self, exchange: Exchange) -> bytes:
+        kind = exchange.content_type.partition(";")[0].strip().lower()
+        if kind not in _PLAIN_TYPES and not kind.endswith("+json"):
+            raise Problem(
+                "unsupported-media-type",
+                f"the body must be JSON with Content-Type: application/json, not {kind[:100]}; "
+                "curl sends this with --json",
+            )
+        return await exchange.body()
+
+    def _decode(self, data: bytes) -> Any:
+        if not data:
+            if not self.may_be_empty:
+                raise Problem("invalid-request", "the body is empty; it must be JSON")
+            try:
+                return msgspec.convert({}, self.body)
+            except msgspec.ValidationError:
+                raise Problem("invalid-request", "the body is empty; it must be JSON") from None
+        try:
+            large = self.decode_large if len(data) > LARGE else None
+            return json_of(data, large or self._decode_small)
+        except msgspec.ValidationError as error:
+            raise Problem("invalid-request", validation_message(error, self.body)) from None
+
+    def _read_query(self, exchange: Exchange) -> Any:
+        text = exchange.scope.get("query_string", b"").decode("latin-1")
+        try:
+            pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, errors="strict")
+        except ValueError:
+            raise Problem(
+                "invalid-request", "the query must have the form name=value&…, in UTF-8"
+            ) from None
+        fields: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in self._no_texts and value.lower() == "null":  # msgspec would read it as None
+                raise Problem("invalid-request", f"{name}: must not be null; leave it out")
+            if name in self._lists:
+                fields.setdefault(name, []).append(value)
+            elif name in fields:
+                raise Problem("invalid-request", f"{name}: is given twice")
+            else:
+                fields[name] = value
+        try:
+            return msgspec.convert(fields, self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise Problem("invalid-request", validation_message(error, self.query)) from None
+
+
+def _refuse_query(exchange: Exchange) -> None:
+    """Refuse the query of a call that takes none."""
+    if text := exchange.scope.get("query_string"):
+        name = text.decode("latin-1").partition("=")[0]
+        raise Problem("invalid-request", _UNKNOWN.format(name, "query"))
+
+
+def _refuse_fields(data: bytes) -> None:
+    """Refuse the body of a call that takes none, unless it is an empty object."""
+    if not data:
+        return
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise Problem("invalid-request", "this call takes no body") from None
+    if fields:
+        raise Problem("invalid-request", _UNKNOWN.format(next(iter(fields)), "body"))
+
+
+def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
+    """The value of a body in JSON.
+
+    Raises:
+        Problem: the body is not UTF-8, or has half of a surrogate pair.
+        msgspec.MsgspecError: the body is not JSON, or does not fit its schema.
+    """
+    try:
+        return decode(data)
+    except UnicodeDecodeError as error:
+        raise Problem(
+            "invalid-request", f"the body is not UTF-8, as JSON must be: {error.reason}"
+        ) from None
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if message := lone_surrogate(data):
+            raise Problem("invalid-request", message) from None
+        raise
+
+
+class Endpoints:
+    """All endpoints of a server, by path and method."""
+
+    def __init__(self, backend: Backend, endpoints: Sequence[Endpoint]) -> None:
+        self.backend = backend
+        self._tree: dict[Any, Any] = {}
+        for endpoint in endpoints:
+            node = self._tree
+            for part in endpoint.path.strip("/").split("/"):
+                node = node.setdefault(None if part.startswith("{") else part, {})
+            node.setdefault("", {})[endpoint.method] = endpoint
+
+    def route(self, scope: Scope) -> tuple[Endpoint | None, list[str]]:
+        """The endpoint of a request, and the values in its path; None when the path is unknown.
+
+        Raises:
+            Problem: the path does not have the method.
+        """
+        methods, values = self._find(scope.get("raw_path") or scope["path"].encode())
+        if not methods:
+            return None, []
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        endpoint = methods.get(method)
+        if endpoint is None:
+            raise not_allowed(methods)
+        return endpoint, values
+
+    def _find(self, path: bytes) -> tuple[dict[str, Endpoint], list[str]]:
+        values: list[str] = []
+        node = self._tree
+        for part in path.decode("latin-1").strip("/").split("/"):
+            fixed = node.get(part) if part else None
+            if fixed is None:
+                fixed = node.get(None)
+                if fixed is None or not part:
+                    return {}, []
+                values.append(_unquoted(part))
+            node = fixed
+        return node.get("", {}), values
+
+    async def authorize(
+        self, endpoint: Endpoint, exchange: Exchange, values: Sequence[str]
+    ) -> None:
+        """Check that the client may call an endpoint with these values in its path.
+
+        Raises:
+            Problem: it may not.
+        """
+        require(exchange.scope, endpoint.role, whole=False)
+        if allowed_queues(exchange):
+            known = endpoint.checks_queues
+            await check_path(self.backend, exchange, endpoint.names, values, known)
+
+
+def _unquoted(part: str) -> str:
+    try:
+        return urllib.parse.unquote(part, errors="strict") if "%" in part else part
+    except ValueError:
+        raise Problem("invalid-request", f"the path part {part[:60]!r} is not UTF-8") from None

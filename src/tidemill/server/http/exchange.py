@@ -1,0 +1,238 @@
+"""An exchange: one request on its way through the server, and the answer to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+from tidemill.server.http.memory_budget import SMALL, MemoryBudget, MemoryShare
+from tidemill.server.http.problems import Problem
+from tidemill.server.settings import Settings
+from tidemill.server.tokens import Role, Token
+
+__all__ = ["CONNECTION", "ClientConnection", "ClientGone", "Exchange", "require"]
+
+CONNECTION = "tidemill.connection"
+"""The extension of a request's scope that holds its connection, under the key ``connection``."""
+
+_VALID_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,100}")
+_HEADERS = frozenset(
+    {
+        *(b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"),
+        *(b"content-encoding", b"content-length", b"content-type", b"transfer-encoding"),
+    }
+)
+
+
+class ClientConnection(Protocol):
+    """The connection of a request."""
+
+    lost: bool
+
+    def watch(self, when_lost: Callable[[], None] | None) -> None:
+        """Call this function when the connection is lost; None ends the watch."""
+        ...
+
+    def hang_up(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class ClientGone(Exception):
+    """The client went away before it had sent its whole request; no answer is possible."""
+
+
+class Exchange:
+    """One request and its answer, within the bounds of the settings.
+
+    ``name``, ``role`` and ``token`` are those of the client, once it is authenticated.
+    """
+
+    __slots__ = (
+        *("content_type", "id", "name", "role", "scope", "settings", "share", "status", "token"),
+        *("_headers", "_receive", "_send", "_size", "started"),
+    )
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, settings: Settings, budget: MemoryBudget
+    ) -> None:
+        self.scope = scope
+        self.settings = settings
+        self.share = MemoryShare(budget)
+        self._receive = receive
+        self._send = send
+        self.status = 0
+        self.started = False
+        self.name = ""
+        self.role = Role.ADMIN
+        self.token: Token | None = None
+        self._size = 0
+        self._headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            if name in _HEADERS:
+                self._headers[name] = value
+        request_id = self._headers.get(b"x-request-id", b"")
+        is_valid = _VALID_ID.fullmatch(request_id)
+        self.id = request_id.decode() if is_valid else os.urandom(8).hex()
+        self.content_type = self.header(b"content-type")
+
+    def header(self, name: bytes) -> str:
+        """A header of the request; empty when the request does not have it."""
+        return self._headers.get(name, b"").decode("latin-1")
+
+    @property
+    def address(self) -> str:
+        """The address of the client."""
+        client = self.scope.get("client")
+        return client[0] if client else "-"
+
+    @property
+    def connection(self) -> ClientConnection:
+        """The connection of the request."""
+        connection: ClientConnection = self.scope["extensions"][CONNECTION]["connection"]
+        return connection
+
+    # -- reading the body -------------------------------------------------------------------------
+
+    def check_length(self) -> None:
+        """Refuse a body whose Content-Length is too large, before it is read."""
+        length = self._headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self.settings.max_request:
+            raise self._too_large()
+
+    def check_coding(self) -> None:
+        """Refuse a compressed body: the server does not decompress it."""
+        coding = self.header(b"content-encoding")
+        length = self.header(b"content-length").strip("0")
+        has_body = length or self.header(b"transfer-encoding")
+        if coding.lower() in ("", "identity") or not has_body:
+            return
+        raise Problem(
+            "unsupported-media-type",
+            f"the Content-Encoding {coding[:100]} is not supported; send the body uncompressed, "
+            "without this header",
+            headers={"accept-encoding": "identity"},
+        )
+
+    def _too_large(self) -> Problem:
+        return Problem(
+            "too-large",
+            f"the body has more than {self.settings.max_request:,} bytes, the maximum; "
+            "send it in several requests, or start the server with a larger --max-request",
+            headers={"connection": "close"},
+        )
+
+    async def receive(self) -> Message:
+        """The next part of the body, or the message that the client went away."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            before = self._size
+            self._size += len(message.get("body", b""))
+            if self._size > self.settings.max_request:
+                raise self._too_large()
+            if self._size > SMALL:
+                self._reserve_memory(self._size if before <= SMALL else self._size - before)
+        return message
+
+    def _reserve_memory(self, size: int) -> None:
+        try:
+            self.share.take(size)
+        except Problem as problem:
+            problem.headers["connection"] = "close"  # else the rest of the body had to be read
+            raise
+
+    async def body(self) -> bytes:
+        """The whole body.
+
+        Raises:
+            ClientGone: the client went away first.
+        """
+        message = await self.receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            whole: bytes = message["body"]
+            return whole
+        parts: list[bytes] = []
+        while message["type"] == "http.request":
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                return b"".join(parts)
+            message = await self.receive()
+        raise ClientGone
+
+    async def gone(self) -> None:
+        """Return when the client has gone away. Call it only after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # -- sending the answer -----------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer. A large part goes in pieces, one after the other."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            headers = [(b"x-request-id", self.id.encode()), *message.get("headers", ())]
+            message = {**message, "headers": headers}
+        elif len(body := message.get("body", b"")) > SMALL:
+            at = 0
+            while len(body) - at > SMALL:
+                piece = body[at : at + SMALL]
+                await self._send({"type": message["type"], "body": piece, "more_body": True})
+                await asyncio.sleep(0)  # the connection writes its buffer in this turn
+                at += SMALL
+            message = {**message, "body": body[at:]}
+        await self._send(message)
+
+    async def answer(
+        self, status: int, body: bytes, media: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        """Send a whole answer."""
+        self.started = True
+        self.status = status
+        sent = [
+            (b"content-type", media),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.id.encode()),
+        ]
+        if headers:
+            sent += [(k.encode(), v.encode("latin-1", "replace")) for k, v in headers.items()]
+        if status == 204:
+            del sent[:2]
+        await self._send({"type": "http.response.start", "status": status, "headers": sent})
+        if len(body) > SMALL:
+            self.share.at_least(len(body))
+            await self.send({"type": "http.response.body", "body": body})
+            return
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def require(scope: Scope, role: Role, *, whole: bool = True) -> Exchange:
+    """The exchange of a request whose client has the role.
+
+    With ``whole`` a token for some queues is refused, since the route concerns the whole store.
+
+    Raises:
+        Problem: the client does not have the role, or its token is for some queues.
+    """
+    exchange: Exchange = scope["tidemill.exchange"]
+    if exchange.role < role:
+        client = (
+            f"the token {exchange.name!r}" if exchange.name else "a certificate without a token"
+        )
+        raise Problem(
+            "forbidden",
+            f"this needs the role {role.name.lower()}; {client} has the role "
+            f"{exchange.role.name.lower()}",
+        )
+    if whole and exchange.token is not None and exchange.token.queues:
+        raise Problem(
+            "forbidden",
+            f"the token {exchange.name!r} is for some queues only, and this concerns the whole "
+            "store; use a token without --queue",
+        )
+    return exchange

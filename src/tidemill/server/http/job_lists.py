@@ -1,0 +1,56 @@
+"""Lists of jobs with a bound in bytes, besides the bound of their number.
+
+A job may have 1 MiB, so a list of 1,000 jobs could take a gigabyte. The server asks the broker for
+some jobs at a time. A list of large jobs ends early, and its cursor continues it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.brokers.contract.inspection import Filter, Page
+from tidemill.core.job import Record
+from tidemill.server.waiters import ANSWER_BYTES
+
+__all__ = ["AT_ONCE", "find_some", "size_of_record"]
+
+AT_ONCE = 100
+"""Jobs that the broker is asked for at a time."""
+
+
+def find_some(
+    find: Callable[[Filter, int, str], Page], what: Filter, limit: int, cursor: str
+) -> Page:
+    """Up to ``limit`` jobs; fewer when they are large, but at least one if any job matches."""
+    records: list[Record] = []
+    left = ANSWER_BYTES
+    while True:
+        count = min(limit - len(records), AT_ONCE)
+        page = find(what, count, cursor)
+        fit = _how_many_fit(page.records, left)
+        if fit < len(page.records):
+            if fit or not records:
+                page = find(what, max(fit, 1), cursor)  # for its cursor
+                records, cursor = records + page.records, page.cursor
+            return Page(records, cursor)
+        records += page.records
+        left -= sum(map(size_of_record, page.records))
+        cursor = page.cursor
+        if not cursor or len(page.records) < count or len(records) >= limit:
+            return Page(records, cursor)
+
+
+def _how_many_fit(records: list[Record], left: int) -> int:
+    for n, record in enumerate(records):
+        left -= size_of_record(record)
+        if left < 0:
+            return n
+    return len(records)
+
+
+def size_of_record(record: Record) -> int:
+    """The approximate number of bytes of a record."""
+    envelope = record.envelope
+    texts = [*envelope.headers, *envelope.headers.values(), *envelope.tags]
+    texts += [attempt.traceback for attempt in record.attempts]
+    return len(envelope.body) + len(record.result) + sum(map(len, texts))

@@ -1,0 +1,97 @@
+"""The presence of consumers on other machines: the messages of a dead process go back soon.
+
+A process keeps one request open for all its consumers (``present``). When the process dies, its
+kernel closes the connection. If the process does not send the request again within ``GRACE``, the
+server gives up its consumers. Each message that they hold gets a failed attempt, as on the machine
+of the store.
+
+A load balancer in front of several servers should send a client to the same server each time,
+since a server does not know the requests of another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from tidemill.brokers.contract.store import Store
+from tidemill.core.errors import TidemillError
+
+__all__ = ["GRACE", "Presence"]
+
+log = logging.getLogger("tidemill.server")
+
+GRACE = 5.0
+"""Seconds in which a process may send its request again after its connection broke."""
+
+
+class Presence:
+    """The consumers that are present, by the requests that their processes keep open."""
+
+    def __init__(self, broker: Store, stopping: asyncio.Event) -> None:
+        self._broker = broker
+        self._stopping = stopping
+        self._asked: collections.Counter[str] = collections.Counter()
+        self._absent: dict[str, asyncio.TimerHandle] = {}
+        self._releases: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
+
+    async def wait(
+        self, owner_ids: Sequence[str], timeout: float, gone: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Keep the consumers present until the client leaves; False: send the request again."""
+        for owner_id in owner_ids:
+            self._asked[owner_id] += 1
+            if timer := self._absent.pop(owner_id, None):
+                timer.cancel()
+        ends = [asyncio.ensure_future(gone()), asyncio.ensure_future(self._stopping.wait())]
+        try:
+            await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+            for owner_id in owner_ids:
+                self._leave(owner_id)
+        return False
+
+    def close(self) -> None:
+        """Give up no more consumers: they will send their request to the next server."""
+        for timer in self._absent.values():
+            timer.cancel()
+        self._absent.clear()
+
+    def _leave(self, owner_id: str) -> None:
+        self._asked[owner_id] -= 1
+        if self._asked[owner_id]:
+            return
+        del self._asked[owner_id]
+        if not self._stopping.is_set():
+            loop = asyncio.get_running_loop()
+            self._absent[owner_id] = loop.call_later(GRACE, self._give_up, owner_id)
+
+    def _give_up(self, owner_id: str) -> None:
+        del self._absent[owner_id]
+        if self._stopping.is_set():
+            return
+        task = asyncio.ensure_future(self._release(owner_id))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, owner_id: str) -> None:
+        try:
+            count = await asyncio.to_thread(self._release_consumer, owner_id)
+        except TidemillError as error:  # its ttr, or its silence, gives it up later
+            log.warning("consumer %s has gone and cannot be given up: %s", owner_id, error)
+            return
+        if count:
+            log.warning(
+                "consumer %s has gone; %d messages go back to their queues", owner_id, count
+            )
+
+    def _release_consumer(self, owner_id: str) -> int:
+        """Give up a consumer of another machine; return the number of messages it held."""
+        for owner in self._broker.owners():
+            if owner.id == owner_id and owner.kind == "consumer" and owner.lease:
+                return self._broker.release(owner_id, None)
+        return 0

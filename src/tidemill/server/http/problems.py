@@ -1,0 +1,155 @@
+"""Problems: errors in the form that clients see (``application/problem+json``, RFC 9457).
+
+The type of an exception decides the kind of the problem, and its message becomes the detail, which
+names the field and the remedy. An unexpected exception becomes a 500 without its text; the log has
+the exception under the id of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from tidemill.client.queue_deletion import QueueHasJobs
+from tidemill.core.config import BodyTooLarge
+from tidemill.core.errors import (
+    BrokerUnavailable,
+    CodecError,
+    DuplicateJob,
+    FeatureMissing,
+    InvalidOption,
+    JobNotFound,
+    JobPruned,
+    LeaseLost,
+    QueueFull,
+    ScheduleExists,
+    ScheduleNotFound,
+    ScheduleOver,
+    StoreFull,
+    StoreMoved,
+    TidemillError,
+)
+from tidemill.server.http.validation_errors import validation_message
+
+__all__ = ["KINDS", "PREFIX", "Kind", "Problem", "ProblemBody", "not_allowed", "problem_of"]
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of problem: its HTTP status and its title, the same for all problems of the kind."""
+
+    status: int
+    title: str
+
+
+KINDS = {
+    "invalid-request": Kind(400, "The request is invalid"),
+    "unauthorized": Kind(401, "The token is missing or invalid"),
+    "forbidden": Kind(403, "The client may not do this"),
+    "not-found": Kind(404, "Not found"),
+    "method-not-allowed": Kind(405, "The path does not have this method"),
+    "timeout": Kind(408, "The request came too slowly"),
+    "conflict": Kind(409, "The request conflicts with the current state"),
+    "queue-has-jobs": Kind(409, "The queue has jobs"),
+    "lease-lost": Kind(409, "The reservation has ended"),
+    "already-settled": Kind(409, "The receipt was used before"),
+    "at-most-once": Kind(409, "The message was acknowledged when it was delivered"),
+    "gone": Kind(410, "The job is no longer kept"),
+    "too-large": Kind(413, "The request is too large"),
+    "unsupported-media-type": Kind(415, "The type of the body is not supported"),
+    "queue-full": Kind(429, "The queue is full"),
+    "too-many-requests": Kind(429, "Too many requests"),
+    "head-too-large": Kind(431, "The head of the request is too large"),
+    "error": Kind(500, "The server failed"),
+    "feature-missing": Kind(501, "The broker does not have this feature"),
+    "unknown-method": Kind(501, "The server does not know this method"),
+    "unavailable": Kind(503, "The store is not available"),
+    "busy": Kind(503, "The server is too busy"),
+    "too-many-connections": Kind(503, "Too many connections"),
+    "store-full": Kind(507, "The store is full"),
+}
+"""All kinds, by the last part of the problem's ``type``."""
+
+PREFIX = "urn:tidemill:problem:"
+
+
+class ProblemBody(msgspec.Struct, omit_defaults=True):
+    """An error (RFC 9457): ``type`` is for programs, ``detail`` is a sentence for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request_id: str = ""
+    job_id: str = ""
+
+
+class Problem(Exception):
+    """Ends a request with an error. ``headers`` are added to the answer."""
+
+    def __init__(
+        self, kind: str, detail: str, *, headers: dict[str, str] | None = None, job_id: str = ""
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.headers = headers or {}
+        self.job_id = job_id
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return KINDS[self.kind].status
+
+    def body(self, request_id: str) -> bytes:
+        """The JSON document."""
+        kind = KINDS[self.kind]
+        return msgspec.json.encode(
+            ProblemBody(
+                PREFIX + self.kind, kind.title, kind.status, self.detail, request_id, self.job_id
+            )
+        )
+
+
+def not_allowed(methods: Collection[str]) -> Problem:
+    """The problem of a path that does not have the request's method."""
+    known = {*methods, *({"HEAD"} if "GET" in methods else ())}
+    allow = ", ".join(sorted(known))
+    return Problem(
+        "method-not-allowed", f"this path has the methods {allow}", headers={"allow": allow}
+    )
+
+
+_OF_ERRORS: tuple[tuple[type[TidemillError], str], ...] = (  # the first that fits
+    (JobPruned, "gone"),
+    (JobNotFound, "not-found"),
+    (ScheduleNotFound, "not-found"),
+    (ScheduleExists, "conflict"),
+    (ScheduleOver, "conflict"),
+    (DuplicateJob, "conflict"),
+    (QueueFull, "queue-full"),
+    (StoreFull, "store-full"),
+    (StoreMoved, "unavailable"),
+    (LeaseLost, "lease-lost"),
+    (QueueHasJobs, "queue-has-jobs"),
+    (BrokerUnavailable, "unavailable"),
+    (FeatureMissing, "feature-missing"),
+    (BodyTooLarge, "too-large"),
+    (InvalidOption, "invalid-request"),
+    (CodecError, "invalid-request"),
+)
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """The problem for an error; None for an unexpected error."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, msgspec.MsgspecError):
+        return Problem("invalid-request", validation_message(error))
+    if isinstance(error, RecursionError):
+        return Problem("invalid-request", "the body is nested too deeply")
+    for kind, name in _OF_ERRORS:
+        if isinstance(error, kind):
+            job_id = error.job_id if isinstance(error, DuplicateJob) else ""
+            return Problem(name, str(error), job_id=job_id)
+    return None

@@ -1,0 +1,82 @@
+"""Tokens for some queues: they may use jobs of these queues, and nothing else.
+
+Queues and jobs in the path of an endpoint are checked here, before the call. An endpoint with
+queues in its body checks them itself (``Endpoint.checks_queues``). A receipt is sealed for the
+token that received it (:mod:`.receipts`). All other endpoints concern the whole store, and refuse
+such tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tidemill.core.job import Envelope
+from tidemill.server.http.backend import Backend
+from tidemill.server.http.exchange import Exchange
+from tidemill.server.http.problems import Problem
+
+__all__ = ["allowed_queues", "check_path", "check_put", "check_queues"]
+
+
+def allowed_queues(exchange: Exchange) -> tuple[str, ...]:
+    """The queues that a request may use; empty for all queues."""
+    return exchange.token.queues if exchange.token is not None else ()
+
+
+def check_queues(exchange: Exchange, queues: Iterable[str]) -> None:
+    """Check that the token is for these queues.
+
+    Raises:
+        Problem: it is not for one of them.
+    """
+    known = allowed_queues(exchange)
+    for queue in queues if known else ():
+        if queue not in known:
+            raise _refused(exchange, f"not {queue!r}")
+
+
+def check_put(exchange: Exchange, envelopes: Iterable[Envelope]) -> None:
+    """Check that the token may put these jobs: in its queues, and without keys.
+
+    A key is unique in all queues, so a job of another queue may have it.
+
+    Raises:
+        Problem: the token may not put one of them.
+    """
+    if not allowed_queues(exchange):
+        return
+    for envelope in envelopes:
+        check_queues(exchange, [envelope.queue])
+        if envelope.key:
+            raise _refused(exchange, "not put jobs with a key, since a key is unique in all queues")
+
+
+async def check_path(
+    backend: Backend, exchange: Exchange, names: Sequence[str], values: Sequence[str], known: bool
+) -> None:
+    """Check the queue or the job in a path. A path without queue, job and receipt is refused.
+
+    With ``known`` the endpoint itself checks the queues in its body.
+
+    Raises:
+        Problem: the token may not use the path.
+    """
+    for name, value in zip(names, values, strict=True):
+        if name == "queue":
+            check_queues(exchange, [value])
+        elif name == "job_id":
+            record = await backend.run(backend.mill.broker.get, value)
+            if record is not None:
+                check_queues(exchange, [record.envelope.queue])
+        known = known or name in ("queue", "job_id", "receipt")
+    if not known:
+        raise _refused(exchange, "not a call that concerns the whole store")
+
+
+def _refused(exchange: Exchange, what: str) -> Problem:
+    queues = ", ".join(allowed_queues(exchange))
+    return Problem(
+        "forbidden",
+        f"the token {exchange.name!r} may only use the queues {queues}, {what}; use a token "
+        "without --queue",
+    )

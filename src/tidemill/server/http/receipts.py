@@ -1,0 +1,104 @@
+"""Receipts: a client settles a reserved job with its receipt.
+
+A receipt names the owner that holds the lease, and the token of the lease. The owner is a shared
+owner of the server that delivered the job. Another server, and the same server after a restart, can
+settle the job, too. Owners of other kinds, such as workers, have ids of another form: no forged
+receipt can settle their jobs. The receipt of a task also names the job, whose record has its
+timeout and a request to cancel.
+
+    desk-OWNER.TOKEN            a message
+    desk-OWNER.TOKEN-once       a message with ttr 0
+    desk-OWNER.TOKEN.JOB        a task; the job's id in base64
+    …~SEAL                      given to a token for some queues, and valid for this token only
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from typing import NamedTuple
+
+from tidemill.core.clock import new_id
+from tidemill.server.http.problems import Problem
+
+__all__ = ["Receipt", "is_server_owner", "new_owner_id", "parse", "receipt_of", "sealed"]
+
+_MARK = "desk-"
+"""The prefix of the ids of shared owners; no other owner's id begins with it."""
+
+_ONCE = "-once"
+"""The suffix of receipts of messages with ttr 0."""
+
+
+class Receipt(NamedTuple):
+    """The parts of a receipt. ``job_id`` is empty for a message."""
+
+    owner: str
+    token: int
+    job_id: str = ""
+
+
+def new_owner_id() -> str:
+    """A new id for a shared owner of a server."""
+    return _MARK + new_id()
+
+
+def is_server_owner(owner_id: str) -> bool:
+    """Whether an id is that of a shared owner of a server."""
+    return owner_id.startswith(_MARK)
+
+
+def receipt_of(owner: str, token: int, job_id: str = "", *, once: bool = False) -> str:
+    """The receipt of a lease. ``once``: of a message with ttr 0, which is acknowledged already."""
+    if job_id:
+        job_id = "." + base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
+    return f"{owner}.{token:x}{job_id}{_ONCE if once else ''}"
+
+
+def sealed(receipt: str, secret: str) -> str:
+    """The receipt in the form for the API token with this hash; no other token can use it."""
+    plain = receipt.partition("~")[0]
+    seal = hmac.new(secret.encode(), plain.encode(), hashlib.sha256)
+    return f"{plain}~{seal.hexdigest()[:32]}"
+
+
+def parse(receipt: str, secret: str = "") -> Receipt:
+    """The parts of a receipt. With a ``secret`` it must be sealed for the token with this hash.
+
+    Raises:
+        Problem: the receipt is invalid, or its message had ttr 0.
+    """
+    if secret and not hmac.compare_digest(sealed(receipt, secret).encode(), receipt.encode()):
+        raise _none(receipt)
+    plain = receipt.partition("~")[0]
+    if plain.endswith(_ONCE):
+        raise Problem(
+            "at-most-once",
+            "the message was put with ttr 0: it was acknowledged when it was delivered, so there "
+            "is nothing to settle. To deliver a message again when its consumer fails, put it "
+            "with a ttr",
+        )
+    owner, _, rest = plain.partition(".")
+    token, dot, job = rest.partition(".")
+    name = owner.removeprefix(_MARK)
+    if plain.isascii() and name != owner and name.isalnum() and token.isalnum():
+        try:
+            number, job_id = int(token, 16), _decoded(job)
+        except ValueError:
+            number, job_id = -1, ""
+        if 0 <= number < 2**63 and len(owner) <= 64 and bool(job_id) == bool(dot):
+            return Receipt(owner, number, job_id)
+    raise _none(receipt)
+
+
+def _decoded(job: str) -> str:
+    return base64.b64decode(job + "=" * (-len(job) % 4), b"-_", validate=True).decode()
+
+
+def _none(receipt: str) -> Problem:
+    return Problem(
+        "not-found",
+        f"{receipt[:80]!r} is not a valid receipt; use a receipt from a reserve call. A job that "
+        "was reserved before an upgrade of the server is delivered again after its ttr",
+    )

@@ -1,0 +1,32 @@
+"""Remote owners: give up those that are silent for their lease.
+
+The silence of an owner is counted in the process that hears the owner, which is this server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from tidemill.brokers.contract.store import Store
+from tidemill.core.errors import TidemillError
+
+__all__ = ["give_up_silent_owners"]
+
+log = logging.getLogger("tidemill.server")
+
+_RETRY = 1.0
+"""Seconds until the next attempt after an error of the store."""
+
+
+async def give_up_silent_owners(broker: Store, stopping: asyncio.Event) -> None:
+    """Have the store count the silence of remote owners until the server stops."""
+    while not stopping.is_set():
+        try:
+            seconds = await asyncio.to_thread(broker.count_silence)
+        except TidemillError as error:
+            log.warning("%s; trying again", error)
+            seconds = _RETRY
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), seconds)

@@ -1,0 +1,163 @@
+"""The request pipeline: the steps that every request takes, and the answer when a step fails.
+
+admit          bounds of the body, and the site that the request comes from
+authenticate   the token of the client, and its role
+limit          the rate of the client's requests
+route          the endpoint of the path and the method
+authorize      the role and the queues that the endpoint needs
+read           the parameters and the body
+call           the function of the endpoint
+answer         its result as JSON, or a problem (:mod:`.problems`)
+log            one line in the access log
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidemill.server.http.access import Access
+from tidemill.server.http.access_log import AccessLog
+from tidemill.server.http.answers import send_answer
+from tidemill.server.http.call import Call
+from tidemill.server.http.endpoints import Endpoints
+from tidemill.server.http.exchange import ClientGone, Exchange
+from tidemill.server.http.memory_budget import MemoryBudget
+from tidemill.server.http.problems import Problem, not_allowed, problem_of
+from tidemill.server.settings import Settings
+
+__all__ = ["PUBLIC", "RequestPipeline", "nothing_at"]
+
+log = logging.getLogger("tidemill.server")
+
+PUBLIC = frozenset({"/", "/health", "/ready", "/v1/docs", "/v1/openapi.json"})
+"""Paths that are served without a token, since they tell nothing about the jobs."""
+
+
+class RequestPipeline:
+    """The ASGI application of a server. ``other`` serves the paths that are no endpoints."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        other: ASGIApp,
+        settings: Settings,
+        access_log: AccessLog | None = None,
+    ) -> None:
+        self._endpoints = endpoints
+        self._other = other
+        self._settings = settings
+        self._access = Access(settings)
+        self._budget = MemoryBudget(settings.max_memory)
+        self._log = access_log
+        self._with_token: set[Exchange] = set()  # exchanges under way whose client has a token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._other(scope, receive, send)
+            return
+        began = time.perf_counter()
+        exchange = Exchange(scope, receive, send, self._settings, self._budget)
+        scope["tidemill.exchange"] = exchange
+        scope["app"] = self  # makes Starlette raise its errors, so that they become problems
+        try:
+            await self._handle(exchange)
+        except ClientGone:
+            exchange.status = 499
+        except Exception as error:
+            await self._answer_error(exchange, error)
+        finally:
+            exchange.share.free()
+            self._with_token.discard(exchange)
+            if self._log is not None:
+                self._log.add(exchange, time.perf_counter() - began)
+
+    async def _handle(self, exchange: Exchange) -> None:
+        """The steps of a request, up to its answer."""
+        self._let_in(exchange)
+        endpoint, values = self._endpoints.route(exchange.scope)
+        if endpoint is None:
+            await self._other(exchange.scope, exchange.receive, exchange.send)
+            return
+        await self._endpoints.authorize(endpoint, exchange, values)
+        call = Call(self._endpoints.backend, exchange, endpoint.status)
+        try:
+            arguments = await endpoint.read(call, values)
+            result = await endpoint.handler(**arguments)
+        finally:
+            call.end_turn()
+        await send_answer(call, result)
+
+    def _let_in(self, exchange: Exchange) -> None:
+        """Admit, authenticate and limit. A request that is refused counts for the rate, too."""
+        try:
+            self._admit(exchange)
+            if exchange.scope["path"] in PUBLIC:
+                return
+            self._authenticate(exchange)
+        except Problem:
+            self._limit(exchange)
+            raise
+        self._limit(exchange)
+
+    def _admit(self, exchange: Exchange) -> None:
+        exchange.check_length()
+        exchange.check_coding()
+        self._access.check_origin(
+            exchange.scope["method"],
+            exchange.header(b"host"),
+            exchange.header(b"origin"),
+            exchange.header(b"sec-fetch-site"),
+        )
+
+    def _authenticate(self, exchange: Exchange) -> None:
+        client = self._access.identify(exchange.header(b"authorization"))
+        exchange.name, exchange.role, exchange.token = client
+        if client.token is not None:
+            self._with_token.add(exchange)
+
+    def _limit(self, exchange: Exchange) -> None:
+        self._access.check_rate(exchange.name or exchange.address)
+
+    async def _answer_error(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, HTTPException):
+            problem = _problem_of_starlette(exchange, error)
+        else:
+            problem = problem_of(error)
+        if problem is None:
+            log.error("request %s failed", exchange.id, exc_info=error)
+            problem = Problem(
+                "error", "the server failed; its log has the details under the request id"
+            )
+        if exchange.started:  # too late for a problem: the client sees an answer that ends early
+            raise error
+        await exchange.answer(
+            problem.status, problem.body(exchange.id), b"application/problem+json", problem.headers
+        )
+
+    def sweep(self) -> None:
+        """Close connections whose token was revoked or has expired. Called once a second."""
+        tokens = self._access.tokens
+        if tokens is None:
+            return
+        tokens.refresh()
+        for exchange in list(self._with_token):
+            if exchange.token is not None and not tokens.is_good(exchange.token):
+                exchange.connection.hang_up()
+
+
+def nothing_at(path: str) -> Problem:
+    """The problem of a path that the server does not have."""
+    return Problem("not-found", f"there is nothing at {path[:200]!r}; /v1/docs lists all paths")
+
+
+def _problem_of_starlette(exchange: Exchange, error: HTTPException) -> Problem | None:
+    """The problem for an error of Starlette's own routes."""
+    if error.status_code == 405:
+        return not_allowed(dict(error.headers or {}).get("Allow", "").split(", "))
+    if error.status_code == 404:
+        return nothing_at(exchange.scope["path"])
+    return Problem("invalid-request", error.detail) if error.status_code < 500 else None

@@ -1,0 +1,289 @@
+"""Schemas of jobs in requests and answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tidemill.server.http.schemas.types import (
+    LONGEST_POLL,
+    Conflict,
+    Count,
+    Encoding,
+    Epoch,
+    Moment,
+    Name,
+    OutEncoding,
+    Priority,
+    Rate,
+    Retries,
+    Seconds,
+    StateName,
+    Thousand,
+)
+
+
+class MessageOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The options of a message. A missing option is as the queue sets it."""
+
+    id: Name | None = None
+    delay: Seconds | None = None
+    at: Epoch | None = None
+    priority: Priority | None = None
+    ttr: Seconds | None = None
+    key: Name | None = None
+    on_conflict: Conflict | None = None
+    unique_for: Seconds | None = None
+    max_wait: Seconds | None = None
+    expires: Seconds | None = None
+    retries: Retries | None = None
+    limit: Rate | None = None
+    tags: list[Name] | None = None
+
+
+class JobOptions(MessageOptions):
+    """The options of a job. ``at`` may also be a time with its zone (RFC 3339)."""
+
+    at: Epoch | Moment | None = None  # type: ignore[assignment]  # wider
+    timeout: Seconds | None = None
+    result_ttl: Seconds | None = None
+    headers: dict[str, str] | None = None
+
+
+class JobIn(JobOptions):
+    """A job: a message with a ``body`` for a ``queue``, or a call of a ``task``.
+
+    ``body`` is any JSON; with ``encoding`` base64 it is bytes as a base64 text.
+    """
+
+    queue: Name | None = None
+    body: Any = UNSET
+    encoding: Encoding = "json"
+    task: Name | None = None
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class BatchIn(Struct, forbid_unknown_fields=True):
+    """Many jobs, stored all or none, in this order."""
+
+    jobs: Annotated[list[JobIn], Meta(max_length=10_000)]
+
+
+class Placed(Struct):
+    """The job that exists after the put: a new job, or another job with the same key."""
+
+    id: str
+    placed: Literal["created", "kept", "replaced", "merged", "successor"]
+
+
+class PlacedMany(Struct):
+    """The jobs that exist after the put, in order."""
+
+    jobs: list[Placed]
+
+
+class LimitOf(Struct):
+    """The limit that applies to a job."""
+
+    name: str
+    key: str
+
+
+class AttemptOut(Struct):
+    """One attempt of a job, in one of its runs."""
+
+    run: int
+    number: int
+    worker: str
+    leased: float | None
+    started: float | None
+    ended: float | None
+    outcome: Literal[
+        "success", "retry", "fail", "release", "snooze", "cancelled", "expired", "carry", "unknown"
+    ]
+    error: str | None
+    traceback: str | None
+
+
+class LogLine(Struct):
+    """A line that the job logged."""
+
+    time: float
+    line: str
+
+
+class EventOut(Struct):
+    """One event in the life of a job."""
+
+    time: float | None
+    what: str
+    detail: str
+    traceback: str | None
+
+
+class JobOut(Struct, kw_only=True):
+    """The state of a job. A message has no task. ``max_attempts`` 0 means no limit.
+
+    ``progress`` is the amount done and the total, which is 0 when unknown. A job that is
+    ``unknown`` is set aside until a worker knows its task.
+    """
+
+    id: str
+    queue: str
+    task: str | None
+    state: StateName
+    priority: float
+    sequence: int
+    created: float
+    due: float | None
+    expires: float | None
+    finished: float | None
+    key: str | None
+    limit: LimitOf | None
+    tags: list[str]
+    headers: dict[str, str]
+    summary: str
+    schedule: str | None
+    planned: float | None
+    run: int
+    attempt: int
+    max_attempts: int
+    losses: int
+    pending: int
+    failures: int
+    timeout: float | None
+    ttr: float | None
+    worker: str | None
+    error: str | None
+    cancelling: bool
+    unknown: bool
+    progress: list[float] | None
+    attempts: list[AttemptOut]
+    log: list[LogLine]
+
+
+class JobTrail(JobOut, kw_only=True):
+    """A job with all its events, an explanation of its state, and its body or arguments."""
+
+    trail: list[EventOut]
+    explanation: str
+    body: Any
+    encoding: OutEncoding
+
+
+class JobListed(JobOut, kw_only=True):
+    """A job in a list, with its body or arguments if the query has ``bodies``."""
+
+    body: Any = UNSET
+    encoding: OutEncoding | UnsetType = UNSET
+
+
+class Jobs(Struct):
+    """Jobs, newest first. The cursor is null when there are no more."""
+
+    jobs: list[JobListed]
+    cursor: str | None
+
+
+class JobQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Conditions for jobs; all must hold. ``state`` may be given several times, for any of them."""
+
+    state: list[StateName] = []
+    queue: str = ""
+    task: str = ""
+    key: str = ""
+    tag: str = ""
+    group: str = ""
+    search: str = ""
+    limit: Thousand = 100
+    cursor: str = ""
+    bodies: bool = False
+
+
+class Matching(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Conditions for jobs: one of the states, and every other condition."""
+
+    state: Annotated[list[StateName], Meta(min_length=1)]
+    queue: str = ""
+    task: str = ""
+    key: str = ""
+    tag: str = ""
+    group: str = ""
+    search: str = ""
+    limit: Count = 1000
+
+
+class CancelMatching(Matching):
+    """Conditions for jobs. With ``terminate`` running jobs are ended at once."""
+
+    terminate: bool = False
+
+
+class KickMatching(Matching):
+    """Conditions for jobs. With ``force`` succeeded jobs run again, too."""
+
+    force: bool = False
+
+
+class Acted(Struct):
+    """The jobs that matched, and for each whether it was changed. ``more``: others may match."""
+
+    ids: list[str]
+    done: list[bool]
+    more: bool
+
+
+class CancelIn(Struct, forbid_unknown_fields=True):
+    """With ``terminate`` a running job is ended at once; else its worker is asked to stop it."""
+
+    terminate: bool = False
+
+
+class Ids(Struct, forbid_unknown_fields=True):
+    """The ids of jobs."""
+
+    ids: Annotated[list[Name], Meta(max_length=10_000)]
+
+
+class CancelMany(Ids):
+    """The ids of jobs. With ``terminate`` running jobs are ended at once."""
+
+    terminate: bool = False
+
+
+class KickQuery(Struct, forbid_unknown_fields=True):
+    """With ``force`` a succeeded job runs again, or a job whose key a succeeded job holds."""
+
+    force: bool = False
+
+
+class KickMany(Ids):
+    """The ids of jobs. With ``force`` succeeded jobs run again, too."""
+
+    force: bool = False
+
+
+class Done(Struct):
+    """For each job, in order, whether it was changed. False: it does not exist, or too late."""
+
+    done: list[bool]
+
+
+class WaitQuery(Struct, forbid_unknown_fields=True):
+    """The seconds to wait for the end of the job."""
+
+    wait: Annotated[float, Meta(ge=0, le=LONGEST_POLL)] = 0.0
+
+
+class ResultOut(Struct, kw_only=True):
+    """The state of a job, and its result. ``result`` is null until the job has succeeded."""
+
+    id: str
+    state: StateName
+    finished: float | None
+    result: Any
+    encoding: OutEncoding
+    error: str | None
+    traceback: str | None

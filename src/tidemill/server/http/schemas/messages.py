@@ -1,0 +1,85 @@
+"""Schemas of reservations in requests and answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from tidemill.server.http.schemas.types import LONGEST_POLL, Name, OutEncoding, Seconds, Thousand
+
+
+class ReserveIn(Struct, forbid_unknown_fields=True):
+    """Reserve messages of these queues, in this ``order``."""
+
+    queues: Annotated[list[Name], Meta(min_length=1, max_length=1000)]
+    count: Thousand = 1
+    timeout: Annotated[float, Meta(ge=0, le=LONGEST_POLL)] = 0.0
+    order: Literal["strict", "fair", "merged"] = "strict"
+
+
+class Reserved(Struct, kw_only=True):
+    """A reserved message. Settle it with its receipt within ``ttr`` seconds."""
+
+    receipt: str
+    id: str
+    queue: str
+    body: Any
+    encoding: OutEncoding
+    attempt: int
+    ttr: float | None
+    created: float
+    priority: float
+    key: str | None
+    tags: list[str]
+    headers: dict[str, str]
+
+
+class ReservedMany(Struct):
+    """The reserved messages; empty when none came in time."""
+
+    jobs: list[Reserved]
+
+
+class ReleaseIn(Struct, forbid_unknown_fields=True):
+    """Release after ``delay`` seconds. With an ``error`` the attempt counts."""
+
+    delay: Seconds = 0.0
+    error: str | None = None
+
+
+class TouchIn(Struct, forbid_unknown_fields=True):
+    """Start the ttr again; with ``ttr`` it is so many seconds from now on."""
+
+    ttr: Seconds | None = None
+
+
+class BuryIn(Struct, forbid_unknown_fields=True):
+    """The reason why the job cannot be done."""
+
+    reason: str = "buried"
+
+
+class Receipts(Struct, forbid_unknown_fields=True):
+    """The receipts of reservations."""
+
+    receipts: Annotated[list[str], Meta(max_length=10_000)]
+
+
+class ReleaseMany(Receipts):
+    """The receipts of reservations, and how to release them: see ``ReleaseIn``."""
+
+    delay: Seconds = 0.0
+    error: str | None = None
+
+
+class TouchMany(Receipts):
+    """The receipts of reservations, and their new ttr, if it changes."""
+
+    ttr: Seconds | None = None
+
+
+class BuryMany(Receipts):
+    """The receipts of reservations, and the reason why these jobs cannot be done."""
+
+    reason: str = "buried"

@@ -1,0 +1,128 @@
+"""Queues and limits as requests and answers have them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tidemill.server.http.schemas.types import Bound, Count, Positive, Rate, Seconds, Window
+
+
+class QueueOut(Struct, kw_only=True):
+    """A queue in numbers. Totals count since the store was created, or the queue was deleted.
+
+    A number is null when the broker cannot count it.
+
+    ``oldest`` is also null when no job is ready. ``consumers`` is present when the broker counts
+    consumers and little else.
+    """
+
+    name: str
+    size: int | None
+    waiting: int | None
+    scheduled: int | None
+    ready: int | None
+    running: int | None
+    accepted: int | None
+    succeeded: int | None
+    failed: int | None
+    retried: int | None
+    cancelled: int | None
+    expired: int | None
+    purged: int | None
+    oldest: float | None
+    paused: bool
+    max_size: int
+    carried: int
+    consumers: int | UnsetType = UNSET
+
+
+class Queues(Struct):
+    """All queues, by name."""
+
+    queues: list[QueueOut]
+
+
+class QueueIn(Struct, forbid_unknown_fields=True):
+    """The settings of a queue to change."""
+
+    paused: bool | None = None
+    max_size: Bound | None = None
+
+
+class DeleteQuery(Struct, forbid_unknown_fields=True):
+    """With ``force`` the jobs of the queue are deleted, too."""
+
+    force: bool = False
+
+
+class KickIn(Struct, forbid_unknown_fields=True):
+    """The most jobs to kick, the newest first."""
+
+    count: Count = 1000
+
+
+class Number(Struct):
+    """The number of jobs."""
+
+    count: int
+
+
+class BreakerIn(Struct, forbid_unknown_fields=True):
+    """A circuit breaker: ``failures`` in a row pause the queue for ``pause`` seconds."""
+
+    failures: Positive
+    pause: Seconds = 30.0
+
+
+class LimitIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings of a limit to change. Null removes a setting; a missing field changes nothing.
+
+    Rates are texts such as ``10/s``, ``100/m`` or ``10/30s``.
+    """
+
+    rate: Rate | UnsetType | None = UNSET
+    burst: Annotated[float, Meta(ge=1, le=1e9)] | UnsetType | None = UNSET
+    window: Window | UnsetType | None = UNSET
+    concurrency: Bound | UnsetType | None = UNSET
+
+
+class QueueLimitIn(LimitIn):
+    """The settings of a queue's limit to change, which may have a breaker, too."""
+
+    breaker: BreakerIn | UnsetType | None = UNSET
+
+
+class BreakerOut(Struct):
+    """The settings of a breaker: see ``BreakerIn``."""
+
+    failures: int
+    pause: float
+
+
+class LimitOut(Struct, kw_only=True):
+    """A limit in numbers. ``queue`` is true for the limit of a queue.
+
+    ``failures`` is the number of failures in a row, ``keys`` the number of known keys. ``opens_in``
+    is the seconds until a job may start; null when time alone does not open the limit.
+    """
+
+    name: str
+    queue: bool
+    rate: str | None
+    burst: float | None
+    window: str | None
+    concurrency: int | None
+    breaker: BreakerOut | None
+    by_hand: bool
+    running: int
+    failures: int
+    keys: int
+    opens_in: float | None
+
+
+class LimitsOut(Struct):
+    """All limits, the limits of queues first."""
+
+    limits: list[LimitOut]

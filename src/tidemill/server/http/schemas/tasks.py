@@ -1,0 +1,94 @@
+"""Schemas of tasks that workers over HTTP reserve and settle."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from tidemill.server.http.schemas.jobs import LimitOf
+from tidemill.server.http.schemas.types import LONGEST_POLL, Encoding, Name, Seconds, Thousand
+
+MOST_NAMES = 100
+"""The most tasks that one request names."""
+
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+
+
+class ReserveTasksIn(Struct, forbid_unknown_fields=True):
+    """Reserve calls of these tasks, from these queues."""
+
+    tasks: Annotated[list[Name], Meta(min_length=1, max_length=MOST_NAMES)]
+    queues: Annotated[list[Name], Meta(min_length=1, max_length=1000)] = field(
+        default_factory=lambda: ["default"]
+    )
+    count: Thousand = 1
+    timeout: Annotated[float, Meta(ge=0, le=LONGEST_POLL)] = 0.0
+    order: Literal["strict", "fair", "merged"] = "strict"
+
+
+class ReservedTask(Struct, kw_only=True):
+    """A reserved call. Complete it, fail it or send a heartbeat within ``ttr`` seconds."""
+
+    receipt: str
+    id: str
+    queue: str
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    attempt: int
+    max_attempts: int
+    losses: int
+    ttr: float
+    timeout: float | None
+    created: float
+    priority: float
+    key: str | None
+    limit: LimitOf | None
+    schedule: str | None
+    planned: float | None
+    tags: list[str]
+    headers: dict[str, str]
+
+
+class ReservedTasks(Struct):
+    """The reserved calls; empty when none came in time."""
+
+    jobs: list[ReservedTask]
+
+
+class HeartbeatIn(Struct, forbid_unknown_fields=True):
+    """Start the ttr again, with ``ttr`` as the new value, and report progress and log lines."""
+
+    ttr: Seconds | None = None
+    progress: Amount | None = None
+    total: Amount = 0.0
+    log: Annotated[list[str], Meta(max_length=100)] = []
+
+
+class HeartbeatOut(Struct):
+    """``stop`` is the reason why the worker must stop the job now; null while it may go on."""
+
+    stop: Literal["cancelled", "timeout"] | None
+
+
+class CompleteIn(Struct, forbid_unknown_fields=True):
+    """The result of the task: any JSON; with ``encoding`` base64, bytes as a base64 text."""
+
+    result: Any = None
+    encoding: Encoding = "json"
+
+
+class FailIn(Struct, forbid_unknown_fields=True):
+    """The error of this attempt. With ``retry`` false it is the last attempt."""
+
+    error: Annotated[str, Meta(min_length=1)]
+    traceback: str = ""
+    retry: bool = True
+    delay: Seconds | None = None
+
+
+class StoppedIn(Struct, forbid_unknown_fields=True):
+    """The reason why the worker stopped the job."""
+
+    reason: str = "it stopped when it was asked to"

@@ -1,0 +1,112 @@
+"""Shared owners of workers that speak HTTP: one for each set of tasks that workers know.
+
+All clients of such an owner know the same tasks, so each of them may get any task that it leases.
+A task of another name is set aside in the store for a worker that knows it. A shared owner is
+closed when it has had no clients for a while; its clients keep the jobs that they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from tidemill.server.http.problems import Problem
+from tidemill.server.shared_owner import SharedOwner
+
+__all__ = ["TaskOwners"]
+
+MAX_OWNERS = 100
+"""Shared owners at a time. Each has a thread, and is an owner in the store."""
+
+IDLE = 60.0
+"""Seconds after which a shared owner without clients is closed."""
+
+
+class _Entry:
+    """A shared owner, and the number of requests that use it now."""
+
+    def __init__(self, shared_owner: SharedOwner) -> None:
+        self.shared_owner = shared_owner
+        self.opened = asyncio.ensure_future(shared_owner.open())
+        self.clients = 0
+        self.closing: asyncio.TimerHandle | None = None
+
+
+class TaskOwners:
+    """The shared owners of a server by their tasks. ``make`` makes one, which is not open yet."""
+
+    def __init__(self, make: Callable[[Sequence[str]], SharedOwner]) -> None:
+        self._make = make
+        self._entries: dict[tuple[str, ...], _Entry] = {}
+        self._by_owner: dict[str, SharedOwner] = {}
+        self._ending: set[asyncio.Future[None]] = set()
+
+    def of_owner(self, owner_id: str) -> SharedOwner | None:
+        """The shared owner with this id in the store."""
+        return self._by_owner.get(owner_id)
+
+    @contextlib.asynccontextmanager
+    async def use(self, tasks: Sequence[str]) -> AsyncIterator[SharedOwner]:
+        """The shared owner for these tasks; it stays open while the context lasts.
+
+        Raises:
+            Problem: there are too many shared owners.
+            TidemillError: the store cannot be reached.
+        """
+        names = tuple(sorted(set(tasks)))
+        entry = self._entries.get(names) or self._open(names)
+        entry.clients += 1
+        if entry.closing is not None:
+            entry.closing.cancel()
+            entry.closing = None
+        try:
+            await asyncio.shield(entry.opened)
+            yield entry.shared_owner
+        finally:
+            entry.clients -= 1
+            if not entry.clients:
+                self._leave(names, entry)
+
+    def _open(self, names: tuple[str, ...]) -> _Entry:
+        if len(self._entries) >= MAX_OWNERS:
+            raise Problem(
+                "too-many-requests",
+                f"workers of this server already use {MAX_OWNERS} different sets of tasks; name "
+                f"the same tasks in each request, or wait {IDLE:g} s",
+                headers={"retry-after": f"{IDLE:.0f}"},
+            )
+        shared_owner = self._make(names)
+        entry = self._entries[names] = _Entry(shared_owner)
+        self._by_owner[shared_owner.owner.id] = shared_owner
+        return entry
+
+    def _leave(self, names: tuple[str, ...], entry: _Entry) -> None:
+        if self._entries.get(names) is not entry:
+            return
+        if entry.opened.done() and (entry.opened.cancelled() or entry.opened.exception()):
+            self._forget(names)
+            return
+        loop = asyncio.get_running_loop()
+        entry.closing = loop.call_later(IDLE, self._close, names)
+
+    def _forget(self, names: tuple[str, ...]) -> SharedOwner:
+        shared_owner = self._entries.pop(names).shared_owner
+        del self._by_owner[shared_owner.owner.id]
+        return shared_owner
+
+    def _close(self, names: tuple[str, ...]) -> None:
+        ending = asyncio.ensure_future(self._forget(names).close())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Close all shared owners."""
+        for names, entry in list(self._entries.items()):
+            if entry.closing is not None:
+                entry.closing.cancel()
+            with contextlib.suppress(Exception):
+                await entry.opened
+            self._close(names)
+        if self._ending:
+            await asyncio.wait(self._ending)

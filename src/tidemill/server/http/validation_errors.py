@@ -1,0 +1,118 @@
+"""Messages about invalid input: the field, the values that it may have, and the value that came.
+
+A message of msgspec names its own types and no valid values. With the schema of the input, the
+message also lists the valid choices and suggests the names of fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from typing import Any
+
+from msgspec import inspect
+
+from tidemill.server.http.schemas.types import NOT_BLANK
+
+__all__ = ["lone_surrogate", "validation_message"]
+
+_WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b|(?<=\d)\.0\b")
+_PLACE = re.compile(r"(.*) - at `(key in )?\$\.?(.*)`$", re.DOTALL)
+_STEP = re.compile(r"\[|[^.\[\]]+(?![^\[]*\])")  # into a list or a map, or a field
+_NO_CHOICE = re.compile(r"(?:invalid enum value|expected text.*, got) (.*)$", re.DOTALL)
+_BLANK = f"expected str matching regex {NOT_BLANK!r}"
+_NOT_WHOLE = "expected float that's a multiple of 1.0"
+_NO_FIELD = re.compile(r"object contains unknown field (.*)$", re.DOTALL)
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL
+)
+"""An escape in JSON: both halves of a surrogate pair, one half, or any other."""
+
+
+def lone_surrogate(data: bytes) -> str:
+    """The error message for the first lone surrogate in JSON; empty when there is none."""
+    for escape in _ESCAPE.finditer(data):
+        if half := escape["half"]:
+            return (
+                f"the body has the lone surrogate \\{half.decode('latin-1')} at byte "
+                f"{escape.start()}, which is not a character; send both halves of the pair"
+            )
+    return ""
+
+
+def validation_message(error: Exception, shape: Any = None) -> str:
+    """The message for invalid input, with the name of the field in front.
+
+    ``shape`` is the struct that the input should be.
+    """
+    found = _PLACE.match(str(error))
+    text = found[1] if found else str(error)
+    text = text.replace("`", "")
+    if text.startswith("Input data was truncated"):
+        text = "JSON ends too early"
+    elif not text.startswith("JSON"):
+        text = text[:1].lower() + text[1:]
+    if text == _BLANK:
+        text = "must not be blank"
+    elif text == _NOT_WHOLE:
+        text = "expected whole number, got number"
+    elif text.startswith("expected"):
+        text = _WORD.sub(lambda m: _WORDS.get(m[0], ""), text).replace("| null", "or null")
+    if shape is not None:
+        text = _helped(text, _at(shape, found[3] if found and not found[2] else ""))
+    if found and found[3]:
+        whole = f"{'a key of ' if found[2] else ''}{found[3]}"
+        return f"{whole.replace('[...]', '')}: {text}"
+    return text
+
+
+def _helped(text: str, kinds: list[inspect.Type]) -> str:
+    """The message with the valid choices, or with names of fields."""
+    for kind in kinds:
+        if isinstance(kind, inspect.LiteralType) and (wrong := _NO_CHOICE.match(text)):
+            *most, last = map(str, kind.values)
+            return f"expected {', '.join(most)} or {last}, got {wrong[1][:80]}"
+        if isinstance(kind, inspect.StructType) and (unknown := _NO_FIELD.match(text)):
+            return _nearest(unknown[1], [field.encode_name for field in kind.fields])
+    return text
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name[:80], known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"unknown field {name[:80]}; {hint}"
+
+
+def _at(shape: Any, place: str) -> list[inspect.Type]:
+    """The types that a place of a schema may have, such as ``jobs[3].on_conflict``."""
+    kinds = [_type_of(shape)]
+    for step in _STEP.findall(place):
+        kinds = [inner for kind in kinds for inner in _inside(kind, step)]
+    return kinds
+
+
+@functools.cache
+def _type_of(shape: Any) -> inspect.Type:
+    return inspect.type_info(shape)
+
+
+def _inside(kind: inspect.Type, step: str) -> list[inspect.Type]:
+    found: list[inspect.Type] = []
+    if isinstance(kind, inspect.StructType):
+        found = [field.type for field in kind.fields if field.encode_name == step]
+    elif step == "[" and isinstance(kind, inspect.ListType):
+        found = [kind.item_type]
+    elif step == "[" and isinstance(kind, inspect.DictType):
+        found = [kind.value_type]
+    return [part for one in found for part in _plain(one)]
+
+
+def _plain(kind: inspect.Type) -> list[inspect.Type]:
+    """The types that a field may have."""
+    if isinstance(kind, inspect.Metadata):
+        return _plain(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return [part for one in kind.types for part in _plain(one)]
+    return [kind]

@@ -1,0 +1,199 @@
+"""A shared owner: one owner of the store through which many clients reserve and settle jobs.
+
+One thread speaks for it, the dispatcher (:mod:`.dispatcher`). This module is the part that runs in
+the event loop. The loop alone decides whether a client still waits: a job that comes for a client
+that has left goes back uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Mode
+from tidemill.core.job import Command, Note, Outcome, Owner, Verdict
+from tidemill.server.deadlines import Deadlines
+from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
+from tidemill.server.pending_verdicts import PendingVerdict
+from tidemill.server.waiters import JobKinds, PendingCommit, ReservedJob, Waiter
+
+__all__ = ["PendingCommit", "ReservedJob", "SharedOwner"]
+
+LONG_WAIT = 1.0
+"""A wait of so many seconds may begin without a look of its own."""
+
+
+class SharedOwner:
+    """One owner for many clients of one event loop.
+
+    Args:
+        owner: the owner as the store lists it.
+        tasks: also lease tasks, not only raw messages.
+        knows: lease only tasks of these names, and no messages. Other tasks of the queues are set
+            aside for a worker that knows them.
+        stays: detach the owner at the end only if its clients hold nothing, so that clients keep
+            their jobs when the server ends.
+        on_commands: receives the store's commands for reserved jobs, in the loop.
+        on_lost_commit: for clients whose connections break with this process. Jobs are handed out
+            before their commit, if the broker can do so. When the commit fails, this receives it
+            in the loop: its jobs are lost to their clients.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: Owner,
+        *,
+        tasks: bool = False,
+        knows: Sequence[str] = (),
+        stays: bool = False,
+        on_commands: Callable[[Sequence[Command]], None] | None = None,
+        on_lost_commit: Callable[[PendingCommit], None] | None = None,
+    ) -> None:
+        self.owner = owner
+        self._background: set[asyncio.Future[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop, self._too_late)
+        self._dispatcher = Dispatcher(
+            broker,
+            owner,
+            self._loop,
+            self._hand_over,
+            kinds=JobKinds(tasks or bool(knows), not knows, tuple(knows)),
+            stays=stays,
+            on_commands=on_commands,
+            on_lost_commit=on_lost_commit,
+        )
+        self.broker = broker
+
+    async def open(self) -> None:
+        """Attach the owner, and start its dispatcher.
+
+        Raises:
+            TidemillError: the store cannot be reached, or takes no owners.
+        """
+        await asyncio.to_thread(self.broker.attach, self.owner)
+        self._dispatcher.start()
+
+    async def close(self) -> None:
+        """Answer all waiters without a job, store the last verdicts, and detach the owner."""
+        self._dispatcher.close()
+        await asyncio.to_thread(self._dispatcher.join)
+        if self._background:
+            await asyncio.wait(self._background)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the owner is closing: :meth:`reserve` then returns at once without a job."""
+        return self._dispatcher.closing
+
+    def in_background(self, function: Callable[..., None], *args: object) -> None:
+        """Make a blocking call in a thread; only :meth:`close` waits for it."""
+        call = asyncio.ensure_future(asyncio.to_thread(function, *args))
+        self._background.add(call)
+        call.add_done_callback(self._background.discard)
+
+    # -- reserving --------------------------------------------------------------------------------
+
+    async def reserve(
+        self,
+        queues: Sequence[str],
+        count: int = 1,
+        timeout: float = 0.0,
+        mode: Mode = Mode.STRICT,
+        latest: float = math.inf,
+    ) -> list[ReservedJob]:
+        """Up to ``count`` jobs as soon as there is one; none when ``timeout`` seconds are over.
+
+        The wait may last a little longer than ``timeout`` (:mod:`.deadlines`), but never longer
+        than ``latest`` seconds. A cancelled call reserves nothing. ``queues`` are distinct names,
+        at least one.
+        """
+        if self.closing:
+            return []
+        waiter = Waiter(tuple(queues), count, mode, self._loop.create_future())
+        # The loop fills the inbox first and reads ``watched`` then; the thread does the opposite.
+        self._dispatcher.inbox.append(waiter)
+        if not self._joins(waiter, timeout):
+            self._dispatcher.arrived()
+        deadline = self._deadlines.begin(waiter, timeout, latest)
+        try:
+            return await waiter.answer
+        except asyncio.CancelledError:
+            self._leave(waiter)
+            self.give_all_back(waiter.answer.result() if not waiter.answer.cancelled() else [])
+            raise
+        finally:
+            self._deadlines.end(waiter, deadline)
+
+    def _joins(self, waiter: Waiter, timeout: float) -> bool:
+        """Whether a client may join the current sleep, since its queues are empty and watched.
+
+        The thread takes the client in when it wakes up for another reason. A bound limits the
+        clients in the inbox. A client with a short wait needs a look of its own: a job that was
+        put just now may not have woken the thread yet.
+        """
+        is_watched = timeout >= LONG_WAIT and self._dispatcher.watched.issuperset(waiter.queues)
+        waiter.joined = is_watched and len(self._dispatcher.inbox) < MAX_VERDICTS
+        return waiter.joined
+
+    def _too_late(self, waiter: Waiter) -> None:
+        waiter.late = True  # its first look answers it, if that is still to come
+        if waiter.jobs:  # the answer is on the way
+            return
+        has_joined = waiter.joined and self._dispatcher.asleep
+        if waiter.looked or waiter.answer.done() or has_joined:
+            self._leave(waiter)
+        else:
+            self._dispatcher.wake()
+
+    def _leave(self, waiter: Waiter) -> None:
+        self._dispatcher.gone.append(waiter)
+        if not waiter.answer.done():
+            waiter.answer.set_result([])
+
+    def _hand_over(self, waiters: Sequence[Waiter]) -> None:
+        for waiter in waiters:
+            if waiter.answer.done():
+                self.give_all_back(waiter.jobs)
+            else:
+                waiter.answer.set_result(waiter.jobs)
+
+    # -- settling ---------------------------------------------------------------------------------
+
+    async def settle(self, verdict: Verdict, commit: PendingCommit | None = None) -> bool:
+        """Settle a job; False when its lease was lost and nothing changed."""
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        self._dispatcher.send(PendingVerdict(verdict, None, answer, commit))
+        return await answer
+
+    def settle_later(self, verdict: Verdict) -> None:
+        """Settle a job without waiting for the answer."""
+        self._dispatcher.send(PendingVerdict(verdict, None, None, None))
+
+    async def touch(
+        self,
+        token: int,
+        seconds: float = 0.0,
+        commit: PendingCommit | None = None,
+        notes: Sequence[Note] = (),
+    ) -> bool:
+        """Restart the ttr of a job, or set a new ttr; False when its lease was lost.
+
+        ``notes`` are the job's progress and log lines.
+        """
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        self._dispatcher.send(PendingVerdict(None, (token, seconds), answer, commit, notes))
+        return await answer
+
+    def give_back(self, token: int, commit: PendingCommit | None = None) -> None:
+        """Release the job of a client that has left, without waiting for the answer."""
+        verdict = Verdict(token, Outcome.RELEASE)
+        self._dispatcher.send(PendingVerdict(verdict, None, None, commit))
+
+    def give_all_back(self, jobs: Sequence[ReservedJob]) -> None:
+        """Release several jobs of clients that have left."""
+        for job in jobs:
+            self.give_back(job.lease.token, job.commit)

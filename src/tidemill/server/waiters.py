@@ -1,0 +1,260 @@
+"""Clients that wait for jobs, and the order in which they get them.
+
+A job of a queue goes to the client that has waited longest for that queue. Every client that still
+waits has found its queues empty, so one request to the store can ask for the jobs of all of them.
+The order in which a client names its queues matters only for its first look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tidemill.brokers.contract.exchange import Mode, Want
+from tidemill.core.job import Envelope, Lease
+
+__all__ = [
+    "ANSWER_BYTES",
+    "MAX_BATCH",
+    "MIN_BATCH",
+    "BatchSize",
+    "JobKinds",
+    "PendingCommit",
+    "ReservedJob",
+    "Waiter",
+    "Waiters",
+    "size_of",
+]
+
+ANSWER_BYTES = 8 * 1024 * 1024
+"""An answer gets no more jobs once it has so many bytes, however many its client asked for."""
+
+MIN_BATCH, MAX_BATCH = 16, 256
+"""Bounds of the number of jobs that are leased at a time: few when the jobs before were large."""
+
+
+class PendingCommit:
+    """A commit of the store that is still under way, although clients already have its jobs.
+
+    ``failed`` is set when the store undid the commit. The leases of its jobs were never stored:
+    other owners may have the same tokens, so nothing may be said with them.
+    """
+
+    __slots__ = ("failed",)
+
+    def __init__(self) -> None:
+        self.failed = False
+
+
+class JobKinds(NamedTuple):
+    """The kinds of jobs that are leased. With ``knows``, only tasks of these names."""
+
+    tasks: bool = False
+    messages: bool = True
+    knows: tuple[str, ...] = ()
+
+
+class ReservedJob(NamedTuple):
+    """A job that a client has reserved."""
+
+    lease: Lease
+    envelope: Envelope
+    commit: PendingCommit | None = None
+
+
+def size_of(lease: Lease) -> int:
+    """Bytes of a job and of the results of its parents."""
+    size = len(lease.envelope)
+    return size + sum(len(parent.result) for parent in lease.inputs) if lease.inputs else size
+
+
+class BatchSize:
+    """The number of jobs to lease at a time, from the sizes of the latest jobs.
+
+    It starts with the minimum when ``few`` is set, else with the maximum.
+    """
+
+    def __init__(self, *, few: bool) -> None:
+        self.count = MIN_BATCH if few else MAX_BATCH
+
+    def learn(self, leases: Sequence[Lease]) -> None:
+        """Adapt the number to the sizes of these jobs."""
+        if leases:
+            size = sum(map(size_of, leases))
+            fit = ANSWER_BYTES * len(leases) // max(size, 1)
+            self.count = max(MIN_BATCH, min(MAX_BATCH, fit))
+
+
+class Waiter:
+    """One client that waits for up to ``room`` jobs of some queues."""
+
+    __slots__ = ("answer", "jobs", "joined", "late", "looked", "mode", "queues", "room", "size")
+
+    def __init__(
+        self,
+        queues: tuple[str, ...],
+        room: int,
+        mode: Mode,
+        answer: asyncio.Future[list[ReservedJob]],
+    ) -> None:
+        self.queues = queues
+        self.room = room
+        self.mode = mode
+        self.answer = answer
+        self.jobs: list[ReservedJob] = []
+        self.size = 0  # bytes of its jobs
+        self.looked = False  # the store had nothing in its queues
+        self.joined = False  # it joined clients that had looked, before its own first look
+        self.late = False  # its time is over, and its first look has not happened yet
+
+    def is_plain(self, merged: Mode) -> bool:
+        """Whether a look for many clients gives this one the same job as a look of its own."""
+        return self.room == 1 and (len(self.queues) == 1 or self.mode is merged is Mode.MERGED)
+
+
+class Waiters:
+    """All clients that wait, by queue, the longest waiting first. Used by one thread only."""
+
+    def __init__(self) -> None:
+        self._by_queue: dict[str, dict[Waiter, None]] = {}
+        self._room: dict[str, int] = {}  # by queue: the jobs that clients which looked can take
+        self._first: dict[Waiter, None] = {}  # clients whose first look is under way
+        self._new: dict[tuple[tuple[str, ...], Mode], dict[Waiter, None]] = {}
+        # By bit length of ``room``: the queues of clients that want more than one job.
+        self._by_size: dict[int, collections.Counter[str]] = {}
+        self._last_size = math.inf  # the bit length of the latest look, until the look for all
+        self._turn = False
+
+    def add(self, waiter: Waiter) -> None:
+        """Let a client wait; its queues are looked at next."""
+        for name in waiter.queues:
+            self._by_queue.setdefault(name, {})[waiter] = None
+        self._new.setdefault((waiter.queues, waiter.mode), {})[waiter] = None
+
+    def drop(self, waiter: Waiter) -> None:
+        """Let a client wait no more; does nothing when it does not wait."""
+        if waiter not in self._by_queue.get(waiter.queues[0], ()):
+            return
+        for name in waiter.queues:
+            waiting = self._by_queue[name]
+            del waiting[waiter]
+            if not waiting:
+                del self._by_queue[name]
+        if waiter.looked:
+            self._count(waiter, -1)
+        self._no_longer_new(waiter)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_queue)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter({waiter: None for waiting in self._by_queue.values() for waiter in waiting})
+
+    def queues(self) -> frozenset[str]:
+        """All queues that a client waits for."""
+        return frozenset(self._by_queue)
+
+    @property
+    def to_look(self) -> bool:
+        """True when the queues of some client have not been looked at yet."""
+        return bool(self._new)
+
+    def want(self, merged: Mode, kinds: JobKinds, told: int) -> tuple[Want, list[Waiter]]:
+        """The next request to the store, and the clients whose first look it is.
+
+        The request never leases a job that no client can take, whichever queue it comes from. Its
+        jobs go to the clients whose look it is, and to clients that looked before. Clients whose
+        first look is still to come may find better jobs in another queue.
+
+        When all clients have looked, the request covers all queues and announces the sleep.
+        """
+        queues, mode, self._first = tuple(self._by_queue), merged, {}
+        sleep = not self._new
+        if self._new:
+            queues = self._queues_without_new()
+            if not queues:
+                (queues, mode), group = next(iter(self._new.items()))
+                self._first = dict(group)
+        elif self._by_size and (large := self._queues_of_large()):
+            queues, sleep = large, False
+        count = min(self._room.get(name, 0) for name in queues)
+        count += sum(waiter.room for waiter in self._first)
+        want = Want(
+            count,
+            queues,
+            mode,
+            kinds.tasks,
+            messages=kinds.messages,
+            sleep=sleep,
+            knows=kinds.knows,
+            told=told,
+        )
+        return want, list(self._first)
+
+    def _queues_without_new(self) -> tuple[str, ...]:
+        """Every other time: the queues that no new client names.
+
+        New clients may arrive faster than they leave, and the others must not starve.
+        """
+        self._turn = not self._turn
+        if self._turn:
+            return ()
+        looked_at = {name for queues, _ in self._new for name in queues}
+        return tuple(name for name in self._by_queue if name not in looked_at)
+
+    def _queues_of_large(self) -> tuple[str, ...]:
+        """The queues of clients that want many jobs, the largest wishes first; then nothing once.
+
+        A look for all clients leases no more than the client with the smallest wish can take. Each
+        look is an exchange, so wishes that differ by less than a factor of two share one.
+        """
+        least = min(self._room.get(name, 0) for name in self._by_queue)
+        sizes = [n for n in self._by_size if least.bit_length() < n < self._last_size]
+        self._last_size = max(sizes, default=math.inf)
+        return tuple(self._by_size[max(sizes)]) if sizes else ()
+
+    def looked(self, waiters: Sequence[Waiter]) -> None:
+        """Note that the store had nothing more in the queues of these clients."""
+        for waiter in waiters:
+            if not waiter.looked and waiter in self._by_queue.get(waiter.queues[0], ()):
+                self._count(waiter, 1)
+            waiter.looked = True
+            self._no_longer_new(waiter)
+
+    def hand_out(self, job: ReservedJob) -> Waiter | None:
+        """Give a job to its client, and return the client; None when nobody waits for the job."""
+        for waiter in self._by_queue.get(job.envelope.queue, ()):
+            if not waiter.looked and waiter not in self._first:
+                continue
+            waiter.jobs.append(job)
+            waiter.size += size_of(job.lease)
+            if len(waiter.jobs) == waiter.room or waiter.size >= ANSWER_BYTES:
+                self.drop(waiter)
+            return waiter
+        return None
+
+    def _count(self, waiter: Waiter, sign: int) -> None:
+        for name in waiter.queues:
+            self._room[name] = self._room.get(name, 0) + sign * waiter.room
+            if not self._room[name]:
+                del self._room[name]
+        if waiter.room == 1:
+            return
+        size = waiter.room.bit_length()
+        queues = self._by_size.setdefault(size, collections.Counter())
+        for name in waiter.queues:
+            queues[name] += sign
+            if not queues[name]:
+                del queues[name]
+        if not queues:
+            del self._by_size[size]
+
+    def _no_longer_new(self, waiter: Waiter) -> None:
+        group = self._new.get((waiter.queues, waiter.mode), {})
+        if waiter in group:
+            del group[waiter]
+            if not group:
+                del self._new[waiter.queues, waiter.mode]

@@ -1,0 +1,1 @@
+"""Moving jobs from store to store, and into and out of a message broker."""

@@ -1,0 +1,220 @@
+"""Move all jobs and schedules of a store into another store.
+
+First the source departs (``depart``): it accepts and leases nothing more, and running jobs end.
+Then it is sealed, so that nothing changes in it, and copied page by page. The target stores each
+page together with the cursor as one step. After a kill the next call continues there, and no job
+moves twice. The source keeps its copy and stays departed.
+
+Moves into a message broker are in :mod:`.to_carrier`, moves out of one in :mod:`.from_carrier`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+
+from tidemill.brokers.contract.features import Feature, need
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.contract.unknown_tasks import as_adopted
+from tidemill.core.crash_points import point
+from tidemill.core.errors import InvalidOption, StoreMoved
+from tidemill.core.job import Record, State
+from tidemill.transfer.from_carrier import empty_carrier
+from tidemill.transfer.progress import Moved
+from tidemill.transfer.to_carrier import check_fits, fill_carrier
+
+__all__ = ["PASSES", "cancel_move", "move"]
+
+PAGE = 500
+"""Jobs that go over in one step."""
+
+_LOOK = 0.2
+"""Seconds between two looks at what still runs."""
+
+_FINISHED = frozenset(state for state in State if state.finished)
+PASSES: tuple[tuple[frozenset[State], Callable[[Record], bool]], ...] = (
+    # If workers run on the target meanwhile, what a job needs must be there before it:
+    (_FINISHED, lambda record: True),  # the results of those before it,
+    (frozenset({State.WAITING}), lambda record: record.envelope.links is not None),  # those behind,
+    (frozenset({State.SCHEDULED, State.READY}), lambda record: True),
+    (frozenset({State.WAITING}), lambda record: record.envelope.links is None),  # its key is held
+)
+
+
+def move(
+    source: Store,
+    target: Store,
+    tell: Callable[[Moved], None] = lambda _: None,
+    *,
+    leave: bool = False,
+    queues: Collection[str] = (),
+) -> Moved:
+    """Move everything, or continue an earlier call; ``tell`` receives the progress.
+
+    A message broker as the target gets ready, scheduled and failed jobs. Other jobs are refused
+    before anything moves, or stay behind with ``leave``. A message broker as the source gives its
+    jobs, also those in ``queues`` whose names it does not know.
+
+    Raises:
+        FeatureMissing, InvalidOption: a move between these two is impossible.
+        StoreMoved: the source already moves to another target, or the target moves itself.
+    """
+    _check(source, target)
+    if Feature.DRAIN in source.features:
+        progress = Moved()
+        empty_carrier(source, target, progress, tell, queues)
+        return progress
+    need(source, Feature.MOVE, "move")
+    if Feature.DRAIN in target.features:
+        return _pour(source, target, tell, leave)
+    need(target, Feature.MOVE, "move")
+    if _has_schedules(source):
+        need(target, Feature.SCHEDULES, "a schedule")
+    if Feature.LIMITS in source.features and with_limits(source, "limits").limits():
+        need(target, Feature.LIMITS, "a limit")
+    source.depart(target.url)
+    progress = Moved()
+    _await_running(source, progress, tell)
+    departure = source.depart(target.url, seal=True)
+    progress.total = _count(source)
+    if not target.adopted(departure.mark):
+        _take_settings(source, target)
+    _copy(source, target, departure, progress, tell)
+    if _has_schedules(source):
+        _copy_schedules(source, target, departure, progress)
+    return progress
+
+
+def _check(source: Store, target: Store) -> None:
+    """Refuse a target that is unfit for this source."""
+    what = getattr(source, "identity", source.url)
+    if source.url == target.url or what == getattr(target, "identity", target.url):
+        raise InvalidOption(f"both urls name the same store, {source.url}")
+    where = target.info().get("moves_to")
+    if where:
+        raise StoreMoved(f"{target.url} moves to {where} itself, and runs nothing; use that url")
+
+
+def _pour(source: Store, target: Store, tell: Callable[[Moved], None], leave: bool) -> Moved:
+    if not leave:
+        check_fits(source, target)
+    source.depart(target.url)
+    progress = Moved()
+    _await_running(source, progress, tell)
+    departure = source.depart(target.url, seal=True)
+    if not leave and not target.adopted(departure.mark):
+        try:
+            check_fits(source, target)
+        except InvalidOption:  # it came while we looked
+            source.stay()
+            raise
+    fill_carrier(source, target, departure, progress, tell)
+    return progress
+
+
+def cancel_move(source: Store, target: Store) -> None:
+    """Let the source go on, if nothing of it has arrived yet.
+
+    Raises:
+        InvalidOption: jobs have arrived; only continuing the move helps.
+    """
+    if Feature.DRAIN in source.features:
+        raise InvalidOption(f"a move from {source.url} closes nothing that could be opened again")
+    need(source, Feature.MOVE, "move")
+    departure = source.depart(target.url)
+    if target.adopted(departure.mark):
+        raise InvalidOption(
+            f"jobs of {source.url} are in {target.url} already and may have run there; "
+            "finish the move by giving the command again without --cancel"
+        )
+    source.stay()
+
+
+def _await_running(source: Store, progress: Moved, tell: Callable[[Moved], None]) -> None:
+    while True:
+        progress.running = sum(row.running for row in source.stats())
+        tell(progress)
+        if not progress.running:
+            return
+        time.sleep(_LOOK)
+        source.tick()
+
+
+def _count(source: Store) -> int:
+    return int(source.info()["jobs"])
+
+
+def _take_settings(source: Store, target: Store) -> None:
+    for row in source.stats():
+        if row.paused or row.max_size:
+            target.set_queue(row.name, paused=row.paused or None, max_size=row.max_size or None)
+    if Feature.LIMITS not in source.features:
+        return
+    for limit in with_limits(source, "limits").limits():
+        there = with_limits(target, f"the limit {limit.name!r}")
+        if limit.declared is not None:
+            there.set_limit(limit.name, limit.declared, queue=limit.queue, declared=True)
+        if limit.by_hand:
+            there.set_limit(limit.name, limit.terms, queue=limit.queue)
+
+
+def _has_schedules(source: Store) -> bool:
+    return Feature.SCHEDULES in source.features and bool(source.list_schedules("", 1))
+
+
+def _copy_schedules(source: Store, target: Store, departure: Departure, progress: Moved) -> None:
+    """Copy schedules last, so that their jobs come behind the moved jobs."""
+    number, _, after = target.adopted(departure.mark).partition(":")
+    if int(number) > len(PASSES):
+        return  # they went before, and may have ended there
+    while page := source.list_schedules(after, PAGE):
+        after = page[-1].name
+        point("move.scheduling")
+        taken = target.adopt(departure, [], f"{len(PASSES)}:{after}", page)
+        point("move.scheduled")
+        progress.schedules += sum(taken)
+        progress.stayed_schedules += [
+            schedule.name for schedule, here in zip(page, taken, strict=True) if not here
+        ]
+    target.adopt(departure, [], f"{len(PASSES) + 1}:")
+
+
+def _copy(
+    source: Store,
+    target: Store,
+    departure: Departure,
+    progress: Moved,
+    tell: Callable[[Moved], None],
+) -> None:
+    reached = target.adopted(departure.mark)
+    for number, cursor in _pages(reached):
+        states, goes = PASSES[number]
+        what = Filter(states=states)
+        while True:
+            page = source.find(what, PAGE, cursor)
+            cursor = page.cursor
+            mark = f"{number}:{cursor}" if cursor else f"{number + 1}:"
+            point("move.adopting")
+            records = [as_adopted(record) for record in page.records if goes(record)]
+            if any(record.envelope.links for record in records):
+                need(target, Feature.FLOWS, "a job that waits for others")
+            taken = target.adopt(departure, records, mark)
+            point("move.adopted")
+            progress.stayed += [
+                record.envelope.id for record, here in zip(records, taken, strict=True) if not here
+            ]
+            progress.done += len(taken)
+            tell(progress)
+            if not cursor:
+                break
+
+
+def _pages(reached: str) -> Iterator[tuple[int, str]]:
+    """The pages of each pass, from the given cursor on."""
+    number, _, cursor = reached.partition(":")
+    first = int(number or 0)
+    for pass_number in range(first, len(PASSES)):
+        yield pass_number, cursor if pass_number == first else ""

@@ -1,0 +1,270 @@
+"""A worker process as seen from inside: takes leases, runs jobs, sends verdicts.
+
+Threads, and what each owns:
+
+    workers     run sync jobs (:mod:`.thread_pool`, :mod:`.slots`). One of them at a time reads the
+                socket: leases and commands
+    main        runs the sync jobs when the concurrency is 1, while a thread only reads. Otherwise
+                it waits for signals
+    timekeeper  sends, and ends overdue jobs (:mod:`.timekeeper`, :mod:`.outbox`)
+    loop        one event loop for all async jobs (:mod:`.event_loop`)
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from os import _exit, getpgrp, getpid, getppid, kill, killpg
+from threading import get_ident
+from typing import Any
+
+from tidemill.client.runtime import Runtime
+from tidemill.core.clock import machine_time
+from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
+from tidemill.core.scoreboard import Scoreboard
+from tidemill.core.stopping import Stopping
+from tidemill.worker import verdicts
+from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Setup, Up
+from tidemill.worker.event_loop import Loop
+from tidemill.worker.forked_children import handle_signal, is_child, isolate_children
+from tidemill.worker.outbox import Outbox
+from tidemill.worker.process_executor import ProcessExecutor
+from tidemill.worker.safe_logging import SafeLog
+from tidemill.worker.slots import PoolThread, Slots
+from tidemill.worker.stacks import own_stacks
+from tidemill.worker.starvation import Waits
+from tidemill.worker.thread_pool import ThreadPool
+from tidemill.worker.timekeeper import Timekeeper
+from tidemill.worker.timeouts import Timeouts
+from tidemill.worker.waiting_job import WaitingJob
+from tidemill.worker.zombie_reaper import is_orphan
+
+__all__ = ["GAVE_UP", "Child"]
+
+log = SafeLog("tidemill.worker")
+
+NOTICE = 5.0
+"""Seconds that a job has to clean up when its worker stops; half of a shorter shutdown timeout."""
+
+GAVE_UP = 70
+"""Exit code of a process that cannot go on, whichever of its jobs is at fault."""
+
+
+class Child:
+    """The inside of one worker process. With ``local`` it is a thread of the caller's process."""
+
+    def __init__(
+        self,
+        mill: Runtime,
+        setup: Setup,
+        message_socket: MessageSocket[Up, Down],
+        *,
+        local: bool = False,
+    ) -> None:
+        self.mill = mill
+        self.setup = setup
+        self.socket = message_socket
+        message_socket.last_words = setup.last_words
+        self.local = local
+        self._parent = 0 if local else getppid()
+        self.timekeeper = Timekeeper(self)
+        self.out = Outbox(message_socket, self.timekeeper.state, self.give_up)
+        self.scoreboard = Scoreboard(setup.board, setup.board_slots)
+        self.timeouts = Timeouts(self.out.ring)
+        self.stopping = Stopping()
+        waits = Waits(mill, setup, self.scoreboard)
+        self.executor = ProcessExecutor(
+            mill, setup, self.out, self.timeouts, self.scoreboard, waits, self.stopping
+        )
+        self.threads = ThreadPool(self, self.executor.interpreter)
+        self._main_thread = setup.concurrency == 1 and not local
+        self.slots = Slots(
+            setup.concurrency,
+            budget=setup.max_jobs or sys.maxsize,
+            threads=0 if self._main_thread else setup.concurrency + 1,
+            start_thread=self.threads.start_worker,
+        )
+        self.loop = Loop(self)
+        isolate_children(self)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Run until told to go. With a concurrency of 1 the calling thread runs the jobs."""
+        self.scoreboard.sign(self.setup.first_slot, getpid(), machine_time())
+        timekeeper = threading.Thread(
+            target=self.timekeeper.serve, name="tidemill-timekeeper", daemon=True
+        )
+        timekeeper.start()
+        self.out.ring()  # the first frame says how many leases the process would like to hold
+        if self._main_thread:
+            reader = threading.Thread(target=self.read, name="tidemill-reader", daemon=True)
+            reader.start()
+            handle_signal(signal.SIGALRM, self.timeouts.on_alarm)
+            self.timeouts.main = get_ident()
+            self.executor.use_main_thread()
+            self.threads.work(PoolThread())
+        else:
+            self.slots.begin()
+            self.slots.ended.wait()
+        self.out.ring()
+        timekeeper.join(5)
+        if self.local:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Release in a thread what a process leaves to the kernel."""
+        self.loop.stop()
+        ended = self.threads.join()
+        self.socket.close()
+        if ended:
+            self.scoreboard.close()
+
+    def on_signal(self, signum: int, frame: object) -> None:
+        """The handler of SIGTERM: leave. The timekeeper does it, as a lock may be held now."""
+        self.go_soon()
+
+    def go_soon(self) -> None:
+        """Have the timekeeper replace this process."""
+        self.timekeeper.told_to_go = True
+        self.out.ring()
+
+    def read(self, thread: PoolThread | None = None) -> None:
+        """Read until the thread has a job, and another thread reads; or until all is over."""
+        try:
+            while not self.slots.over and (thread is None or thread.reads):
+                for down in self.socket.receive():
+                    self._carry_out(down)
+                self.loop.launch(self.slots.assign(thread))
+            return
+        except Closed as closed:
+            if closed.by_us or not is_orphan(self._parent):
+                self.give_up("a task closed the worker's descriptors")
+        except BaseException as error:
+            self.give_up("it can read no more jobs", error)
+        # The supervisor is gone, and its leases with it; or this process ends.
+        if not (self.slots.over or self.local or is_child()):
+            _kill_group()
+        self.slots.close()
+
+    # -- trouble --------------------------------------------------------------------------------
+
+    def give_up(self, why: str, error: BaseException | None = None) -> None:
+        """End this process, which cannot go on, whatever a task has made of its functions.
+
+        Nobody knows which of several jobs is at fault. The supervisor runs each of them alone.
+        """
+        if self.slots.over:
+            return
+        if is_child():
+            _exit(1)
+        try:
+            reason = f"{why}: {verdicts.describe(error)[0]}" if error is not None else why
+            log.error("worker process %d gives up: %s", getpid(), reason)
+            if not self.local:
+                self.out.last_words()
+        finally:
+            if not self.local:
+                _exit(GAVE_UP)
+        self.slots.close()
+
+    def retire(self, why: str, jobs: Iterable[WaitingJob] = ()) -> None:
+        """Start no more jobs, give back these that have a slot, and finish the running ones."""
+        log.error("worker process %d is replaced: %s", getpid(), why)
+        self.quiet()
+        for job in jobs:
+            self.give_back(job.token)
+            self.async_job_ended()
+
+    def refuse(self, job: WaitingJob, reason: str) -> None:
+        """Fail a job that cannot begin."""
+        self.out.conclude(verdicts.refused(job.lease, reason))
+
+    def give_back(self, token: int) -> None:
+        """Return a job to the supervisor that was not started."""
+        self.out.returned.append(token)
+
+    def after_fork_child(self) -> None:
+        """A task has forked: close the child's copy of the socket to the supervisor."""
+        self.socket.close()
+
+    # -- frames from the supervisor -------------------------------------------------------------
+
+    def _carry_out(self, down: Down) -> None:
+        if down.leases:
+            self._accept(down.leases)
+        for command in down.commands:
+            self._obey(command)
+        if down.quiet:
+            self.quiet()
+        if down.stop >= 0:
+            self.stop_in(down.stop)
+
+    def _accept(self, leases: list[Lease]) -> None:
+        """Have jobs wait for a slot; conclude those that cannot run."""
+        jobs: list[WaitingJob] = []
+        for lease in leases:
+            admitted = self.executor.admit(lease)
+            if isinstance(admitted, Verdict):
+                self.out.conclude(admitted)
+            else:
+                jobs.append(admitted)
+        if not self.slots.add(jobs):
+            self.out.returned.extend(job.token for job in jobs)
+            self.out.ring()
+        elif self.timekeeper.dozing:
+            self.out.ring()  # from now on there is something to look at
+
+    def quiet(self) -> None:
+        """Start no more jobs, give back the waiting ones, end when the running ones have ended."""
+        self.out.returned.extend(self.slots.stop())
+        self.out.ring()
+
+    def stop_in(self, seconds: float) -> None:
+        """Tell running jobs that the worker stops; end them before the process is killed."""
+        self.timeouts.stop_at = machine_time() + seconds - min(NOTICE, seconds / 2)
+        self.stopping.set()
+        self.out.ring()
+
+    def _obey(self, command: Command) -> None:
+        if command.verb == "lost":
+            self._lose()
+        if command.verb == "dump":
+            self.out.stacks = own_stacks()
+            self.out.ring()
+        if command.verb not in ("cancel", "terminate"):
+            return
+        if self.slots.withdraw(command.token):
+            # It never ran: no attempt, and the store knows that it is cancelled.
+            self.out.conclude(Verdict(command.token, Outcome.RELEASE, error=NOT_STARTED))
+            return
+        self.timeouts.order(command.token, command.verb == "terminate")
+        self.out.ring()
+
+    def _lose(self) -> None:
+        """Drop all leases, which other workers have by now: start none, cancel what runs."""
+        self.out.returned.extend(self.slots.empty())
+        self.out.ring()
+        for run in list(self.timeouts.running.values()):
+            run.context.cancelled = True
+
+    # -- for the event loop ---------------------------------------------------------------------
+
+    def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        """Start a thread that belongs to this process."""
+        self.threads.start_thread(name, target, *args)
+
+    def async_job_ended(self) -> list[WaitingJob]:
+        """Free the slot of an async job; returns the async jobs to start in free slots."""
+        starts = self.slots.async_job_ended()
+        self.out.ring()
+        return starts
+
+
+def _kill_group() -> None:
+    """End this process and the programs of its tasks, but no group that a task has joined."""
+    if getpgrp() == getpid():
+        killpg(0, signal.SIGKILL)
+    kill(getpid(), signal.SIGKILL)

@@ -1,0 +1,235 @@
+"""The steps of a job's run, in order, wherever it runs.
+
+:meth:`Executor.admit` has the steps before a job waits for a slot. :meth:`Executor.execute` has the
+steps of the run itself. Worker threads, the main thread and the event loop run them through
+:class:`~tidemill.worker.process_executor.ProcessExecutor`, the testing worker too. Inline mode
+has its own executor (:mod:`tidemill.worker.inline`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import copy_context
+from typing import Any
+
+from tidemill.client.context import JobContext, running_job
+from tidemill.client.middleware import Middleware, compose
+from tidemill.client.runtime import DeclaredTask, Runtime
+from tidemill.client.task import import_task, make_task
+from tidemill.core.codec import unpack, unpack_pickle, verify
+from tidemill.core.errors import CodecError
+from tidemill.core.job import Envelope, Lease, Verdict, decode_envelope
+from tidemill.core.retry import Fail
+from tidemill.worker import verdicts
+from tidemill.worker.run import Run
+from tidemill.worker.run_awaitable import run_awaitable
+from tidemill.worker.safe_logging import SafeLog
+from tidemill.worker.verdicts import describe
+from tidemill.worker.waiting_job import WaitingJob
+from tidemill.workflows.parent_results import ParentResults
+
+__all__ = ["Executor", "run_sync"]
+
+log = SafeLog("tidemill.worker")
+
+
+class Refused(Exception):
+    """The job must not run, or cannot begin."""
+
+
+class Executor:
+    """Runs jobs of one app. A subclass knows where: it has ``start``, ``call`` and ``report``.
+
+    ``queues`` are the queues that the worker serves strictly in this order, if any.
+    """
+
+    def __init__(self, mill: Runtime, queues: Sequence[str] = ()) -> None:
+        self.mill = mill
+        self._places = {name: place for place, name in enumerate(queues)}
+        self._logs_debug = log.talks(logging.DEBUG)  # read once, as each job needs it
+        self._imported: dict[str, DeclaredTask] = {}
+
+    # -- before the job waits for a slot --------------------------------------------------------
+
+    def admit(self, lease: Lease) -> WaitingJob | Verdict:
+        """Decode, verify and resolve a job; the verdict on a job that cannot run."""
+        try:
+            envelope = self.decode(lease)
+            self.verify(envelope)
+            task = self.resolve(envelope.task)
+        except Refused as refusal:
+            return verdicts.refused(lease, str(refusal))
+        except BaseException as error:
+            reason = f"the job cannot be prepared: {describe(error)[0]}"
+            return verdicts.refused(lease, reason)
+        if task is None:
+            return verdicts.unknown(lease, envelope)
+        place = self._places.get(envelope.queue, 0)
+        return WaitingJob(place, lease.rank, lease.seq, lease.token, lease, envelope, task)
+
+    # -- the run --------------------------------------------------------------------------------
+
+    async def execute(self, job: WaitingJob) -> None:
+        """Run a job, from its start to its report. A sync job awaits nothing: :func:`run_sync`."""
+        run = self.start(job)
+        try:
+            args, kwargs = self.arguments(run)
+            call = self.bind(run, args, kwargs)
+            if job.task.is_async:
+                value = await self.call_async(run, call)
+            else:
+                value = self.call(run, call)
+        except BaseException as error:
+            self.end_forked_child(error)
+            self.restore()
+            verdict = self.failure(run, error)
+        else:
+            self.restore()
+            verdict = self.success(run, value)
+        self.report(run, verdict)
+
+    # -- steps of admission ---------------------------------------------------------------------
+
+    def decode(self, lease: Lease) -> Envelope:
+        """Decode the envelope of a lease."""
+        try:
+            return decode_envelope(lease.envelope)
+        except Exception as error:
+            raise Refused(f"the job cannot be decoded: {error}") from error
+
+    def verify(self, envelope: Envelope) -> None:
+        """Check the signature of a job, and that this app may open its body."""
+        if self.mill.keys:
+            try:
+                verify(envelope, self.mill.keys)
+            except CodecError as error:
+                raise Refused(str(error)) from error
+        elif envelope.pickled:
+            raise Refused("bad signature: a pickled body is only opened when it is signed")
+        if envelope.pickled and not self.mill.pickles:
+            raise Refused("the body is pickled and this app does not use serializer='pickle'")
+
+    def resolve(self, name: str) -> DeclaredTask | None:
+        """The task of that name, declared or importable; None when there is none."""
+        task = self.mill.tasks.get(name) or self._imported.get(name)
+        if task is not None:
+            return task
+        try:
+            task = self._import(name)
+        except BaseException as error:  # importing runs code
+            raise Refused(f"{name} cannot be imported: {describe(error)[0]}") from error
+        if task is not None:
+            self._imported[name] = task
+        return task
+
+    def _import(self, name: str) -> DeclaredTask | None:
+        if not self.mill.may_import(name):
+            return None
+        try:
+            function = import_task(name)
+        except (ImportError, AttributeError):
+            return None
+        return make_task(self.mill, function, name, self.mill.defaults)
+
+    # -- steps of the run -----------------------------------------------------------------------
+
+    def start(self, job: WaitingJob) -> Run:
+        """Begin a run in the calling thread."""
+        raise NotImplementedError
+
+    def arguments(self, run: Run) -> tuple[list[Any], dict[str, Any]]:
+        """Decode the arguments, fill in results of earlier jobs, convert to the annotated types.
+
+        Raises:
+            Fail: the arguments cannot be decoded or converted, or a result is missing.
+        """
+        envelope = run.envelope
+        try:
+            decode = unpack_pickle if envelope.pickled else unpack
+            args, kwargs = decode(envelope.body)
+            if envelope.links is not None:
+                args, kwargs = ParentResults(self.mill, run.lease, envelope).fill([args, kwargs])
+            return run.task.bind(args, kwargs)
+        except (CodecError, TypeError, ValueError) as error:
+            raise Fail(f"the arguments cannot be used: {error}") from error
+
+    def bind(self, run: Run, args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Bind the arguments to the task's function, inside the app's middleware.
+
+        Raises:
+            Fail: the task does not take these arguments.
+        """
+        task, layers, context = run.task, self.mill.middleware, run.context
+        if not layers:
+            return functools.partial(task.function, *args, **kwargs)
+        try:
+            # The same error from inside the middleware would look like an error of the task.
+            task.arguments.check(tuple(args), kwargs)
+        except TypeError as error:
+            raise Fail(f"the arguments do not fit the task: {error}") from error
+        if task.is_async:
+            call = functools.partial(task.function, *args, **kwargs)
+            return lambda: _through_async(layers, call, context)
+        call = functools.partial(self.call_function, task.function, args, kwargs)
+        return lambda: _through(layers, call, context)
+
+    @staticmethod
+    def call_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the task's function, innermost of the middleware."""
+        return function(*args, **kwargs)
+
+    def call(self, run: Run, call: Callable[[], Any]) -> Any:
+        """Call a sync task in a context of its own: no context variable reaches the next job."""
+        return copy_context().run(_call_in_context, run.context, call)
+
+    async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
+        """Await an async task, whose context is that of its asyncio task."""
+        running_job.set(run.context)
+        return await call()
+
+    def end_forked_child(self, error: BaseException) -> None:
+        """End a child that the task has forked and that left the task with an exception."""
+
+    def restore(self) -> None:
+        """Put back the interpreter state that the task has changed for all."""
+
+    def success(self, run: Run, value: Any) -> Verdict:
+        """The verdict on a task that returned ``value``."""
+        return verdicts.success(run, value)
+
+    def failure(self, run: Run, error: BaseException) -> Verdict:
+        """The verdict on a task that raised, or on a job that could not be prepared."""
+        return verdicts.failure(run, error)
+
+    def report(self, run: Run, verdict: Verdict) -> None:
+        """Hand over the verdict."""
+        raise NotImplementedError
+
+
+def run_sync(steps: Coroutine[Any, Any, None]) -> None:
+    """Run the steps of a sync job: they await nothing, so one push carries them to the end."""
+    try:
+        steps.send(None)
+    except StopIteration:
+        return
+    raise RuntimeError("the run of a sync job awaits something")
+
+
+def _call_in_context(context: JobContext, call: Callable[[], Any]) -> Any:
+    running_job.set(context)
+    return call()
+
+
+def _through(layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext) -> Any:
+    value = compose(layers, call, context)
+    return run_awaitable(value) if inspect.isawaitable(value) else value
+
+
+async def _through_async(
+    layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext
+) -> Any:
+    value = compose(layers, call, context)
+    return await value if inspect.isawaitable(value) else value

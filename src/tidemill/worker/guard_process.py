@@ -1,0 +1,93 @@
+"""The guard: a tiny process that outlives a killed supervisor and kills what it leaves behind.
+
+Worker processes die with their supervisor (a signal from the kernel), but programs that their tasks
+have started would not. The guard reads the process groups in use from a pipe. When the pipe ends,
+the guard kills what is left of these groups. The guard has a session of its own: a signal to a
+terminal or to the worker's group does not reach it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+__all__ = ["GuardProcess"]
+
+PATIENCE = 5.0
+"""Seconds that the guard has to end in."""
+
+_CODE = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    group = int(line)
+    groups.add(group) if group > 0 else groups.discard(-group)
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class GuardProcess:
+    """The supervisor's end of the pipe."""
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def add(self, group: int) -> None:
+        """Have a process group killed when this process dies."""
+        self._groups.add(group)
+        self._tell(group)
+
+    def remove(self, group: int) -> None:
+        """Forget a process group that is gone; its number may soon be another's."""
+        self._groups.discard(group)
+        self._tell(-group)
+
+    def _tell(self, number: int) -> None:
+        if self._process is None or not self._write(f"{number}\n"):
+            self._start()  # the first time, or somebody killed it
+            self._write("".join(f"{group}\n" for group in self._groups))
+
+    def _start(self) -> None:
+        self.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _write(self, text: str) -> bool:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    def reap(self, pid: int) -> bool:
+        """Reap the process if it is the guard; True when it is."""
+        if self._process is None or self._process.pid != pid:
+            return False
+        self._process.wait()
+        return True
+
+    def close(self) -> None:
+        """End the guard, which kills the groups that are left."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.close()
+            except OSError:
+                pass
+            try:
+                self._process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                pass  # it has been told; nobody waits for it
+            self._process = None

@@ -1,0 +1,136 @@
+"""The executor of a worker process: a run has a timeout, a scoreboard row and a supervisor."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from asyncio import current_task, get_running_loop  # by name: a task may replace the module's
+from collections.abc import Callable
+from contextvars import copy_context
+from threading import get_ident, get_native_id
+from typing import Any
+
+from tidemill.client.context import JobContext, Waits, running_job
+from tidemill.client.runtime import Runtime
+from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.job import Note, Outcome, Verdict
+from tidemill.core.scoreboard import Scoreboard
+from tidemill.core.stopping import Stopping
+from tidemill.worker import verdicts
+from tidemill.worker.child_protocol import Setup
+from tidemill.worker.execute import Executor
+from tidemill.worker.forked_children import end_child, is_child, perform
+from tidemill.worker.interpreter_state import InterpreterState
+from tidemill.worker.outbox import Outbox
+from tidemill.worker.run import Run
+from tidemill.worker.safe_logging import SafeLog
+from tidemill.worker.timeouts import Timeouts, cancellation_reason, raise_if_interrupted
+from tidemill.worker.waiting_job import WaitingJob
+
+__all__ = ["ProcessExecutor"]
+
+log = SafeLog("tidemill.worker")
+
+
+class ProcessExecutor(Executor):
+    """Runs jobs for threads, the main thread and the event loop of one worker process."""
+
+    def __init__(
+        self,
+        mill: Runtime,
+        setup: Setup,
+        out: Outbox,
+        timeouts: Timeouts,
+        scoreboard: Scoreboard,
+        waits: Waits,
+        stopping: Stopping,
+    ) -> None:
+        super().__init__(mill, setup.queues)
+        self._out = out
+        self._timeouts = timeouts
+        self._scoreboard = scoreboard
+        self._waits = waits
+        self._stopping = stopping
+        # In turn: the row of a job that ended stays on the scoreboard until it has long been
+        # settled.
+        self._rows = collections.deque(range(setup.first_slot + 1, setup.first_slot + setup.share))
+        self.interpreter = InterpreterState()
+        self.restore = self.interpreter.after_job  # type: ignore[method-assign]
+
+    def use_main_thread(self) -> None:
+        """Jobs will run in the calling thread, the main one: restore its signal handlers, too."""
+        self.interpreter.watch_signals()
+        self.restore = self.interpreter.after_main_job  # type: ignore[method-assign]
+
+    def start(self, job: WaitingJob) -> Run:
+        """Give a run its context and its deadline, and show it on the scoreboard."""
+        lease, envelope = job.lease, job.envelope
+        context = JobContext(
+            envelope, lease.attempt, lease.token, self._say, self._waits, self._stopping
+        )
+        run = Run(job, context, get_ident(), wall_time())
+        if self._logs_debug:
+            log.debug("job %s (%s) started, attempt %d", envelope.id, envelope.task, lease.attempt)
+        if envelope.timeout:
+            run.deadline = machine_time() + envelope.timeout
+        if job.task.is_async:
+            run.asyncio_task, run.loop = current_task(), get_running_loop()
+            self._timeouts.begin(run)
+        run.row = self._rows.popleft()
+        self._scoreboard.start(run.row, run.token, get_native_id(), run.started, run.deadline)
+        return run
+
+    def call(self, run: Run, call: Callable[[], Any]) -> Any:
+        """Call a sync task; a timeout may interrupt it from here to its return."""
+        context = copy_context()
+        return self._timeouts.guarded(run, context.run, _call_in_context, run.context, call)
+
+    async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
+        """Await an async task; a timeout may cancel it from here to its return."""
+        try:
+            running_job.set(run.context)
+            return raise_if_interrupted(run, await call())
+        finally:
+            if is_child():
+                end_child(sys.exc_info()[1])
+
+    call_function = staticmethod(perform)
+    """A child that the task forks must not go on through the middleware."""
+
+    def end_forked_child(self, error: BaseException) -> None:
+        """End a child that the task has forked and that left the task with an exception."""
+        if is_child():
+            end_child(error)
+
+    def success(self, run: Run, value: Any) -> Verdict:
+        """The verdict on a task that returned."""
+        return verdicts.success(run, value)
+
+    def failure(self, run: Run, error: BaseException) -> Verdict:
+        """The verdict on a task that raised, was interrupted or could not be called."""
+        if run.asyncio_task is not None:
+            error = cancellation_reason(run, error)
+        return verdicts.failure(run, error)
+
+    def report(self, run: Run, verdict: Verdict) -> None:
+        """Clear the timeout and send the verdict, unless the job was given up as stuck."""
+        if self._timeouts.finished(run):
+            self._out.conclude(verdict)
+        if self._logs_debug and verdict.outcome == Outcome.SUCCESS:
+            took = verdict.ended - verdict.started
+            log.debug("job %s (%s) succeeded in %.3f s", run.envelope.id, run.envelope.task, took)
+        self._rows.append(run.row)
+
+    def _say(self, note: Note) -> None:
+        """Send progress of a job, or a line of its log."""
+        self._out.notes.append(note)
+        self._out.ring()
+
+
+def _call_in_context(context: JobContext, call: Callable[[], Any]) -> Any:
+    running_job.set(context)
+    try:
+        return call()
+    finally:
+        if is_child():
+            end_child(sys.exc_info()[1])

@@ -1,0 +1,383 @@
+"""The process pool of a worker: hears its processes, finds stuck and dead ones, kills and replaces.
+
+The pool decides which process lives or dies, and what becomes of the jobs that the process held.
+The supervisor fetches the verdicts and notes.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+
+from tidemill.client.runtime import Runtime
+from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.crash_points import point
+from tidemill.core.job import Command, Note, Outcome, Verdict
+from tidemill.worker.child_protocol import Closed, Up
+from tidemill.worker.dispatch import Dispatch
+from tidemill.worker.lost_jobs import LostJobs, unstarted
+from tidemill.worker.recycling import ProcessStarter
+from tidemill.worker.settings import Settings
+from tidemill.worker.suspects import set_aside
+from tidemill.worker.unknown_tasks import UNKNOWN, KnownTasks
+from tidemill.worker.verdicts import stuck as stuck_verdict
+from tidemill.worker.worker_process import KILL_PATIENCE, WorkerProcess
+from tidemill.worker.zombie_reaper import reap_orphans
+
+__all__ = ["ProcessPool"]
+
+log = logging.getLogger("tidemill.worker")
+
+STUCK_MOST = 3
+"""Stuck processes, for each process of the worker, that may wait for their neighbours at a time."""
+
+DUMP_PATIENCE = 1.0
+"""Seconds a process has to print its stacks itself."""
+
+CRASH_BACKOFF_MOST = 30.0
+CRASH_AGE = 2.0
+"""A process that dies younger than this many seconds, running nothing, died of itself."""
+
+
+class ProcessPool(ProcessStarter):
+    """All processes of a worker, and their verdicts and notes that are not stored yet."""
+
+    def __init__(self, settings: Settings, name: str, folder: str, mill: Runtime | None) -> None:
+        super().__init__(settings, name, folder, mill)
+        self.known = KnownTasks(settings.unknown_grace)
+        self.verdicts: list[Verdict] = []
+        self.sent: list[Verdict] = []  # in a step that the store has not answered
+        self.notes: list[Note] = []
+        self.interrupted = False  # the end of the worker has killed a running job
+        self.dispatch = Dispatch(self)
+        self._crashes = 0
+        self._crashed_at = 0.0
+
+    # -- listening ------------------------------------------------------------------------------
+
+    def read(self, process: WorkerProcess) -> None:
+        """Read the frames of a process, or notice that it is gone. Never waits for a frame."""
+        try:
+            for up in process.socket.receive(socket.MSG_DONTWAIT):
+                self._hear(process, up)
+        except Closed:
+            process.closed_at = process.closed_at or machine_time()
+            if process.exited(0.02):
+                self._gone(process)
+            elif process.running():  # it lives, and has closed its socket
+                self.replace()
+
+    def _read_all(self, process: WorkerProcess) -> None:
+        """Read all frames that a process has sent by now."""
+        for up in process.socket.drain():
+            self._hear(process, up)
+
+    def _hear(self, process: WorkerProcess, up: Up) -> None:
+        self.news = True
+        if up.hello is not None:
+            self._greet(process, up)
+            return
+        if up.verdicts:
+            self._take_verdicts(process, up.verdicts)
+        self.notes += up.notes
+        for token in up.returned:
+            lease = process.held.pop(token, None)
+            if lease is not None and token not in process.lost:
+                self.dispatch.spare.append(lease)
+        if up.verdicts:
+            self.dispatch.ended(up.verdicts)
+        process.depth = up.depth
+        for verdict in up.stuck:
+            self._stuck(process, verdict)
+        if up.stacks:
+            self._print_stacks(process, up.stacks)
+        process.urgent = bool(process.stuck)
+        if up.leaving and not process.leaving:
+            process.leaving = True
+            self.replace()
+        elif (process.leaving or process.quiet) and (self._full or self._rolls):
+            self.slots_freed()
+
+    def _take_verdicts(self, process: WorkerProcess, verdicts: Sequence[Verdict]) -> None:
+        """Keep the verdicts on leases that the process holds."""
+        for verdict in verdicts:
+            lease = process.held.pop(verdict.token, None)
+            if lease is not None:
+                if verdict.outcome == UNKNOWN:
+                    verdict = self.known.judge(lease, verdict)
+                self.verdicts.append(verdict)
+        if self.closing and any(v.outcome == Outcome.RELEASE and v.started for v in verdicts):
+            self.interrupted = True
+
+    def _greet(self, process: WorkerProcess, up: Up) -> None:
+        process.hello = up.hello
+        old, process.replaces = process.replaces, None
+        if up.hello is None or not up.hello.error:
+            if old is not None:
+                old.be_quiet()
+            return
+        log.error("the app could not be loaded:\n%s", up.hello.error)
+        if old is not None and old in self.processes:
+            log.error("the processes with the code from before go on")
+            process.leaving = True
+        else:
+            self._crashed(process)
+
+    def obey(self, command: Command) -> None:
+        """Cancel or terminate a job that one of them holds."""
+        for process in self.processes:
+            if command.token in process.held:
+                self.dispatch.unwanted.add(command.token)
+                process.tell(command)
+                return
+        self.dispatch.cancel_spare(command.token)
+
+    def lose(self) -> None:
+        """All leases are others' now: none of them is started. Verdicts on them will be refused."""
+        self.verdicts, self.notes = [], []
+        self.dispatch.forget()
+        for process in self.processes:
+            process.lose()
+
+    def reap(self) -> None:
+        """Reap inherited children that have died; :meth:`look_after` buries worker processes."""
+        for process in self.processes:
+            if process.exited():  # a child that a task has forked may keep the socket open
+                process.closed_at = process.closed_at or machine_time()
+        reap_orphans(self._reap_own)
+
+    def _reap_own(self, pid: int) -> bool:
+        processes = [process for process in self.processes if process.pid == pid]
+        return bool(processes and processes[0].exited()) or self._guard.reap(pid)
+
+    # -- stuck and dead -------------------------------------------------------------------------
+
+    def _stuck(self, process: WorkerProcess, verdict: Verdict) -> None:
+        """Settle a job that cannot be interrupted; its process must go."""
+        lease = process.held.pop(verdict.token, None)
+        if lease is None:
+            return
+        first, now = not process.stuck, machine_time()
+        process.stuck.add(lease, verdict, now)
+        process.stuck.threads.update(row.thread for row in process.rows((verdict.token,)))
+        process.urgent = True
+        if first:
+            reason = process.stuck.reason
+            log.warning("worker process %d is stuck and is replaced: %s", process.pid, reason)
+            process.be_quiet()  # its timekeeper has stopped it, unless the interpreter lock is held
+            self._bound_stuck()
+            self.replace()
+        # Its retry must not be runnable before the old run is dead, however long that takes: the
+        # lease is held, and given back by ``_gone``.
+        verdict.hold = True
+        self.verdicts.append(verdict)
+
+    def _bound_stuck(self) -> None:
+        """End the process that has been stuck longest when there are too many for the memory."""
+        stuck = [process for process in self.processes if process.stuck and not process.killed]
+        if len(stuck) > STUCK_MOST * self.settings.processes:
+            oldest = min(stuck, key=lambda process: process.stuck.since)
+            log.warning("%d processes are stuck; the oldest is not waited for", len(stuck))
+            self.end(oldest)
+
+    def settled(self, verdicts: list[Verdict], shares: list[int]) -> None:
+        """Take stuck jobs off the scoreboard whose verdicts are stored: their attempt counts."""
+        stuck = {verdict.token for verdict in verdicts if verdict.hold}
+        for process in self.processes if stuck else ():
+            if process.stuck:
+                process.strike(stuck)
+        self.shares.settled(shares)
+
+    def strike_released(self) -> None:
+        """Take jobs off the scoreboard that go back uncounted, as no step will store that."""
+        verdicts = self.sent + self.verdicts
+        released = {v.token for v in verdicts if v.outcome == Outcome.RELEASE}
+        self.shares.strike(released)
+
+    def look_after(self) -> None:
+        """Find stuck and dead processes, kill those that must go, and start missing ones."""
+        now = machine_time()
+        for process in list(self.processes):
+            if process.timed or process.stuck or process.killed:
+                self._read_all(process)  # the supervisor may be in a long call of the store
+            self._look_at(process, now)
+        if self._respawn_at and now >= self._respawn_at:
+            self._respawn_at = 0.0
+            self.slots_freed()
+
+    def _look_at(self, process: WorkerProcess, now: float) -> None:
+        process.urgent = False
+        if process.killed_at:
+            if process.exited():
+                self._gone(process)
+            elif process.unkillable:
+                self._give_back_interrupted(process)
+            elif now - process.killed_at > KILL_PATIENCE:
+                self._outlives(process)
+        elif process.closed_at:
+            if process.abandon(now):
+                self._gone(process)
+        else:
+            if process.timed or process.doomed:
+                self._witness(process, now)
+            if process.stuck and process.is_over(self.settings.stuck_grace, now):
+                self.end(process)
+        if process.dump_at and now >= process.dump_at:
+            self._print_stacks(process, process.stacks())
+
+    def _witness(self, process: WorkerProcess, now: float) -> None:
+        """Find stuck jobs of a process whose interpreter lock a C call holds: it cannot report."""
+        rows = process.overdue(now)
+        stacks = process.stacks(rows) if rows else ""
+        for row in rows:
+            lease = process.held[row.token]
+            trace = "Stacks of its jobs when it was given up:\n" + stacks
+            terminated = row.token in process.doomed
+            self._stuck(process, stuck_verdict(lease, lease.open(), trace, row.started, terminated))
+        process.timed = any(lease.timeout for lease in process.held.values())
+
+    def next_look(self, *, exact: bool = False) -> float:
+        """Machine time of the next look at the processes: some changes send no signal."""
+        now, grace = machine_time(), self.settings.stuck_grace
+        times = [process.next_look(grace, now) for process in self.processes]
+        if exact:
+            times += [at for process in self.processes for at in process.deadlines()]
+        if self._respawn_at:
+            times.append(self._respawn_at)
+        return min(times, default=float("inf"))
+
+    def end(self, process: WorkerProcess) -> None:
+        """Kill a process; what it held is settled once it is dead."""
+        if process.killed:
+            return
+        self._read_all(process)
+        reason = process.stuck.reason
+        log.warning("worker process %d is killed%s", process.pid, f": {reason}" if reason else "")
+        process.kill()
+        if process.exited(0.02):
+            self._gone(process)
+
+    def _outlives(self, process: WorkerProcess) -> None:
+        """A system call keeps a killed process: its jobs stay held, the others go back."""
+        process.note_unkillable(wall_time())
+        self.news = True
+        for token in sorted(process.held.keys() - {row.token for row in process.running()}):
+            del process.held[token]
+            self.verdicts.append(unstarted(token))
+        self._give_back_interrupted(process)
+        self.replace()
+        log.error(
+            "worker process %d does not die of SIGKILL (state %s): %d job(s) are held until it is "
+            "gone; look for a dead mount or disk",
+            process.pid,
+            process.state(),
+            len(process.held) + len(process.stuck.due),
+        )
+
+    def _give_back_interrupted(self, process: WorkerProcess) -> None:
+        """Give back other jobs of a process that does not die, once their threads have ended."""
+        if process.killed and (rows := process.interrupted()):
+            self._read_all(process)  # after the look at the threads, which send nothing more
+            account = LostJobs(process, closing=self.closing)
+            account.interrupt(rows)
+            self._take(account)
+
+    def _take(self, account: LostJobs) -> None:
+        self.verdicts += account.verdicts
+        self.notes += account.notes
+        self.interrupted = self.interrupted or (account.interrupted and self.closing)
+        self.dispatch.ended(account.verdicts)
+        self.news = True
+
+    def _gone(self, process: WorkerProcess) -> None:
+        """Settle the jobs of a dead process. Running jobs used an attempt unless we killed it."""
+        if process not in self.processes:
+            return
+        for up in process.socket.rest():  # its last words may still be in the socket
+            self._hear(process, up)
+        point("worker.burying")
+        running = [row.token for row in process.running()]
+        suspected = set_aside(process, running, self.dispatch.spare, self.notes)
+        account = LostJobs(process, closing=self.closing)
+        account.close()
+        self._take(account)
+        self.processes.remove(process)
+        process.bury()
+        if self._mill is None:
+            self._guard.remove(process.pid)
+        self.shares.retire(process.first_slot)
+        if process.unkillable:
+            log.info("worker process %d is dead at last", process.pid)
+        by_a_job = suspected or account.culprit
+        failed = process.hello is not None and process.hello.error
+        if not (failed or by_a_job or process.killed or process.leaving or process.quiet):
+            self._crashed(process)
+        self.slots_freed()
+
+    def _crashed(self, process: WorkerProcess) -> None:
+        """Back off when processes die as fast as they are started."""
+        now = machine_time()
+        if now - process.born > CRASH_AGE and process.hello is not None and not process.hello.error:
+            log.error("%s", process.cause())
+            return
+        self._crashes = self._crashes + 1 if now - self._crashed_at < CRASH_BACKOFF_MOST * 2 else 1
+        self._crashed_at = now
+        delay = min(CRASH_BACKOFF_MOST, 0.25 * 2.0 ** min(self._crashes, 10))
+        self._respawn_at = now + delay
+        log.error("a worker process ended right after its start; the next in %g s", delay)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """True when no process is left but those that cannot be killed."""
+        return all(process.unkillable for process in self.processes)
+
+    def be_quiet(self) -> None:
+        """Have all processes finish their running jobs and go; replace none."""
+        self.closing = True
+        for process in self.processes:
+            process.be_quiet()
+
+    def end_all(self) -> None:
+        """Kill all processes and settle their jobs; waits five seconds for their deaths."""
+        self.closing = True
+        processes = [process for process in self.processes if not process.unkillable]
+        for process in processes:
+            self.end(process)
+        until = machine_time() + KILL_PATIENCE
+        for process in processes:
+            if process not in self.processes:
+                continue
+            if process.exited(max(0.001, until - machine_time())):
+                self._gone(process)
+            else:
+                self._outlives(process)
+
+    def dump(self) -> None:
+        """Print the stacks of all processes; read from outside the stacks of one that cannot."""
+        for process in self.processes:
+            process.dump_at = machine_time() + DUMP_PATIENCE
+            process.tell(Command("dump"))
+
+    @staticmethod
+    def _print_stacks(process: WorkerProcess, stacks: str) -> None:
+        if process.dump_at:
+            process.dump_at = 0.0
+            sys.stderr.write(f"--- stacks of worker process {process.pid}\n{stacks}\n")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """End all processes for good."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            if process.unkillable or not process.exited(KILL_PATIENCE):
+                log.error("worker process %d does not die; it is left behind", process.pid)
+            else:
+                process.bury()
+        self._guard.close()
+        if self.shares.board is not None:
+            self.shares.board.remove()

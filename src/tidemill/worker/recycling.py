@@ -1,0 +1,167 @@
+"""Start the processes of a worker, replace those that go, and replace all on a reload."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from tidemill.brokers.contract.exchange import Mode
+from tidemill.client.runtime import Runtime
+from tidemill.core.clock import machine_time
+from tidemill.core.crash_points import point
+from tidemill.worker.child_protocol import Setup
+from tidemill.worker.guard_process import GuardProcess
+from tidemill.worker.scoreboard_rows import ScoreboardShares
+from tidemill.worker.settings import Settings
+from tidemill.worker.worker_process import KILL_PATIENCE, WorkerProcess
+
+__all__ = ["ProcessStarter"]
+
+log = logging.getLogger("tidemill.worker")
+
+
+class ProcessStarter:
+    """All processes of a worker, also those that are about to go."""
+
+    def __init__(self, settings: Settings, name: str, folder: str, mill: Runtime | None) -> None:
+        self.settings = settings
+        self.processes: list[WorkerProcess] = []
+        self.shares = ScoreboardShares(settings.processes, settings.concurrency)
+        self.news = False  # a change that the next step, or sleep, must know
+        self.closing = False  # no process is replaced any more
+        self._name = name
+        self._folder = folder
+        self._mill = mill
+        self._guard = GuardProcess()
+        self._respawn_at = 0.0  # machine time; 0 when no start is held back
+        self._full = False  # jobs of processes that go take all slots, so none starts
+        self._rolls = False  # a reload waits
+
+    def start_one(
+        self, replaces: WorkerProcess | None = None, *, extra: bool = False
+    ) -> WorkerProcess | None:
+        """Start a process; None when the system has no room for one now."""
+        share = -1
+        try:
+            share = self.shares.take()
+            process = WorkerProcess(share, self.shares.size, self.settings.concurrency, extra=extra)
+            process.exit_patience = self.settings.shutdown_timeout
+            process.board = self.shares.board
+            process.replaces = replaces
+            self._start(process)
+        except OSError as error:
+            log.error("cannot start a worker process: %s; trying again", error)
+            if share >= 0:
+                self.shares.put_back(share)
+            self._respawn_at = machine_time() + 1.0
+            return None
+        point("worker.spawned")
+        self.processes.append(process)
+        self.news = True
+        return process
+
+    @property
+    def held_back(self) -> bool:
+        """True while no process may start: the last start failed, or processes crash too often."""
+        return machine_time() < self._respawn_at
+
+    def _start(self, process: WorkerProcess) -> None:
+        setup = self._setup(process.first_slot)
+        point("worker.spawning")
+        if self._mill is not None:
+            process.run_here(self._mill, setup)
+            return
+        process.spawn(setup)
+        try:
+            self._guard.add(process.pid)
+        except OSError:  # no process may live without the guard
+            process.kill()
+            process.exited(KILL_PATIENCE)
+            process.bury()
+            raise
+
+    def _setup(self, share: int) -> Setup:
+        settings = self.settings
+        return Setup(
+            app=settings.app,
+            concurrency=settings.concurrency,
+            queues=settings.queues if settings.mode is Mode.STRICT else (),
+            board=self.shares.board.path if self.shares.board is not None else "",
+            board_slots=self.shares.slots,
+            share=self.shares.size,
+            first_slot=share,
+            stacks=os.path.join(self._folder, f"stacks-{share}"),
+            last_words=os.path.join(self._folder, f"last-words-{share}"),
+            worker=self._name,
+            slots=settings.concurrency * settings.processes,
+            max_jobs=settings.max_jobs,
+            max_memory=settings.max_memory,
+        )
+
+    def open_board(self, owner_id: str, folder: str) -> str:
+        """Make the scoreboard in the broker's folder, if it has one, and show it to all processes.
+
+        When the disk of that folder is full, the scoreboard lies among the temporary files.
+        """
+        try:
+            board = self.shares.open(os.path.join(folder or self._folder, owner_id), owner_id)
+        except OSError as error:
+            if not folder:
+                raise
+            log.warning("no board fits in %s (%s): it is in %s", folder, error, self._folder)
+            board = self.shares.open(os.path.join(self._folder, owner_id), owner_id)
+        for process in self.processes:
+            process.introduce(board, self._setup(process.first_slot))
+        return board.path
+
+    def replace(self) -> None:
+        """Bring the number of processes back up, unless all is ending or starts are held back."""
+        if self.closing or self.held_back:
+            return
+        staying = sum(process.staying and not process.extra for process in self.processes)
+        missing = self.settings.processes - staying
+        if missing <= 0 or self._wait_for_old("the next process starts"):
+            return
+        for _ in range(missing):
+            if self.start_one() is None:
+                return
+
+    def _wait_for_old(self, what: str) -> bool:
+        """True while jobs of processes that go take as many slots as the worker is to have.
+
+        So the slots in use never rise beyond twice as many.
+        """
+        old = [h for h in self.processes if (h.leaving or h.quiet) and not (h.stuck or h.killed)]
+        full = sum(len(process.held) for process in old) >= self.slots
+        if full and not self._full:
+            pids = ", ".join(str(process.pid) for process in old)
+            log.warning("jobs of processes that are replaced (%s) take all slots; %s", pids, what)
+        self._full = full
+        return full
+
+    @property
+    def slots(self) -> int:
+        """How many jobs may run at a time in all processes."""
+        return self.settings.processes * self.settings.concurrency
+
+    def roll(self) -> None:
+        """Replace all processes: each goes once another has loaded the new code."""
+        self._rolls = False
+        if self._wait_for_old("the app is reloaded"):
+            self._rolls = True
+            return
+        log.info("reloading")
+        outgoing = [process.replaces for process in self.processes]
+        for process in [
+            h for h in self.processes if h.staying and not h.extra and h not in outgoing
+        ]:
+            if self.start_one(process) is None:
+                self._rolls = True
+                return
+        self.replace()
+
+    def slots_freed(self) -> None:
+        """A slot is free again: start processes, or a reload, that waited for it."""
+        if self._rolls and not self.closing and not self.held_back:
+            self.roll()
+        self.replace()

@@ -1,0 +1,154 @@
+"""Settle the verdicts of a step that the store refused.
+
+A full store keeps the outcome of a job that succeeded, but no large result. All large results of
+the step are dropped at once. Then the verdicts are handed in by parts, each half as large as the
+part refused before: a full store refuses a few parts a second, however many jobs end.
+
+Any other refusal has one verdict at fault, which must not hold up the others. Each verdict is
+handed in by itself, and a job whose verdict cannot be stored fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from tidemill.brokers.contract.broker import SMALL_RESULT, Broker
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.core.clock import machine_time
+from tidemill.core.config import storable
+from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
+from tidemill.core.job import RESULT_NOT_KEPT, Note, Outcome, Verdict
+
+__all__ = ["RefusedVerdicts"]
+
+log = logging.getLogger("tidemill.worker")
+
+SAID_FOR = 60.0
+"""Seconds between two log lines about a full store, whose room may come and go."""
+
+
+class RefusedVerdicts:
+    """The refused steps of one owner."""
+
+    def __init__(
+        self,
+        owner: str,
+        settled: Callable[[list[Verdict]], None],
+        keep: Callable[[list[Verdict], list[Note]], None],
+    ) -> None:
+        """``settled`` gets stored verdicts; ``keep`` gets verdicts and notes to offer again."""
+        self._owner = owner
+        self._settled = settled
+        self._keep = keep
+        self._full = False  # the log says that the store has no room
+        self._full_at = -SAID_FOR  # machine time of that
+        self._lost_at = -SAID_FOR  # the same of results that are lost
+        self._refused_at = -SAID_FOR  # the same of any other refusal
+
+    def settle(
+        self, broker: Broker, verdicts: list[Verdict], notes: list[Note], error: Exception
+    ) -> Reply:
+        """Hand in the verdicts and notes of a step that was refused with ``error``.
+
+        The reply's ``next_due`` is 0 when all are settled, and inf when some must be offered again.
+        """
+        reply = Reply(next_due=0.0 if verdicts or notes else float("inf"))
+        if not isinstance(error, StoreFull) and machine_time() - self._refused_at >= SAID_FOR:
+            self._refused_at = machine_time()
+            log.error("a step was refused: %s; its verdicts are handed in one by one", error)
+        if notes:
+            self._store_notes(broker, notes, reply)
+        if isinstance(error, StoreFull):
+            self._settle_in_parts(broker, verdicts, error, reply)
+        else:
+            self._settle_one_by_one(broker, verdicts, reply)
+        return reply
+
+    def _store_notes(self, broker: Broker, notes: list[Note], reply: Reply) -> None:
+        """Store the notes of running jobs by themselves, before any of these jobs is settled."""
+        try:
+            self._hand_in(broker, Step(self._owner, notes=notes), reply)
+        except (BrokerUnavailable, StoreFull, OSError):
+            self._keep([], notes)
+            reply.next_due = float("inf")
+        except Exception as error:
+            log.error("progress and log lines of jobs cannot be stored, and are lost: %s", error)
+
+    def say_full(self, error: StoreFull) -> None:
+        """Log once that the store has no room."""
+        if not self._full and machine_time() - self._full_at >= SAID_FOR:
+            self._full, self._full_at = True, machine_time()
+            log.error("%s; what has ended is kept here until there is room", error)
+
+    def say_room(self) -> None:
+        """Log that the store has room again, if the log says that it has none."""
+        if self._full:
+            self._full = False
+            log.info("the store has room again")
+
+    # -- a store without room -------------------------------------------------------------------
+
+    def _settle_in_parts(
+        self, broker: Broker, verdicts: list[Verdict], error: StoreFull, reply: Reply
+    ) -> None:
+        self._drop_results(verdicts, error)
+        left, size = verdicts, len(verdicts)
+        while left and size:
+            try:
+                self._exchange(broker, left[:size], reply)
+            except (BrokerUnavailable, OSError):
+                break
+            except StoreFull:
+                size //= 2
+                continue
+            except Exception:
+                self._settle_one_by_one(broker, left[:size], reply)
+            left = left[size:]
+        if left or not verdicts:
+            self._put_off(left, reply)
+            self.say_full(error)
+
+    def _drop_results(self, verdicts: Sequence[Verdict], error: StoreFull) -> None:
+        large = [verdict for verdict in verdicts if len(verdict.result) > SMALL_RESULT]
+        for verdict in large:
+            verdict.result = RESULT_NOT_KEPT
+        if large and machine_time() - self._lost_at >= SAID_FOR:
+            self._lost_at = machine_time()
+            log.error("%s; until then large results are not kept", error)
+
+    # -- one by one -----------------------------------------------------------------------------
+
+    def _settle_one_by_one(self, broker: Broker, verdicts: Sequence[Verdict], reply: Reply) -> None:
+        for verdict in verdicts:
+            try:
+                self._exchange(broker, [verdict], reply)
+            except (BrokerUnavailable, StoreFull, OSError):
+                self._put_off([verdict], reply)
+            except Exception as error:
+                self._fail(broker, verdict, error, reply)
+
+    def _fail(self, broker: Broker, verdict: Verdict, error: Exception, reply: Reply) -> None:
+        reason = storable(f"what became of it could not be stored: {error}")[:2000]
+        log.error("a verdict cannot be stored; its job fails", exc_info=error)
+        failure = Verdict(verdict.token, Outcome.FAIL, error=reason)
+        try:
+            self._hand_in(broker, Step(self._owner, [failure]), reply)
+        except (TidemillError, OSError):
+            self._put_off([verdict], reply)
+        else:
+            self._settled([verdict])
+
+    def _exchange(self, broker: Broker, verdicts: list[Verdict], reply: Reply) -> None:
+        self._hand_in(broker, Step(self._owner, verdicts), reply)
+        self._settled(verdicts)
+
+    @staticmethod
+    def _hand_in(broker: Broker, step: Step, reply: Reply) -> None:
+        said = broker.exchange(step)
+        reply.leases += said.leases
+        reply.commands += said.commands
+
+    def _put_off(self, verdicts: list[Verdict], reply: Reply) -> None:
+        self._keep(verdicts, [])
+        reply.next_due = float("inf")

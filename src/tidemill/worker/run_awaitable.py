@@ -1,0 +1,44 @@
+"""Await something from sync code, whether or not an event loop runs in the calling thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+__all__ = ["run_awaitable"]
+
+
+def run_awaitable(awaitable: Awaitable[Any]) -> Any:
+    """The result of an awaitable, which gets an event loop of its own."""
+
+    async def run() -> Any:
+        return await awaitable
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run())
+    # An event loop runs in this thread and cannot run another: the caller waits for a thread.
+    return _in_thread(lambda: asyncio.run(run()))
+
+
+def _in_thread(function: Callable[[], Any]) -> Any:
+    context = contextvars.copy_context()
+    box: list[tuple[Any, BaseException | None]] = []
+
+    def target() -> None:
+        try:
+            box.append((context.run(function), None))
+        except BaseException as error:
+            box.append((None, error))
+
+    thread = threading.Thread(target=target, name="tidemill-inline")
+    thread.start()
+    thread.join()
+    value, error = box[0]
+    if error is not None:
+        raise error
+    return value

@@ -1,0 +1,229 @@
+"""Scheduling in a supervisor: it stores the schedules that code declares, and fires due ones.
+
+The reply to a step brings due schedules (:class:`tidemill.brokers.contract.broker.Reply`). The next
+time and the job follow from the record alone, and one call stores both. A worker that is killed
+before that call has done nothing: another worker gets the same schedules a second later. After the
+call, all is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from tidemill.brokers.contract.features import Feature, need
+from tidemill.brokers.contract.limits import declare_limit
+from tidemill.brokers.contract.schedules import Change, Changed, LeftOut, Schedule
+from tidemill.brokers.contract.store import Store
+from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.crash_points import point
+from tidemill.core.errors import BrokerUnavailable, CodecError, StoreFull, StoreMoved
+from tidemill.schedules import record as kept
+from tidemill.worker.child_protocol import Hello
+
+__all__ = ["AT_ONCE", "Scheduling"]
+
+log = logging.getLogger("tidemill.worker")
+
+AT_ONCE = 1000
+"""Schedules fired in one step: each step costs a commit to hand them out, and one to fire them."""
+
+UNREADABLE = 60.0
+"""Seconds after which a record that this version cannot read is looked at again."""
+
+WITHOUT_ROOM = 30.0
+"""Seconds until a worker tries again to store schedules that found no room."""
+
+_WHY = {
+    LeftOut.ID: "a job has its id",
+    LeftOut.KEY: "a job has its key",
+    LeftOut.FULL: "its queue is full",
+}
+
+
+class Scheduling:
+    """The schedules of one worker.
+
+    ``app`` is the app as the command line names it, if any. ``owner`` is the worker's id with the
+    broker; the worker attaches before it declares. Without an owner a declaration does not count
+    as that of a living worker.
+    """
+
+    def __init__(self, app: str = "", owner: str = "") -> None:
+        self._owner = owner
+        self._app = app.partition(":")[0].removesuffix(".py")
+        self._stored: Sequence[tuple[str, bytes]] | None = None  # what was declared last
+        self._again = 0.0  # machine time; before it there is no room
+
+    def count(self, broker: Store) -> int:
+        """How many due schedules to ask for."""
+        return AT_ONCE if Feature.SCHEDULES in broker.features else 0
+
+    # -- firing ---------------------------------------------------------------------------------
+
+    def fire(self, broker: Store, due: Sequence[Schedule], wall: float = 0.0) -> None:
+        """Put the jobs of schedules that are due, and set their next times.
+
+        ``wall`` is the wall time they are due by; else this machine's clock may not have come so
+        far, or be beyond, and the next times would not be those of who hands them out.
+
+        Raises:
+            BrokerUnavailable: they may not be stored; the worker that gets them next sees.
+        """
+        now = wall or wall_time()
+        lives = self._lives_by(broker)
+        changes = [_fired(schedule, now, lives) for schedule in due]
+        point("worker.firing")
+        try:
+            answers = broker.change_schedules(changes)
+        except StoreFull as error:
+            log.error("%d schedule(s) wait for room: %s", len(changes), error)
+            return
+        except StoreMoved:
+            return
+        point("worker.fired")
+        log.debug("%d schedule(s) fired", sum(changed.done for changed in answers))
+        for change, changed in zip(changes, answers, strict=True):
+            _tell(change, changed, now)
+
+    def _lives_by(self, broker: Store) -> kept.Lives:
+        """Asks the broker who lives, once, and only when that is not this worker itself.
+
+        Owners are asked for after the records were handed out: whoever declares one attaches first,
+        so it is seen here, or has changed the record since.
+        """
+        alive: set[str] = set()
+
+        def lives(owners: Collection[str]) -> bool:
+            if self._owner in owners:
+                return True
+            if not alive:
+                alive.update(owner.id for owner in broker.owners())
+            return not alive.isdisjoint(owners)
+
+        return lives
+
+    # -- what code declares ---------------------------------------------------------------------
+
+    def declare(self, broker: Store, hello: Hello) -> None:
+        """Store what the app declares, and withdraw what this worker declared before and no more.
+
+        Raises:
+            FeatureMissing: it declares schedules, and the broker has none.
+            BrokerUnavailable: the next call tries again.
+        """
+        if hello.schedules == self._stored or machine_time() < self._again:
+            return
+        if hello.schedules:
+            need(broker, Feature.SCHEDULES, "a schedule")
+        if Feature.SCHEDULES in broker.features:
+            names = {name for name, _ in hello.schedules}
+            try:
+                self._declare(broker, hello.schedules)
+                for name in [name for name, _ in self._stored or () if name not in names]:
+                    self._withdraw(broker, name)
+            except StoreFull as error:
+                log.error("the schedules of the app are not stored: %s", error)
+                self._again = machine_time() + WITHOUT_ROOM
+                return
+        self._stored = hello.schedules
+
+    def forget(self) -> None:
+        """The broker may have forgotten what was declared: the next ``declare`` says it again."""
+        self._stored = None
+
+    def _declare(self, broker: Store, schedules: Sequence[tuple[str, bytes]]) -> None:
+        left = list(schedules)
+        alive = {owner.id: owner.name for owner in broker.owners()} if left else {}
+        while left:
+            batch, left = left[:AT_ONCE], left[AT_ONCE:]
+            left += self._declare_some(broker, batch, alive)
+
+    def _declare_some(
+        self, broker: Store, batch: list[tuple[str, bytes]], alive: Mapping[str, str]
+    ) -> list[tuple[str, bytes]]:
+        """Store some; those that others changed meanwhile are to be tried again."""
+        tried: list[tuple[str, bytes]] = []
+        changes: list[Change] = []
+        said: list[str] = []
+        records = broker.schedules([name for name, _ in batch])
+        for (name, body), old in zip(batch, records, strict=True):
+            new = kept.decode(body)
+            new.app = self._app
+            try:
+                change = kept.declared(
+                    name, new, old, wall_time(), owner=self._owner, alive=alive.keys()
+                )
+                differs = old is None or kept.differs(new, old)
+            except CodecError as error:
+                log.error("schedule %r stays as it is: %s", name, error)
+                continue
+            if change is None:
+                continue
+            if differs:
+                declare_limit(broker, new.job.limit)
+                self._tell_others(name, old, alive)
+            tried.append((name, body))
+            changes.append(change)
+            said.append(("stored" if old is None else "changed") if differs else "")
+        again = []
+        answers = broker.change_schedules(changes) if changes else []
+        for declared, did, changed in zip(tried, said, answers, strict=True):
+            if not changed.done:
+                again.append(declared)
+            elif did:
+                log.info("schedule %r is %s", declared[0], did)
+        return again
+
+    def _tell_others(self, name: str, old: Schedule | None, alive: Mapping[str, str]) -> None:
+        """Say that a living worker declares it otherwise: an older version, or another app."""
+        others = kept.decode(old.body).declarers if old is not None else None
+        names = [alive[o] for o in others or () if o in alive and o != self._owner]
+        if names:
+            log.warning(
+                "schedule %r is declared otherwise by worker %s, and is changed: what is declared "
+                "last holds; if that is no other version of this app, give one another name",
+                name,
+                names[0],
+            )
+
+    def _withdraw(self, broker: Store, name: str) -> None:
+        while True:
+            (record,) = broker.schedules([name])
+            change = kept.withdrawn(record, self._owner) if record is not None else None
+            if change is None:
+                return
+            if broker.change_schedules([change])[0].done:
+                log.info("schedule %r is no longer declared by this worker", name)
+                return
+
+
+def _fired(schedule: Schedule, now: float, lives: kept.Lives) -> Change:
+    try:
+        return kept.fired(schedule, now, lives)
+    except BrokerUnavailable:
+        raise
+    except Exception as error:  # of a later version, or of a zone that this machine lacks
+        log.error(
+            "schedule %r cannot be fired here, and is left for %g s: %s: %s",
+            schedule.name,
+            UNREADABLE,
+            type(error).__name__,
+            error,
+        )
+        return Change(schedule.name, schedule.version, now + UNREADABLE, schedule.body)
+
+
+def _tell(change: Change, changed: Changed, now: float) -> None:
+    if changed.done and not change.jobs and change.due == now + kept.FORGET:
+        log.warning(
+            "schedule %r fires no more: no worker lives that declares it; it goes on when one does,"
+            " and else is removed in %d days",
+            change.name,
+            kept.FORGET // 86_400,
+        )
+    elif changed.done and not change.jobs and change.gone:
+        log.info("schedule %r is removed: no worker has declared it for long", change.name)
+    for why in changed.left_out:
+        level = logging.DEBUG if why == LeftOut.KEY else logging.WARNING
+        log.log(level, "schedule %r: a job was left out: %s", change.name, _WHY.get(why, why))

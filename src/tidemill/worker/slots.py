@@ -1,0 +1,233 @@
+"""The slots of a worker process, the jobs that wait for one, and the threads that run jobs.
+
+One lock guards all of it. A job has a slot from its start until its verdict is in the outbox. At
+most ``concurrency`` jobs run at a time, sync or async.
+
+Threads take turns at reading the socket. A thread that has read one job keeps it: another thread
+reads on, and the first runs the job. A hand-over to a sleeping thread would add a wake-up between
+the arrival of a job and its start. A thread that has read several jobs keeps none: it holds the
+interpreter lock, and would keep the woken threads from starting theirs.
+
+So there is one thread more than slots, and exactly one thread reads at any time. Where jobs run in
+the main thread, a thread of its own reads.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from threading import Event, Lock  # by name: a task may replace those of the module
+
+from tidemill.worker.waiting_job import WaitingJob
+
+__all__ = ["PoolThread", "Slots"]
+
+
+class PoolThread:
+    """A thread that runs jobs: its next job, or that it is its turn to read."""
+
+    __slots__ = ("job", "reads", "wake")
+
+    def __init__(self, *, reads: bool = False) -> None:
+        self.job: WaitingJob | None = None
+        self.reads = reads
+        self.wake = Lock()  # held while the thread sleeps
+        self.wake.acquire()
+
+
+class Slots:
+    """The slots, and the jobs that wait for them.
+
+    ``start_thread`` starts a thread, or returns False when none can start now; at most ``threads``
+    are started. At most ``budget`` jobs are started. Methods that assign slots return the async
+    jobs among those that got one, and the caller launches them. A sync job is with its thread by
+    then.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        budget: int,
+        threads: int,
+        start_thread: Callable[[int, PoolThread], bool],
+    ) -> None:
+        self.concurrency = concurrency
+        self.budget = budget
+        self.free = concurrency
+        self.quiet = False  # no job is started any more
+        self.over = False
+        self.ended = Event()
+        self._lock = Lock()
+        self._jobs: list[WaitingJob] = []
+        self._idle: list[PoolThread] = []
+        self._threads = 0
+        self._most = threads
+        self._start_thread = start_thread
+        self._started = 0  # jobs since the last tick
+        self._finished = 0
+
+    # -- jobs come ------------------------------------------------------------------------------
+
+    def add(self, jobs: Iterable[WaitingJob]) -> bool:
+        """Have jobs wait for :meth:`assign`; False when no job is started any more."""
+        with self._lock:
+            if self.quiet:
+                return False
+            for job in jobs:
+                heapq.heappush(self._jobs, job)
+            return True
+
+    def assign(self, reader: PoolThread | None = None) -> list[WaitingJob]:
+        """Give free slots to waiting jobs. A reader that keeps a job reads no more."""
+        with self._lock:
+            single = min(self.free, len(self._jobs), self.budget) == 1
+            keeps = single and not self._jobs[0].task.is_async
+            if reader is not None and keeps and self._employ(reads=True):
+                reader.reads = False
+                reader.job = self._take()
+            return self._assign()
+
+    def _startable(self) -> bool:
+        return bool(self.free > 0 and self._jobs and self.budget)
+
+    def _take(self) -> WaitingJob:
+        self.free -= 1
+        self._started += 1
+        self.budget -= 1
+        return heapq.heappop(self._jobs)
+
+    def _assign(self) -> list[WaitingJob]:
+        starts: list[WaitingJob] = []
+        while self._startable():
+            if self._jobs[0].task.is_async:
+                starts.append(self._take())
+            elif not self._employ():
+                break
+        return starts
+
+    def _employ(self, *, reads: bool = False) -> bool:
+        """Have an idle or new thread run the next job, or read; False when there is no thread."""
+        if self._idle:
+            thread = self._idle.pop()
+            self._give(thread, reads)
+            thread.wake.release()
+        elif self._threads < self._most:
+            thread = PoolThread()
+            self._give(thread, reads)
+            if not self._start_thread(self._threads + 1, thread):
+                self._take_back(thread)
+                return False
+            self._threads += 1
+        else:
+            return False
+        return True
+
+    def _give(self, thread: PoolThread, reads: bool) -> None:
+        thread.reads = reads
+        thread.job = None if reads else self._take()
+
+    def _take_back(self, thread: PoolThread) -> None:
+        """No thread can start: its job waits for a slot again."""
+        if thread.job is not None:
+            self.free += 1
+            self._started -= 1
+            self.budget += 1
+            heapq.heappush(self._jobs, thread.job)
+
+    # -- threads come and go --------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the first thread, which reads."""
+        with self._lock:
+            self._employ(reads=True)
+
+    def park(self, thread: PoolThread) -> list[WaitingJob]:
+        """Count a thread without a job as idle: it may now wait for ``wake``."""
+        with self._lock:
+            if self.over:
+                thread.wake.release()
+                return []
+            self._idle.append(thread)
+            return self._assign()
+
+    def next(self) -> tuple[WaitingJob | None, list[WaitingJob]]:
+        """Free the slot of a sync job that ended, and take the next sync job, if any."""
+        starts: list[WaitingJob] = []
+        with self._lock:
+            self.free += 1
+            self._finished += 1
+            while self._startable():
+                job = self._take()
+                if not job.task.is_async:
+                    return job, starts
+                starts.append(job)
+        return None, starts
+
+    def async_job_ended(self) -> list[WaitingJob]:
+        """Free the slot of an async job that ended."""
+        with self._lock:
+            self.free += 1
+            self._finished += 1
+            return self._assign()
+
+    def close(self) -> None:
+        """Wake all threads, so that they end."""
+        with self._lock:
+            self.over = True
+            threads, self._idle = self._idle, []
+        for thread in threads:
+            thread.wake.release()
+        self.ended.set()
+
+    # -- jobs go --------------------------------------------------------------------------------
+
+    def empty(self) -> list[int]:
+        """Remove all waiting jobs; returns their tokens."""
+        with self._lock:
+            return self._empty()
+
+    def stop(self) -> list[int]:
+        """Remove all waiting jobs and start none from now on; returns their tokens."""
+        with self._lock:
+            self.quiet = True
+            return self._empty()
+
+    def _empty(self) -> list[int]:
+        tokens = [job.token for job in self._jobs]
+        self._jobs.clear()
+        return tokens
+
+    def withdraw(self, token: int) -> bool:
+        """Remove one job; False when it does not wait here."""
+        with self._lock:
+            waiting = [job for job in self._jobs if job.token == token]
+            for job in waiting:
+                self._jobs.remove(job)
+                heapq.heapify(self._jobs)
+            return bool(waiting)
+
+    # -- figures --------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """How many slots are taken."""
+        return self.concurrency - self.free
+
+    @property
+    def waiting(self) -> bool:
+        """True while a job waits for a slot."""
+        return bool(self._jobs)
+
+    @property
+    def active(self) -> bool:
+        """True while a job waits or runs, or when one has ended since the last tick."""
+        return bool(self.running or self._jobs or self._finished)
+
+    def tick(self) -> tuple[bool, list[int]]:
+        """Whether a job has ended since the last tick; tokens of jobs that would wait too long."""
+        with self._lock:
+            finished, self._finished = self._finished, 0
+            started, self._started = self._started, 0
+            # No job has moved: another process may have a free slot for the waiting jobs.
+            stalled = self._empty() if self.free == 0 and not started else []
+            return bool(finished), stalled

@@ -1,0 +1,170 @@
+"""The timekeeper of a worker process: a thread that sends verdicts and ends overdue jobs.
+
+The thread sleeps until somebody rings, or until the next deadline. While jobs run it looks every 50
+milliseconds: it shows a heartbeat, gives back jobs that wait too long, and says how many leases the
+process would like to hold.
+"""
+
+from __future__ import annotations
+
+import socket
+from os import getpid
+from typing import Protocol
+
+from tidemill.core.clock import machine_time
+from tidemill.core.job import Verdict
+from tidemill.core.retry import JobTerminated
+from tidemill.core.scoreboard import Scoreboard
+from tidemill.worker import verdicts
+from tidemill.worker.child_protocol import Down, MessageSocket, Setup, Up
+from tidemill.worker.event_loop import Loop
+from tidemill.worker.memory_limit import resident_memory
+from tidemill.worker.outbox import Outbox
+from tidemill.worker.prefetch import TICK, Prefetch
+from tidemill.worker.safe_logging import SafeLog
+from tidemill.worker.slots import Slots
+from tidemill.worker.timeouts import Timeouts
+
+__all__ = ["Timekeeper", "TimekeeperHost"]
+
+log = SafeLog("tidemill.worker")
+
+
+class TimekeeperHost(Protocol):
+    """The parts of a worker process that its timekeeper uses."""
+
+    @property
+    def setup(self) -> Setup:
+        """The settings of the process."""
+        ...
+
+    @property
+    def socket(self) -> MessageSocket[Up, Down]:
+        """The socket to the supervisor."""
+        ...
+
+    @property
+    def out(self) -> Outbox:
+        """Takes verdicts to the supervisor."""
+        ...
+
+    @property
+    def slots(self) -> Slots:
+        """The waiting jobs, and the slots."""
+        ...
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The running jobs."""
+        ...
+
+    @property
+    def loop(self) -> Loop:
+        """Runs the async jobs."""
+        ...
+
+    @property
+    def scoreboard(self) -> Scoreboard:
+        """Shows the heartbeat."""
+        ...
+
+    def quiet(self) -> None:
+        """Start no more jobs, and end when the running jobs have ended."""
+        ...
+
+    def give_up(self, why: str, error: BaseException | None = None) -> None:
+        """End the process at once: it cannot go on."""
+        ...
+
+
+class Timekeeper:
+    """Sends what is in the outbox, and sees to all that depends on time."""
+
+    def __init__(self, host: TimekeeperHost) -> None:
+        self._host = host
+        self._prefetch = Prefetch(host.setup.concurrency)
+        self.dozing = True  # sleeps until somebody rings
+        self.told_to_go = False  # by a signal, or since no thread can start
+
+    def serve(self) -> None:
+        """Keep time until the process ends."""
+        host, ticked = self._host, machine_time()
+        try:
+            while True:
+                host.out.sleep(self._next_look())
+                now = machine_time()
+                if not host.loop.blocks(host.timeouts.running.values(), now):
+                    host.scoreboard.beat(host.setup.first_slot, now)  # a job here can still end
+                if now - ticked >= TICK:
+                    self._tick()
+                    ticked = now
+                if (self.told_to_go or not host.slots.budget) and not host.slots.quiet:
+                    host.quiet()
+                self._end_overdue()
+                host.out.flush(wait=True)
+                if host.slots.over or self._leave_if_done():
+                    return
+        except BaseException as error:
+            host.give_up("its timekeeper failed", error)
+
+    def _next_look(self) -> float:
+        """Seconds until the next look; -1 for no limit."""
+        host = self._host
+        self.dozing = True  # before the look: a job that comes later rings
+        deadline = host.timeouts.next_deadline()
+        # Also once more after the last job has ended: its effect on memory must be seen.
+        if deadline is None and not host.slots.active:
+            return 1.0 if host.loop.was_stopped else -1
+        self.dozing = False
+        return TICK if deadline is None else min(TICK, max(0.001, deadline - machine_time()))
+
+    def _tick(self) -> None:
+        """Every 50 ms while busy: give back jobs that wait too long, and check the memory."""
+        host = self._host
+        finished, stalled = host.slots.tick()
+        host.out.returned.extend(stalled)
+        if not host.slots.running and not host.slots.waiting:
+            host.timeouts.orders.clear()  # they came when their job had just ended
+        if not finished:
+            self._prefetch.nothing_ended(full=not host.slots.free)
+        most = host.setup.max_memory
+        if most and not host.slots.quiet and resident_memory() > most:
+            log.info("process %d is beyond max_memory and is replaced", getpid())
+            host.quiet()
+
+    def _end_overdue(self) -> None:
+        """Interrupt overdue jobs; report stuck ones, and have the process replaced."""
+        host = self._host
+        for run in host.timeouts.look(machine_time()):
+            trace = host.timeouts.stack_of(run)
+            terminated = run.interrupted is JobTerminated
+            host.out.stuck.append(
+                verdicts.stuck(run.lease, run.envelope, trace, run.started, terminated)
+            )
+            host.quiet()
+
+    def state(self, ended: list[Verdict]) -> tuple[int, bool]:
+        """How many leases to hold in all, and whether the process leaves: sent with each frame."""
+        slots = self._host.slots
+        if ended:
+            self._prefetch.measure(ended)
+        if slots.quiet:
+            return 0, True
+        wanted = self._host.setup.concurrency + self._prefetch.ahead
+        return min(wanted, slots.budget + slots.running), False
+
+    def _leave_if_done(self) -> bool:
+        """After ``quiet``: end the process once no job runs and everything is sent."""
+        host = self._host
+        with host.out.sending:  # a thread may be in the middle of sending the last verdict
+            done = host.slots.quiet and not host.slots.running
+            if not done or not host.out.empty():
+                return False
+            host.slots.over = True
+            try:
+                # Wakes the thread that reads; the supervisor sees the end.
+                host.socket.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        host.slots.close()
+        return True

@@ -1,0 +1,303 @@
+"""Timeouts: end a job that runs too long, and nothing else.
+
+A running job is in ``running``. One atomic ``dict.pop`` takes the job out and decides its fate. The
+worker thread pops at the end of the job; the timekeeper pops to interrupt it. An exception sent to
+a thread (``PyThreadState_SetAsyncExc``) arrives a little later, so a thread that loses the race
+waits, still inside the job, for the mark ``sent``: a late exception can land nowhere else.
+
+A job in a store step is shielded (:mod:`tidemill.core.shield`): the exception lands when its shield
+ends.
+
+A job that is still running ``PATIENCE`` seconds later is *stuck*: in a blocking system call, a C
+call or a long store step. Its verdict falls without it, and its process has to go.
+
+In the main thread an alarm signal does it, whose handler makes the same pop; the signal gets
+through blocking system calls too. Async jobs are cancelled, again and again until they are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from signal import pthread_kill
+from threading import Lock
+from traceback import StackSummary, extract_stack
+from types import FrameType
+from typing import Any
+
+from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
+from tidemill.core.shield import aim, take_off
+from tidemill.core.signals import handle_again
+from tidemill.worker.run import Interrupt, Run
+
+__all__ = ["PATIENCE", "Timeouts", "cancellation_reason", "raise_if_interrupted"]
+
+PATIENCE = 0.4
+"""Seconds an interrupted job has to end before it counts as stuck."""
+
+NUDGE = 0.15
+"""Seconds between two cancellations of an async job: its clean-up may await something, too."""
+
+ALARM_AGAIN = 0.05
+"""Seconds between two alarms: one may arrive just before a system call that blocks."""
+
+_HERE = os.path.dirname(__file__)
+
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_set_async_exc.restype = ctypes.c_int
+
+
+class Timeouts:
+    """All runs of one process, and the ways to end them. ``ring`` wakes the timekeeper."""
+
+    def __init__(self, ring: Callable[[], None] = lambda: None) -> None:
+        self._ring = ring
+        self.running: dict[int, Run] = {}
+        self.orders: dict[int, bool] = {}  # token → terminate, of jobs that are just starting
+        self._interrupted: dict[int, Run] = {}
+        self._unsent: dict[int, Run] = {}  # shielded when their verdict fell
+        self.stop_at = 0.0  # machine time at which all runs get WorkerStopping; 0 for never
+        self.main = 0  # ident of the main thread when jobs run in it
+        self._alarm: Run | None = None
+
+    # -- in the thread of the job ---------------------------------------------------------------
+
+    def guarded(self, run: Run, function: Callable[..., Any], *args: Any) -> Any:
+        """Call the function, which may be interrupted from here to its return and nowhere else."""
+        try:
+            run.sent = Lock()
+            run.sent.acquire()
+            self.begin(run)
+            value = function(*args)
+        except BaseException as error:
+            if run.interrupted is WorkerStopping or not _is(error, run.interrupted):
+                self._disarm(run)
+            raise
+        self._disarm(run)
+        return value
+
+    def begin(self, run: Run) -> None:
+        """From now on the run can be reached, also by a command that came before."""
+        self.running[run.token] = run
+        if self.orders:
+            terminate = self.orders.pop(run.token, None)
+            if terminate is not None:
+                self._apply(run, terminate)
+        if run.deadline or run.wanted:
+            self._ring()  # only now does the timekeeper find the run, and its deadline
+
+    def _disarm(self, run: Run) -> None:
+        if self.running.pop(run.token, None) is not None:
+            return
+        try:
+            run.sent.acquire()  # the timekeeper was first: free once its exception is sent
+            for _ in range(1000):
+                pass  # the exception lands here if it did not land in the job
+        except BaseException as error:
+            if not _is(error, run.interrupted):
+                raise
+        assert run.interrupted is not None
+        if run.interrupted is not WorkerStopping:  # else what the task did counts
+            raise run.interrupted
+
+    def on_alarm(self, signum: int, frame: Any) -> None:
+        """The signal handler of the main thread; the same pop decides the race."""
+        run, self._alarm = self._alarm, None
+        if run is None or run.token not in self.running:
+            return
+        if not aim(self.main, self._ring):
+            if handle_again(signum):  # in a wait: the shield ends where handlers are put off
+                self._alarm = run
+                take_off(self.main)
+            return  # at the end of the shield this thread rings, and the timekeeper sends an alarm
+        take_off(self.main)
+        if self.running.pop(run.token, None) is not None:
+            kind = self._mark(run)
+            run.sent.release()
+            raise kind
+
+    def finished(self, run: Run) -> bool:
+        """The run is over. False when the job has its verdict already, as a stuck job."""
+        self.running.pop(run.token, None)
+        return run.interrupted is None or self._interrupted.pop(run.token, None) is not None
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def order(self, token: int, terminate: bool) -> None:
+        """Cancel or terminate a running job, or a job that is just starting."""
+        if token not in self.running:
+            self.orders[token] = terminate  # it may start between these two looks
+        run = self.running.get(token)
+        if run is not None:
+            self.orders.pop(token, None)
+            self._apply(run, terminate)
+
+    @staticmethod
+    def _apply(run: Run, terminate: bool) -> None:
+        run.context.cancelled = True
+        if terminate:
+            run.wanted = JobTerminated
+
+    # -- in the timekeeper ---------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Machine time of the next look; None when none is due."""
+        times = []
+        for run in list(self.running.values()):
+            if run.asked:
+                again = run.nudged + ALARM_AGAIN if run.ident == self.main else math.inf
+                times.append(min(run.asked + _patience(run), again))
+            elif run.deadline or self.stop_at:
+                times.append(min(run.deadline or math.inf, self.stop_at or math.inf))
+        times += [
+            min(run.asked + PATIENCE, run.nudged + NUDGE)
+            for run in list(self._interrupted.values())
+            if run.interrupted is not WorkerStopping
+        ]
+        return min(times, default=None)
+
+    def look(self, now: float) -> list[Run]:
+        """Interrupt runs that are overdue or to be ended; returns the runs that are stuck."""
+        for run in list(self.running.values()):
+            if run.wanted is None and run.deadline and now >= run.deadline:
+                run.wanted = JobTimeout
+            elif run.wanted is None and self.stop_at and now >= self.stop_at:
+                run.wanted = WorkerStopping
+            if run.wanted is not None:
+                run.asked = run.asked or now
+                self._interrupt(run, now)
+        for run in list(self._unsent.values()):
+            self._send(run)
+        stuck = []
+        for run in list(self._interrupted.values()):
+            if run.interrupted is WorkerStopping:
+                continue  # it may clean up until the process is killed
+            if now - run.asked >= PATIENCE:
+                if self._interrupted.pop(run.token, None) is not None:
+                    stuck.append(run)
+            elif now - run.nudged >= NUDGE:
+                run.nudged = now
+                _cancel(run)
+        return stuck
+
+    def _mark(self, run: Run) -> Interrupt:
+        kind = run.interrupted = run.wanted or JobTimeout
+        run.nudged = run.nudged or run.asked
+        self._interrupted[run.token] = run
+        return kind
+
+    def _interrupt(self, run: Run, now: float) -> None:
+        late = now - run.asked >= _patience(run)
+        if run.ident == self.main:
+            if not late:
+                self._alarm, run.nudged = run, now
+                pthread_kill(self.main, signal.SIGALRM)
+            elif self.running.pop(run.token, None) is not None:  # no handler ever ran: stuck
+                self._mark(run)
+                run.sent.release()
+                take_off(self.main)
+        elif run.asyncio_task is not None and run.loop is not None:
+            if self.running.pop(run.token, None) is not None:
+                self._mark(run)
+                _cancel(run)
+        elif aim(run.ident, self._ring) or late:
+            if self.running.pop(run.token, None) is None:
+                take_off(run.ident)
+            else:
+                self._mark(run)
+                self._send(run)
+        elif run.token not in self.running:
+            take_off(run.ident)  # the shield belongs to the next job of that thread
+
+    def _send(self, run: Run) -> None:
+        """Send the exception to a thread, now or when its shield ends."""
+        if not aim(run.ident, self._ring):
+            self._unsent[run.token] = run
+            return
+        try:
+            assert run.interrupted is not None
+            _set_async_exc(run.ident, run.interrupted)
+            self._unsent.pop(run.token, None)
+            run.sent.release()
+        finally:
+            take_off(run.ident)
+
+    def stack_of(self, run: Run) -> str:
+        """The stack of the run at this moment, as text."""
+        title = "Stack of the task when it was given up:\n"
+        try:
+            return title + self._stack_of(run)
+        except BaseException:  # loaders of source and awaitables run the app's code
+            return f"{title}(the app's code does not let it be shown)\n"
+
+    def _stack_of(self, run: Run) -> str:
+        if run.asyncio_task is not None and not _inside(run.asyncio_task):
+            stack = StackSummary.extract((f, f.f_lineno) for f in _awaiting(run.asyncio_task))
+        else:
+            frame = sys._current_frames().get(run.ident)
+            stack = extract_stack(frame) if frame else StackSummary()
+        ours = [i for i, entry in enumerate(stack) if entry.filename.startswith(_HERE)]
+        users = stack[ours[-1] + 1 :] if ours else stack
+        return "".join(StackSummary.from_list(users or stack).format())
+
+
+def raise_if_interrupted(run: Run, value: Any) -> Any:
+    """The value that an async task returned, unless the task has swallowed its cancellation."""
+    if run.interrupted not in (None, WorkerStopping):
+        raise run.interrupted()
+    return value
+
+
+def cancellation_reason(run: Run, error: BaseException) -> BaseException:
+    """Why an async task ended: for a cancellation by this module, the reason of that."""
+    if not issubclass(type(error), asyncio.CancelledError):  # its __class__ may raise
+        return error
+    if run.interrupted is not None:
+        return run.interrupted().with_traceback(error.__traceback__)
+    return run.fault or error
+
+
+def _cancel(run: Run) -> None:
+    """Cancel the run of an async job, unless its event loop is closed."""
+    if run.loop is not None and run.asyncio_task is not None:
+        try:
+            run.loop.call_soon_threadsafe(run.asyncio_task.cancel)
+        except RuntimeError:
+            pass  # the thread of the loop notices it
+
+
+def _is(error: BaseException, kind: Interrupt | None) -> bool:
+    """As ``isinstance``, but without the error's own ``__class__``."""
+    return kind is not None and issubclass(type(error), kind)
+
+
+def _patience(run: Run) -> float:
+    """Seconds after which a run that was asked to end, and has not ended, counts as stuck."""
+    return math.inf if run.wanted is WorkerStopping else PATIENCE
+
+
+def _inside(task: asyncio.Task[Any]) -> bool:
+    """True when the loop is executing the task itself: it blocks the loop."""
+    return bool(getattr(task.get_coro(), "cr_running", False))
+
+
+def _awaiting(task: asyncio.Task[Any]) -> list[FrameType]:
+    """The frames of a suspended task, outermost first: what awaits what."""
+    frames: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        for kind, link in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                frames.append(frame)
+                awaited = getattr(awaited, link, None)
+                break
+        else:
+            return frames
+    return frames

@@ -1,0 +1,26 @@
+"""A job that a worker process holds and that waits for a slot."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.client.runtime import DeclaredTask
+from tidemill.core.job import Envelope, Lease
+
+__all__ = ["WaitingJob"]
+
+
+class WaitingJob(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A job whose envelope is decoded and whose task is known.
+
+    Waiting jobs sort by the place of their queue, then by rank, then by sequence number. Tokens are
+    unique, so a comparison never reaches the lease.
+    """
+
+    queue_place: int
+    rank: int
+    seq: int
+    token: int
+    lease: Lease
+    envelope: Envelope
+    task: DeclaredTask

@@ -1,0 +1,298 @@
+"""Compose chains, groups and flows of calls, which are enqueued as a whole.
+
+Compositions are plain values; :mod:`.planner` turns them into jobs. They nest: a step of a chain, a
+member of a group or a node of a flow is a call or another composition.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
+from typing import Any, Generic, Self, TypeVar, overload
+
+from tidemill.client.call import Call
+from tidemill.client.callbacks import Hooked
+from tidemill.client.task import Configured, Task
+from tidemill.core.config import check_name
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import RunOn
+from tidemill.workflows.handles import JobChain, JobGroup
+
+__all__ = [
+    "Chain",
+    "Composition",
+    "Flow",
+    "FlowNode",
+    "Group",
+    "Node",
+    "Step",
+    "as_node",
+    "calls_in",
+    "chain",
+    "group",
+    "is_group",
+    "map_many",
+]
+
+H = TypeVar("H")
+R = TypeVar("R")
+
+LOOK_AHEAD = 1000
+"""Members of an iterator that are read first, to know the size of a smaller group."""
+
+MOST_AFTER_PARENT = 10_000
+"""Members of a group that follows other jobs: each of those jobs names all members."""
+
+
+class Composition(Hooked, Generic[H]):
+    """The base of chains, groups and flows; ``H`` is the type of the handle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.id = ""
+        self.txn: Any = None
+
+    def using(self, *, id: str | None = None, txn: Any = None) -> Self:
+        """A copy with an id, or with the caller's transaction in which it is stored."""
+        changed = copy.copy(self)
+        if id is not None:
+            changed.id = check_name("id", id)
+        if txn is not None:
+            changed.txn = txn
+        return changed
+
+
+class Chain(Composition[JobChain[R]], Generic[R]):
+    """Steps that run one after the other."""
+
+    def __init__(self, steps: Sequence[Node]) -> None:
+        super().__init__()
+        self.steps = tuple(steps)
+
+    def __repr__(self) -> str:
+        return f"chain({', '.join(map(repr, self.steps))})"
+
+
+class _Members:
+    """The members of a group and of its copies. An iterator gives its members once."""
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        self._given = given
+        self._once = not isinstance(given, Collection)
+        self._taken = False
+        self._first: Any = None
+
+    def queue(self) -> str:
+        """The queue of the first member, for the job of the group. Call ``count`` before."""
+        first = self._first
+        if isinstance(self._given, Collection):
+            first = next(iter(self._given), None)
+        if isinstance(first, (Task, Configured, Call)):
+            # as_node makes a call of these, and only calls have options.
+            return as_node(first).options.queue  # type: ignore[union-attr]
+        return "default"
+
+    def count(self) -> int | None:
+        """The number of members; None for a long iterator, whose end is not known yet."""
+        if self._once:
+            members = iter(self)
+            head = list(itertools.islice(members, LOOK_AHEAD))
+            if len(head) == LOOK_AHEAD:
+                self._first = head[0]
+                self._given, self._taken = itertools.chain(head, members), False
+                return None
+            self._given, self._once = head, False
+        assert isinstance(self._given, Sized)
+        return len(self._given)
+
+    def settle(self) -> list[Node]:
+        """All members as a list, which stays in memory.
+
+        Raises:
+            InvalidOption: the group is too large to follow other jobs.
+        """
+        if not isinstance(self._given, list):
+            self._given, self._once = (
+                list(itertools.islice(iter(self), MOST_AFTER_PARENT + 1)),
+                False,
+            )
+        if len(self._given) > MOST_AFTER_PARENT:
+            raise InvalidOption(
+                f"a group that follows other jobs has at most {MOST_AFTER_PARENT} members; "
+                "enqueue a larger group from a task, or put it first"
+            )
+        self._given = [as_node(member) for member in self._given]
+        return self._given
+
+    def __iter__(self) -> Iterator[Node]:
+        if self._once:
+            if self._taken:
+                raise InvalidOption("this group has an iterator, which a first enqueue has used up")
+            self._taken = True
+        return map(as_node, self._given)
+
+
+class Group(Composition[JobGroup[R]], Generic[R]):
+    """Members that run side by side."""
+
+    def __init__(self, members: Iterable[Any]) -> None:
+        super().__init__()
+        self.members = _Members(members)
+
+    def __repr__(self) -> str:
+        return "<group of calls>"
+
+
+class FlowNode:
+    """A node of a flow. As an argument of a later call it stands for the node's result."""
+
+    __slots__ = ("after", "index", "node", "waits")
+
+    def __init__(self, index: int, node: Node, after: Sequence[FlowNode], waits: RunOn) -> None:
+        self.index = index
+        self.node = node
+        self.after = tuple(after)
+        self.waits = waits
+
+    def __repr__(self) -> str:
+        return f"<node {self.index}>"
+
+
+class Flow(Composition[JobGroup[Any]]):
+    """Calls that depend on each other, without a circle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[FlowNode] = []
+
+    def add(
+        self, call: Step, /, *, after: Iterable[FlowNode] = (), waits: str = "success"
+    ) -> FlowNode:
+        """Add a call, which runs after the nodes among its arguments and the nodes of ``after``.
+
+        With ``waits="any"`` the call also runs after failures; a missing result is then None.
+
+        Raises:
+            InvalidOption: a node belongs to another flow.
+        """
+        if waits not in (RunOn.SUCCESS, RunOn.ANY):
+            raise InvalidOption(f"waits must be success or any, not {waits!r}")
+        node = as_node(call)
+        before = [*after, *itertools.chain(*(_nodes_in(part) for part in calls_in(node)))]
+        for other in before:
+            if not any(other is mine for mine in self.nodes):
+                raise InvalidOption(f"{other!r} is before {call!r}, but is no node of this flow")
+        made = FlowNode(len(self.nodes), node, list(dict.fromkeys(before)), RunOn(waits))
+        self.nodes.append(made)
+        return made
+
+    def __repr__(self) -> str:
+        return f"<flow of {len(self.nodes)} nodes>"
+
+
+Node = Call[Any] | Chain[Any] | Group[Any] | Flow
+Step = Node | Task[..., Any] | Configured[..., Any, Any]
+
+
+def chain(*steps: Step) -> Chain[Any]:
+    """Run calls one after the other. Each call gets the previous result as its first argument.
+
+    A step without further arguments may be the task itself. A step after a group gets the list of
+    the group's results. A final failure of a step cancels the steps after it.
+
+    Raises:
+        InvalidOption: there is no step, or a step is no call.
+    """
+    if not steps:
+        raise InvalidOption("a chain needs at least one call")
+    return Chain([as_node(step) for step in steps])
+
+
+@overload
+def group(calls: Iterable[Call[R]]) -> Group[R]: ...
+@overload
+def group(calls: Iterable[Step]) -> Group[Any]: ...
+def group(calls: Iterable[Any]) -> Group[Any]:
+    """Run calls side by side. The calls may be any iterable; long ones are stored in pieces."""
+    if isinstance(calls, (Call, Composition, Task, Configured)):
+        raise InvalidOption(f"group takes a list of calls, not {calls!r}")
+    if isinstance(calls, (list, tuple)):
+        return Group([as_node(call) for call in calls])
+    return Group(calls)
+
+
+def map_many(task: Task[..., R] | Configured[..., R, Any], arguments: Iterable[Any]) -> Group[R]:
+    """A group with one call of a task for each item. A tuple is several arguments."""
+    sized = isinstance(arguments, Sized)
+    return Group(_Mapped(task, arguments) if sized else _map(task, arguments))
+
+
+def _map(task: Any, arguments: Iterable[Any]) -> Iterator[Call[Any]]:
+    for given in arguments:
+        yield task.call(*given) if isinstance(given, tuple) else task.call(given)
+
+
+class _Mapped(Collection[Any]):
+    def __init__(self, task: Any, arguments: Any) -> None:
+        self._task = task
+        self._arguments = arguments
+
+    def __len__(self) -> int:
+        return len(self._arguments)
+
+    def __iter__(self) -> Iterator[Call[Any]]:
+        return _map(self._task, self._arguments)
+
+    def __contains__(self, call: object) -> bool:
+        return any(call is mine for mine in self)
+
+
+def as_node(step: Any) -> Node:
+    """A part of a composition as a node: a task becomes a call without arguments.
+
+    Raises:
+        InvalidOption: the part is no call.
+    """
+    if isinstance(step, (Chain, Group, Flow)):
+        return step
+    if isinstance(step, (Task, Configured)):
+        step = step.call()
+    if not isinstance(step, Call):
+        raise InvalidOption(f"a composition takes task.call(…), not {step!r}")
+    if step.options.key:
+        raise InvalidOption(
+            f"{step!r} has the key {step.options.key!r}: a part of a composition can have no key, "
+            "because it runs when the parts before it have ended"
+        )
+    return step
+
+
+def is_group(node: Node) -> bool:
+    """True for a node whose result is a list of results."""
+    if isinstance(node, Chain):
+        return is_group(node.steps[-1])
+    return isinstance(node, (Group, Flow))
+
+
+def calls_in(node: Node) -> Iterator[Call[Any]]:
+    """All calls of a node without hooks. The members of a group then stay in memory."""
+    if isinstance(node, Call):
+        yield node
+    elif isinstance(node, Flow):
+        for part in node.nodes:
+            yield from calls_in(part.node)
+    else:
+        for inner in node.steps if isinstance(node, Chain) else node.members.settle():
+            yield from calls_in(inner)
+
+
+def _nodes_in(call: Call[Any]) -> Iterator[FlowNode]:
+    def look(value: Any) -> Iterator[FlowNode]:
+        if isinstance(value, FlowNode):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                yield from look(item)
+
+    yield from look([*call.args, *call.kwargs.values()])

@@ -1,0 +1,198 @@
+"""Enqueue calls and compositions: turn them into jobs, and put the jobs in as few steps as fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.call import Call
+from tidemill.client.job_handle import Job
+from tidemill.client.runtime import Runtime
+from tidemill.client.task import Task
+from tidemill.core.clock import new_id
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Envelope
+from tidemill.workflows.compose import Chain, Composition, Node
+from tidemill.workflows.handles import JobChain, JobGroup
+from tidemill.workflows.planner import Piece, Plan, step_id
+
+__all__ = [
+    "call_or_composition",
+    "enqueue_composed",
+    "enqueue_many",
+    "id_of",
+    "is_composed",
+    "txn_of",
+]
+
+JOBS_PER_PUT = 2000
+"""A plan with more jobs than this is put in several steps."""
+
+MOST_SECONDS_BETWEEN_PUTS = 60.0
+"""A slow source of members gets a put after this time, however few jobs have come."""
+
+
+def call_or_composition(
+    mill: Runtime, call: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Turn the arguments of ``enqueue`` into a call or a composition.
+
+    Raises:
+        InvalidOption: the arguments are neither.
+    """
+    if isinstance(call, str):
+        return mill.call(call, *args, **kwargs)
+    if isinstance(call, Task):
+        raise InvalidOption(f"enqueue takes no task; write {call.function.__name__}.enqueue(…)")
+    if not isinstance(call, (Call, Composition)):
+        raise InvalidOption(f"enqueue takes task.call(…) or a dotted path, not {call!r}")
+    if args or kwargs:
+        raise InvalidOption("a call already has its arguments; give them to task.call(…)")
+    return call
+
+
+def is_composed(node: Any) -> bool:
+    """True for a composition, and for a call with hooks: both become more than one job."""
+    return isinstance(node, Composition) or bool(node.hooks)
+
+
+def enqueue_many(mill: Runtime, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
+    """Store calls in one put, and return their handles in order."""
+    envelopes: list[Envelope] = []
+    hooks: set[str] = set()
+    txns = set()
+    for call in calls:
+        if not isinstance(call, Call):
+            raise InvalidOption(f"enqueue_many takes task.call(…), not {call!r}")
+        if call.hooks:
+            jobs = _with_hooks(mill, call)
+            envelopes += jobs
+            hooks.update(job.id for job in jobs[:-1])
+        else:
+            envelopes.append(mill.envelope(call))
+        txns.add(call.options.txn)
+    if len(txns) > 1:
+        raise InvalidOption("txn must be the same for all calls of one enqueue_many")
+    handles = mill.put(envelopes, txns.pop()) if envelopes else []
+    return [handle for handle in handles if handle.id not in hooks] if hooks else handles
+
+
+def _with_hooks(mill: Runtime, call: Call[Any]) -> list[Envelope]:
+    """The jobs of a call and its hooks; the call's own job is the last."""
+    mill.features.need(Feature.FLOWS, "a hook")
+    return Plan(mill, call, id_of(call)).jobs()
+
+
+def enqueue_composed(mill: Runtime, node: Node) -> Any:
+    """Store the jobs of a composition, or of a call with hooks, and return the handle."""
+    mill.features.need(Feature.FLOWS, "a chain, a group, a flow or a hook")
+    job_id, txn = id_of(node), txn_of(node)
+    handle = _handle_of(mill, node, job_id)
+    plan = Plan(mill, node, job_id)
+    if mill.in_batch() or txn is not None:
+        mill.put(plan.jobs(), txn)
+    else:
+        _put_in_pieces(mill, plan)
+    return handle
+
+
+def id_of(node: Node) -> str:
+    """The id that the user chose for a call or composition, or a new id."""
+    return (node.options.id if isinstance(node, Call) else node.id) or new_id()
+
+
+def txn_of(node: Any) -> Any:
+    """The caller's transaction in which a call or composition is to be stored, or None."""
+    return node.options.txn if isinstance(node, Call) else node.txn
+
+
+def _handle_of(mill: Runtime, node: Node, job_id: str) -> Any:
+    if isinstance(node, Call):
+        return Job(mill, job_id)
+    if isinstance(node, Chain):
+        count = len(node.steps)
+        steps = [
+            _handle_of(mill, step, step_id(job_id, index, count))
+            for index, step in enumerate(node.steps)
+        ]
+        return JobChain(mill, job_id, steps)
+    return JobGroup(mill, job_id)
+
+
+# -- groups in pieces ----------------------------------------------------------------------------
+
+
+def _put_in_pieces(mill: Runtime, plan: Plan) -> None:
+    """Put a plan, a group of more than ``JOBS_PER_PUT`` jobs in several puts.
+
+    The group is held until its last piece is stored. A producer that raises cancels the members
+    that it has put. A producer that dies between two pieces leaves a group that does not end until
+    somebody cancels the group.
+    """
+    pieces = _Pieces(mill)
+    try:
+        for piece in plan.pieces():
+            pieces.add(piece)
+            if pieces.is_due():
+                pieces.put()
+        pieces.put()
+    except BaseException:
+        for group_id in sorted(pieces.held):
+            cancel_incomplete(mill, group_id)
+        raise
+
+
+class _Pieces:
+    """Pieces of a plan that wait for the next put.
+
+    Attributes:
+        held: ids of the groups that are stored, and held because members are still to come.
+    """
+
+    def __init__(self, mill: Runtime) -> None:
+        self._mill = mill
+        self._jobs: list[Envelope] = []
+        self._opened: set[str] = set()
+        self._closed: set[str] = set()
+        self._last_put = time.monotonic()
+        self.held: set[str] = set()
+
+    def add(self, piece: Piece) -> None:
+        self._jobs += piece.envelopes
+        self._opened.update(piece.opens)
+        self._closed.update(piece.closes)
+
+    def is_due(self) -> bool:
+        """True when enough jobs wait, or the first of them has waited long enough."""
+        waited = time.monotonic() - self._last_put
+        return len(self._jobs) >= JOBS_PER_PUT or (
+            bool(self._jobs) and waited >= MOST_SECONDS_BETWEEN_PUTS
+        )
+
+    def put(self) -> None:
+        """Store the waiting jobs, hold the groups that get more, let go of the complete groups."""
+        if not self._jobs and not self._closed:
+            return
+        self._last_put = time.monotonic()
+        incomplete, complete = self._opened - self._closed, self.held & self._closed
+        self._mill.broker.put(self._jobs, hold=incomplete, let_go=complete)
+        self.held.update(self._opened)
+        self.held.difference_update(self._closed)
+        self._jobs.clear()
+        self._opened.clear()
+        self._closed.clear()
+
+
+def cancel_incomplete(mill: Runtime, group_id: str) -> None:
+    """Cancel the stored members of a group that gets no more members, and then the group."""
+    cursor = ""
+    while True:
+        page = mill.broker.find(Filter(id_prefix=f"{group_id}."), 1000, cursor)
+        mill.broker.cancel([r.envelope.id for r in page.records if not r.state.finished])
+        cursor = page.cursor
+        if not cursor:
+            break
+    mill.broker.cancel([group_id])

@@ -1,0 +1,443 @@
+"""Handles on chains and groups, and ``as_completed`` over several handles."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from tidemill.client.as_completed import Completed, Waited
+from tidemill.client.job_handle import FOREVER, Job, no_such_attribute
+from tidemill.client.progress_bar import Bar, open_bar
+from tidemill.client.results import PAGE, member_id, member_ids, members_of, size_of
+from tidemill.client.runtime import Runtime
+from tidemill.core.config import Seconds, check_seconds
+from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
+from tidemill.core.job import GROUP, Record, State
+from tidemill.workflows.group_members import cancel_all, delete_all, lacks_members
+
+__all__ = ["JobChain", "JobGroup", "as_completed"]
+
+H = TypeVar("H")
+R = TypeVar("R")
+
+REDRAW = 0.2
+"""Seconds between two updates of a visible progress bar."""
+
+
+class JobChain(Job[R]):
+    """A chain, which has the id and the result of its last step.
+
+    Attributes:
+        steps: the handles of the steps, in order. The handle of a group is a ``JobGroup``.
+    """
+
+    __slots__ = ("steps",)
+
+    def __init__(
+        self, mill: Runtime, job_id: str, steps: Sequence[Job[Any] | JobGroup[Any]]
+    ) -> None:
+        super().__init__(mill, job_id)
+        self.steps = tuple(steps)
+
+    @classmethod
+    def done(cls, mill: Runtime, job_id: str, steps: Sequence[Any]) -> JobChain[R]:
+        """The handle of a chain that has run in the caller (``sync=True``)."""
+        chain = cls(mill, job_id, steps)
+        if isinstance(steps[-1], Job):
+            chain.remember(steps[-1].record)
+        return chain
+
+    def _wait(self, timeout: Seconds | None) -> State:
+        return State.SUCCEEDED if self._mill.sync else super()._wait(timeout)
+
+    def _outcome(self) -> R:
+        """The result of the last step, or the error of the step that stopped the chain."""
+        if self._mill.sync:
+            # R is the result of the last step; the type of the list does not tell.
+            return self.steps[-1].result()  # type: ignore[return-value]
+        if self.record.state is not State.SUCCEEDED:
+            for step in self.steps[:-1]:
+                if step.state is not State.SUCCEEDED and step.state.finished:
+                    step.result()
+        return super()._outcome()
+
+    def cancel(self, terminate: bool = False) -> bool:
+        """Cancel all unfinished steps; False when all had finished."""
+        if self._mill.sync:
+            return False
+        done = [step.cancel(terminate) for step in self.steps[:-1]]
+        return any([*done, bool(cancel_all(self._mill, self.id, terminate))])
+
+    def delete(self) -> bool:
+        """Delete all steps and hooks."""
+        try:
+            found = delete_all(self._mill, self.id)
+            for step in self.steps[:-1]:
+                step.delete()
+            return found
+        finally:
+            self._forget()
+
+    def retry(self, force: bool = False) -> bool:
+        """Run the step again that stopped the chain, and then the steps after it.
+
+        Raises:
+            InvalidOption: ``force`` is given; steps that succeeded never run again.
+        """
+        if force:
+            raise InvalidOption("no step of a chain that succeeded runs again; leave force out")
+        try:
+            for step in self.steps[:-1]:
+                if step.state is not State.SUCCEEDED:
+                    return bool(step.retry())
+            return super().retry()
+        finally:
+            self._forget()
+
+
+class JobGroup(Generic[R]):
+    """A group, or a flow, by its id. ``await group`` waits for its results.
+
+    Attributes:
+        id: the group's id. The ids of the members begin with it.
+    """
+
+    __slots__ = ("_done", "_mill", "_whole", "id")
+
+    def __init__(
+        self, mill: Runtime, group_id: str, done: Sequence[Job[Any] | JobGroup[Any]] | None = None
+    ) -> None:
+        self._mill = mill
+        self._whole: Job[Any] = Job(mill, group_id)
+        self._done = done  # the handles of members that have run in the caller
+        self.id = group_id
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def refresh(self) -> Record:
+        """Read the record of the job that stands for the group.
+
+        Raises:
+            JobNotFound: there is no such group.
+            JobPruned: the group finished and is no longer kept.
+        """
+        record = self._whole.refresh()
+        if record.envelope.task != GROUP:
+            raise JobNotFound(f"{self.id} is the id of a job, not of a group")
+        return record
+
+    @property
+    def state(self) -> State:
+        """``waiting`` until all members have ended, and then their combined state."""
+        return State.SUCCEEDED if self._done is not None else self.refresh().state
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The numbers of ended members and of all members."""
+        if self._done is not None:
+            return len(self._done), len(self._done)
+        record = self.refresh()
+        count = size_of(self._mill.broker, record)
+        if count is None:
+            raise TidemillError(f"members of group {self.id} are still being put")
+        return max(0, count - record.pending), count
+
+    def __len__(self) -> int:
+        """The number of members."""
+        return self.progress[1]
+
+    def __bool__(self) -> bool:
+        return True  # also for an empty group, and without a read
+
+    def count(self, *, failures: bool = False) -> int:
+        """The number of ended members; with ``failures`` the number of failed members."""
+        if failures:
+            return 0 if self._done is not None else self.refresh().failures
+        return self.progress[0]
+
+    @property
+    def failures(self) -> list[Job[Any] | JobGroup[Any]]:
+        """The members that have ended without success so far."""
+        if self._done is not None or not self.count(failures=True):
+            return []
+        return [
+            self._member(job_id, record)
+            for job_id, record in self._records()
+            if record is not None and record.state.finished and record.state is not State.SUCCEEDED
+        ]
+
+    def __getitem__(self, index: int) -> Job[R]:
+        """The handle of a member, by its index."""
+        if self._done is not None:
+            # The list has the type of all kinds of members.
+            return self._done[index]  # type: ignore[return-value]
+        if index < 0:
+            index += len(self)
+        return Job(self._mill, member_id(self.id, index))
+
+    def _records(self) -> Iterator[tuple[str, Record | None]]:
+        return members_of(self._mill.broker, self.id, len(self))
+
+    def _member(self, job_id: str, record: Record | None) -> Job[Any] | JobGroup[Any]:
+        if record is not None and record.envelope.task == GROUP:
+            return JobGroup(self._mill, job_id)
+        job: Job[Any] = Job(self._mill, job_id)
+        if record is not None and record.state.finished:
+            job.remember(record)
+        return job
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> State:
+        """Wait until all members have ended, well or not, and return the group's state.
+
+        ``progress`` shows a progress bar in a terminal or a notebook.
+
+        Raises:
+            ResultTimeout: some members have not ended after ``timeout`` seconds.
+        """
+        if self._done is not None:
+            return State.SUCCEEDED
+        if progress and not self._mill.in_batch():
+            return self._watch(timeout)
+        try:
+            return self._whole.wait(timeout)
+        except ResultTimeout as error:
+            raise self._late(error) from None
+
+    def _late(self, error: ResultTimeout) -> ResultTimeout:
+        with contextlib.suppress(TidemillError):
+            ended, count = self.progress
+            return ResultTimeout(f"{ended} of {count} members of {self!r} have ended: {error}")
+        return error
+
+    def _watch(self, timeout: Seconds | None) -> State:
+        seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        until = time.monotonic() + seconds
+        with open_bar(None, show=True) as bar:
+            while bar.shown:
+                left = until - time.monotonic()
+                with contextlib.suppress(ResultTimeout):
+                    self._whole.wait(max(0.0, min(REDRAW, left)))
+                self._redraw(bar)
+                if left <= 0 or self._whole.state.finished:
+                    break
+        return self._whole.wait(max(0.0, until - time.monotonic()))
+
+    def _redraw(self, bar: Bar) -> None:
+        with contextlib.suppress(TidemillError):
+            record = self.refresh()
+            count = size_of(self._mill.broker, record)
+            bar.move(max(0, (count or 0) - record.pending), record.failures, count)
+
+    def results(
+        self,
+        timeout: Seconds | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: bool = False,
+    ) -> list[R]:
+        """Wait for all members and return their results in order. A nested group gives a list.
+
+        With ``return_exceptions`` the result of a failed member is its error.
+
+        Raises:
+            ResultTimeout: some members have not ended after ``timeout`` seconds.
+            JobFailed, JobCancelled, JobExpired: the end of the first member without success.
+            JobPruned: a member is no longer kept.
+        """
+        self.wait(timeout, progress=progress)
+        return self._results(return_exceptions)
+
+    def result(self, timeout: Seconds | None = None) -> list[R]:
+        """As ``results``: groups and single jobs have the same method."""
+        return self.results(timeout)
+
+    def _results(self, return_exceptions: bool) -> list[Any]:
+        found: list[Any] = []
+        for member in self._done if self._done is not None else self._handles():
+            try:
+                if isinstance(member, JobGroup):
+                    found.append(member._results(return_exceptions))
+                else:
+                    found.append(member.result(0))
+            except TidemillError as error:
+                if not return_exceptions:
+                    raise
+                found.append(error)
+        return found
+
+    def _handles(self) -> Iterator[Job[Any] | JobGroup[Any]]:
+        for job_id, record in self._records():
+            yield self._member(job_id, record)
+
+    def as_completed(
+        self, timeout: Seconds | None = None, *, progress: bool = False
+    ) -> Completed[Job[R]]:
+        """Iterate over the members as they end, with ``for`` or ``async for``.
+
+        The handle itself is iterable in the same way. ``progress`` shows a progress bar in a
+        terminal or a notebook.
+
+        Raises:
+            ResultTimeout: some members have not ended after ``timeout`` seconds.
+        """
+        if self._done is not None:
+            done: Any = self._done
+            return as_completed(done, timeout, progress=progress)
+        count = len(self)
+
+        def members() -> Iterator[Waited[Job[R]]]:
+            for ids in member_ids(self.id, count):
+                for job_id in ids:
+                    # The method makes handles of any R.
+                    yield job_id, self._member  # type: ignore[misc]
+
+        return Completed(self._mill, members, count, timeout, progress)
+
+    def __iter__(self) -> Iterator[Job[R]]:
+        return iter(self.as_completed())
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def cancel(self, terminate: bool = False) -> int:
+        """Cancel all unfinished members and return their number.
+
+        Running members see ``current_job().cancelled``; ``terminate`` stops them. The group ends
+        with its last member, and then its hooks run. A group without its last members ends at once:
+        its producer died, or still puts them.
+        """
+        if self._done is not None:
+            return 0
+        found = cancel_all(self._mill, self.id, terminate)
+        if lacks_members(self._mill, self.refresh()):
+            self._mill.broker.cancel([self.id])
+        return found
+
+    def retry(self) -> int:
+        """Run the members without success again and return their number."""
+        members = self.failures
+        ids = [member.id for member in members if isinstance(member, Job)]
+        pages = [ids[at : at + PAGE] for at in range(0, len(ids), PAGE)]
+        kicked = sum(sum(self._mill.broker.kick(page)) for page in pages)
+        return kicked + sum(1 for one in members if isinstance(one, JobGroup) and one.retry())
+
+    def delete(self) -> bool:
+        """Delete the group, its members and its hooks in any state; False if there are none."""
+        return delete_all(self._mill, self.id)
+
+    # -- the same for asyncio -------------------------------------------------------------------
+
+    async def await_state(self, timeout: Seconds | None = None, *, progress: bool = False) -> State:
+        """As ``wait``."""
+        if self._done is not None:
+            return State.SUCCEEDED
+        seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        until = time.monotonic() + seconds
+        with open_bar(None, show=progress) as bar:
+            while bar.shown and (left := until - time.monotonic()) > 0:
+                with contextlib.suppress(ResultTimeout):
+                    await self._whole.await_state(min(REDRAW, left))
+                await self._mill.threaded(self._redraw, bar)
+                if (await self._whole.astate()).finished:
+                    break
+        return await self._whole.await_state(max(0.0, until - time.monotonic()))
+
+    async def aresults(
+        self,
+        timeout: Seconds | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: bool = False,
+    ) -> list[R]:
+        """As ``results``."""
+        await self.await_state(timeout, progress=progress)
+        return await self._mill.threaded(self._results, return_exceptions)
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        return self.aresults().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[Job[R]]:
+        completed = await self._mill.threaded(self.as_completed)
+        async for member in completed:
+            yield member
+
+    async def acount(self, *, failures: bool = False) -> int:
+        """As ``count``."""
+        return await self._mill.threaded(lambda: self.count(failures=failures))
+
+    async def aprogress(self) -> tuple[int, int]:
+        """As ``progress``."""
+        return await self._mill.threaded(lambda: self.progress)
+
+    async def acancel(self, terminate: bool = False) -> int:
+        """As ``cancel``."""
+        return await self._mill.threaded(self.cancel, terminate)
+
+    async def aretry(self) -> int:
+        """As ``retry``."""
+        return await self._mill.threaded(self.retry)
+
+    async def adelete(self) -> bool:
+        """As ``delete``."""
+        return await self._mill.threaded(self.delete)
+
+    if not TYPE_CHECKING:  # type checkers would then accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_attribute(self, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobGroup) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<group {self.id}>"
+
+
+@overload
+def as_completed(
+    jobs: JobGroup[R], timeout: Seconds | None = None, *, progress: bool = False
+) -> Completed[Job[R]]: ...
+@overload
+def as_completed(
+    jobs: Iterable[H], timeout: Seconds | None = None, *, progress: bool = False
+) -> Completed[H]: ...
+def as_completed(
+    jobs: Any, timeout: Seconds | None = None, *, progress: bool = False
+) -> Completed[Any]:
+    """Iterate over handles as their jobs end, with ``for`` or ``async for``.
+
+    ``jobs`` is a group, whose members are meant, or any handles of jobs, chains and groups.
+    ``progress`` shows a progress bar in a terminal or a notebook.
+
+    Raises:
+        InvalidOption: a value is no handle, or the handles belong to several apps.
+        ResultTimeout: during the iteration: some jobs have not ended after ``timeout`` seconds.
+    """
+    if isinstance(jobs, JobGroup):
+        return jobs.as_completed(timeout, progress=progress)
+    handles = list(jobs)
+    for handle in handles:
+        if not isinstance(handle, (Job, JobGroup)):
+            raise InvalidOption(f"as_completed takes handles of jobs, not {handle!r}")
+        if handle._mill is not handles[0]._mill:
+            raise InvalidOption("as_completed takes the jobs of one app at a time")
+    mill = handles[0]._mill if handles else None
+
+    def waited() -> Iterator[Waited[Any]]:
+        return ((handle.id, functools.partial(_as_read, handle)) for handle in handles)
+
+    return Completed(mill, waited, len(handles), timeout, progress)
+
+
+def _as_read(handle: Any, _: str, record: Record | None) -> Any:
+    """The handle, which then uses the record that was read."""
+    if record is not None and isinstance(handle, Job):
+        handle.remember(record)
+    return handle

@@ -1,0 +1,80 @@
+"""Fill the arguments of a job with the results of its parents.
+
+The body of a job holds a reference (``Ref``) in the place of each result. The ends of single
+parents come with the job's lease. The results of a group are read from the store, in pages, just
+before the job runs. The store prunes no parent before that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.client.callbacks import Ended
+from tidemill.client.results import group_results, result_of
+from tidemill.client.runtime import Runtime
+from tidemill.core.errors import JobPruned
+from tidemill.core.job import Envelope, Input, Lease, Ref, RunOn, State
+from tidemill.core.retry import Fail
+
+__all__ = ["ParentResults"]
+
+
+class ParentResults:
+    """The results and ends of one job's parents."""
+
+    def __init__(self, mill: Runtime, lease: Lease, envelope: Envelope) -> None:
+        self._mill = mill
+        self._ends: Mapping[str, Input] = {end.id: end for end in lease.inputs}
+        waits = envelope.links.waits if envelope.links is not None else ""
+        self._lenient = waits in (RunOn.ANY, RunOn.FAILURE)
+
+    def fill(self, value: Any) -> Any:
+        """Replace the references in a value, also inside lists, tuples and dicts.
+
+        Raises:
+            Fail: a result is missing, and the job needs all results.
+        """
+        if isinstance(value, Ref):
+            return self._end(value) if value.ended else self._result(value)
+        if type(value) is list:
+            return [self.fill(item) for item in value]
+        if type(value) is tuple:
+            return tuple([self.fill(item) for item in value])
+        if type(value) is dict:
+            return {key: self.fill(item) for key, item in value.items()}
+        return value
+
+    def _result(self, ref: Ref) -> Any:
+        job_id = ref.ids[-1]
+        if ref.group:
+            return self._group_results(job_id, lenient=self._lenient)
+        return result_of(self._ends.get(job_id, Input(job_id)), lenient=self._lenient)
+
+    def _group_results(self, group_id: str, *, lenient: bool) -> list[Any]:
+        try:
+            return group_results(self._mill.broker, group_id, lenient=lenient)
+        except JobPruned as error:
+            raise Fail(str(error)) from error
+
+    def _end(self, ref: Ref) -> Ended:
+        """The argument of a hook: how a job, a chain or a group ended."""
+        ends = [self._ends.get(job_id, Input(job_id)) for job_id in ref.ids]
+        last = ends[-1]
+        failed = None
+        # When the last step succeeded, an earlier step may have failed and been retried by hand.
+        if last.state != State.SUCCEEDED:
+            # A step without a state was pruned: it had succeeded, and nobody needed it any more.
+            known = (end for end in ends if end.state not in ("", State.SUCCEEDED))
+            failed = next(known, last)
+        shown = failed or last
+        state = State(shown.state) if shown.state else None
+        error = shown.error or ("" if state else "the job was deleted")
+        load, result = None, None
+        if ref.group:
+            load = functools.partial(self._group_results, last.id, lenient=True)
+        elif last.state == State.SUCCEEDED:
+            result = result_of(last, lenient=True)
+        failed_id = failed.id if failed else ""
+        return Ended(last.id, state, result=result, error=error, failed=failed_id, load=load)

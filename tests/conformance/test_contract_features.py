@@ -1,0 +1,51 @@
+"""Which broker can do what: frozen, so that a feature cannot vanish unseen."""
+
+from __future__ import annotations
+
+import pytest
+from broker_driver import job
+from kinds import NOT_BY_RABBITMQ, NOT_IF_CARRIED, Kind
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.features import Feature, need
+from tidemill.core.errors import FeatureMissing
+
+F = Feature
+EVERYTHING = frozenset(Feature) - {F.DRAIN}
+FEATURES = {
+    "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
+    "lmdb": EVERYTHING,
+    "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP},
+    "postgresql": EVERYTHING - {F.BACKUP},
+    "http": EVERYTHING - {F.TRANSACTIONS, F.REMOTE_OWNERS, F.NAMED},
+    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED, F.DRAIN}),
+    "rabbitmq+lmdb": EVERYTHING - {F.CARRY, F.MERGED, F.REMOTE_OWNERS},
+}
+
+
+def test_the_features_are_those_of_the_table(kind: Kind, broker: Broker) -> None:
+    assert broker.features == FEATURES[kind.name]
+
+
+def test_only_rabbitmq_lacks_promises_without_a_feature(kind: Kind) -> None:
+    lacking = {"rabbitmq": NOT_BY_RABBITMQ, "rabbitmq+lmdb": NOT_IF_CARRIED}
+    assert kind.cannot == lacking.get(kind.name, frozenset())
+    assert (len(NOT_BY_RABBITMQ), len(NOT_IF_CARRIED)) == (5, 7)
+
+
+def test_a_missing_feature_is_refused_naming_both(broker: Broker) -> None:
+    scheme = broker.url.split(":", 1)[0]
+    for feature in EVERYTHING - broker.features:
+        with pytest.raises(FeatureMissing, match=rf"^backup=.*{feature}.*{scheme}"):
+            need(broker, feature, "backup=")
+    for feature in broker.features:
+        need(broker, feature, "anything")
+
+
+def test_txn_and_backup_are_refused_by_name_where_they_are_missing(broker: Broker) -> None:
+    if F.TRANSACTIONS not in broker.features:
+        with pytest.raises(FeatureMissing, match="txn="):
+            broker.put([job()], txn=object())
+    if F.BACKUP not in broker.features:
+        with pytest.raises(FeatureMissing, match="backup"):
+            broker.backup("/nowhere")

@@ -1,0 +1,176 @@
+"""Deaths in the LMDB store: who notices, what that costs, and what the dead leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmdb_desk import Process, Sleeper, job, until
+
+from tidemill import Tidemill
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.wakeup import WakeUps
+from tidemill.brokers.registry import open_broker
+from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
+from tidemill.core.job import Envelope, Owner, State
+from tidemill.core.retry import MESSAGE
+from tidemill.core.scoreboard import Scoreboard
+
+IDLE_CONSUMERS = """
+    for n in range(12):
+        broker.attach(Owner(id=f"idle{n}", name="idle", kind="consumer"))
+    say("attached")
+    sys.stdin.read()
+"""
+DYING_CONSUMER = """
+    broker.attach(Owner(id="o", name="dead", kind="consumer"))
+    [lease] = take("o", tasks=False, messages=True)
+    say("got it")
+    sys.stdin.read()
+"""
+
+
+def test_opening_and_closing_gathers_nothing(url: str) -> None:
+    # law 15: with owners elsewhere to watch, every time
+    def resources() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def use() -> None:
+        with Tidemill(url) as mill:
+            assert mill.queue("q").get(timeout=0) is None
+
+    with Process(url, IDLE_CONSUMERS) as others:
+        others.expect("attached")
+        use()
+        before = resources()
+        for _ in range(50):
+            use()
+        assert [n - m for n, m in zip(resources(), before, strict=True) if n > m] == []
+        assert len(os.listdir(url.removeprefix("lmdb://") + "/owners")) == 12
+
+
+def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: LmdbBroker) -> None:
+    # law 5: however many consumers stand between them, none of which looks
+    broker.put([Envelope(id="m", ttr=1000, retries=MESSAGE)])
+    broker.attach(Owner(id="me", name="m"))
+    with contextlib.ExitStack() as processes:
+        processes.enter_context(Process(url, IDLE_CONSUMERS)).expect("attached")
+        dying = processes.enter_context(Process(url, DYING_CONSUMER))  # the last in the ring
+        dying.expect("got it")
+        until(broker, "me", lambda: len(broker.owners()) == 14)
+        broker.wait("me", 0)
+        dying.kill()
+        assert until(broker, "me", lambda: broker.get("m").state is State.READY) < 1
+        assert len(broker.owners()) == 13
+
+
+@pytest.mark.parametrize(
+    ("mine", "workers", "watched"),
+    [
+        (1, [], range(2, 2 + WATCHED)),
+        (35, [], [36, 37, 38, 39, 40, 1, 2, 3]),
+        (1, [1], range(2, 41)),
+        (1, [1, 20], range(2, 41)),
+        (1, [1, 20, 30], range(2, 31)),
+        (30, [1, 20, 30], [*range(31, 41), *range(1, 21)]),
+        (1, [1, 2, 3, 4], range(2, 2 + WATCHED)),
+    ],
+)
+def test_whom_an_owner_watches(mine: int, workers: list[int], watched: Any) -> None:
+    # law 5: every owner is watched by two workers, if there are two
+    owners = [(n, n in workers) for n in range(1, 41)]
+    assert neighbours(mine, owners) == list(watched)
+
+
+def test_what_the_dead_left_behind_goes_with_a_tick(url: str, broker: LmdbBroker) -> None:
+    # law 15: between any two steps a process may die
+    broker.attach(Owner(id="me", name="m", board=os.path.join(broker.boards, "me")))
+    folder = os.path.dirname(broker.boards)
+    Scoreboard(os.path.join(broker.boards, "me"), 1).close()  # listed, and its maker may be gone
+    left = ["owners/77.fifo", "owners/78.lock", "boards/struck"]
+    for name in left:
+        Path(folder, name).touch()
+    starting = Scoreboard(os.path.join(broker.boards, "starting"), 1)
+    starting.claim("starting")  # not on the list yet
+    broker.tick()
+    assert sorted(os.listdir(broker.boards)) == ["me", "starting"]
+    assert os.listdir(f"{folder}/owners") == ["1.fifo"]
+    assert [o.id for o in broker.owners()] == ["me"]
+    starting.close()
+    broker.tick()
+    assert os.listdir(broker.boards) == ["me"]
+
+
+def test_a_board_swept_before_it_was_claimed_is_made_again(broker: LmdbBroker) -> None:
+    path = os.path.join(broker.boards, "me")
+    board = Scoreboard(path, 2)
+    broker.tick()
+    assert not os.path.exists(path)
+    board.claim("me")
+    board.start(1, 5, 1, 10.0, 0.0)
+    broker.tick()
+    assert [row.token for row in Scoreboard(path, 2).running(0, 2, [5])] == [5]
+
+
+def test_an_owner_in_another_object_of_the_process_is_alive(url: str, broker: LmdbBroker) -> None:
+    broker.put([job(id="a")])
+    other = open_broker(url)
+    other.attach(Owner(id="o", name="w"))
+    other.exchange(Step("o", want=Want(1)))
+    broker.tick()
+    assert [o.id for o in broker.owners()] == ["o"]
+    assert broker.get("a").state is State.RUNNING
+    other.close()
+    assert broker.owners() == []
+
+
+@pytest.mark.parametrize("lease", [0.0, 30.0])
+@pytest.mark.parametrize("where", ["hold", "member"])
+def test_who_cannot_attach_leaves_nothing_open(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, where: str, lease: float
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    broker.attach(Owner(id="here", name="w"))
+    before = len(os.listdir("/dev/fd"))
+    with monkeypatch.context() as patch:
+        if where == "member":
+            patch.setattr("tidemill.brokers.lmdb.owners.LocalOwner", full)
+        elif lease:
+            patch.setattr(WakeUps, "take", full)
+        else:
+            patch.setattr(Liveness, "hold", full)
+        for n in range(5):
+            with pytest.raises(OSError, match="Too many"):
+                broker.attach(Owner(id=f"no{n}", name="w", lease=lease))
+    assert len(os.listdir("/dev/fd")) <= before + 1  # the way to one FIFO is kept, for hints
+    broker.tick()
+    there = [owner.id for owner in broker.owners() if not owner.lease]
+    assert there == ["here"]
+
+
+@pytest.mark.parametrize("due", [False, True], ids=["for jobs", "for a time"])
+def test_a_sleeper_that_one_producer_cannot_reach_is_hinted_by_the_next(
+    broker: LmdbBroker, due: bool
+) -> None:
+    # given: a sleeper, and a producer that cannot open its FIFO
+    worker = Sleeper(broker)
+    worker.sleep()
+    path = Path(broker._store.wakeups._folder.path) / f"{worker.member.sleeper.slot}.fifo"
+    aside = path.rename(f"{path}.aside")
+    path.touch()
+    first, second = (job(delay=60), job(delay=30)) if due else (job(), job())
+    broker.put([first])
+    assert not worker.hinted()
+    # when
+    aside.rename(path)
+    broker.put([second])
+    # then
+    assert worker.hinted()

@@ -1,0 +1,269 @@
+"""The files of an LMDB store: which are opened, which are refused, and on which descriptors."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import lmdb
+import pytest
+from lmdb_desk import PRELUDE, Process, job
+
+from tidemill.brokers.lmdb.truncation import check_length
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import BrokerUnavailable, InvalidOption
+
+CLOSED = "sh", "-c", 'exec "$0" "$@" 0<&- 1>&- 2>&-'
+
+
+def python(code: str, *args: str, under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*under, sys.executable, "-c", textwrap.dedent(code), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+# -- descriptors ---------------------------------------------------------------------------------
+
+
+def test_a_process_without_standard_descriptors_keeps_its_store(tmp_path: Path) -> None:
+    # given a process that is started with 0, 1 and 2 closed
+    code = """
+        import json, os, sys
+        from tidemill.brokers.registry import open_broker
+        from tidemill.core.job import Envelope, Owner
+        broker = open_broker(f"lmdb://{sys.argv[1]}/store")
+        broker.put([Envelope(id="a", task="t")])
+        broker.attach(Owner(id="o", name="w"))
+        places = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)}
+        os.write(2, b"a line for standard error" * 1000)
+        with open(f"{sys.argv[1]}/seen", "w") as file:
+            json.dump(places, file)
+        broker.close()
+    """
+    python(code, str(tmp_path), under=CLOSED)
+    # then none of them is a file of the store, and what was written there did no harm
+    assert (
+        tmp_path / "seen"
+    ).read_text() == '{"0": "/dev/null", "1": "/dev/null", "2": "/dev/null"}'
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    assert broker.get("a") is not None
+    broker.close()
+
+
+def test_descriptors_that_are_closed_later_are_not_taken_by_the_store(tmp_path: Path) -> None:
+    # given a program that closes its standard input after the store was opened
+    code = """
+        import os, sys
+        from tidemill.brokers.registry import open_broker
+        from tidemill.core.job import Owner
+        broker = open_broker(f"lmdb://{sys.argv[1]}/store")
+        os.close(0)
+        broker.attach(Owner(id="o", name="w"))
+        broker.wait_for(["nobody"], 0.01)
+        print([os.readlink("/proc/self/fd/0")] if os.path.exists("/proc/self/fd/0") else [])
+        broker.close()
+    """
+    ended = python(code, str(tmp_path))
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_a_child_inherits_no_descriptor_of_the_store(tmp_path: Path) -> None:
+    code = """
+        import os, subprocess, sys
+        from tidemill.core.scoreboard import Scoreboard
+        from tidemill.brokers.registry import open_broker
+        from tidemill.core.job import Owner
+        broker = open_broker(f"lmdb://{sys.argv[1]}/store")
+        broker.attach(Owner(id="o", name="w"))
+        board = Scoreboard(os.path.join(broker.boards, "b"), 1)
+        board.claim("o")
+        child = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, stdout=-1, text=True)
+        print([line for line in child.stdout.splitlines() if sys.argv[1] in line])
+    """
+    ended = python(code, str(tmp_path))
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+# -- a truncated data file -----------------------------------------------------------------------
+
+
+def test_a_truncated_data_file_is_one_sentence(tmp_path: Path) -> None:
+    # given a store whose data file lost its second half
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    broker.put([job(body=b"x" * 500) for _ in range(500)])
+    broker.close()
+    data = tmp_path / "store" / "data.mdb"
+    os.truncate(data, data.stat().st_size // 2)
+    # when it is opened: reading there would be SIGBUS, so another process tries
+    code = PRELUDE + "print(broker.stats(), broker.find(Filter(), 1000))"
+    ended = python(code, f"lmdb://{tmp_path}/store")
+    # then
+    assert ended.returncode == 1
+    assert "BrokerUnavailable" in ended.stderr
+    assert "data.mdb is truncated: it" in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 8192])
+def test_a_data_file_cut_to_almost_nothing_is_refused(tmp_path: Path, size: int) -> None:
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    broker.put([job() for _ in range(100)])
+    broker.close()
+    os.truncate(tmp_path / "store" / "data.mdb", size)
+    with pytest.raises(BrokerUnavailable):
+        open_broker(f"lmdb://{tmp_path}/store")
+
+
+def test_an_emptied_data_file_does_not_pass_for_a_new_store(tmp_path: Path) -> None:
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    broker.put([job()])
+    broker.close()
+    os.truncate(tmp_path / "store" / "data.mdb", 0)
+    with pytest.raises(BrokerUnavailable, match="is empty, though the store was in use"):
+        open_broker(f"lmdb://{tmp_path}/store")
+
+
+def test_a_sound_file_that_ends_before_its_last_page_opens(tmp_path: Path) -> None:
+    # given pages that a transaction took at the end and freed again: LMDB never wrote them
+    chance = random.Random(20)
+    with lmdb.open(str(tmp_path), map_size=1 << 26, max_dbs=8, sync=False, lib_version=0) as env:
+        tables = [env.open_db(b"%d" % n) for n in range(4)]
+        for _ in range(1000):
+            with env.begin(write=True) as txn:
+                for _ in range(chance.randint(1, 200)):
+                    table, key = chance.choice(tables), b"%06d" % chance.randint(0, 500)
+                    if chance.random() < 0.55:
+                        txn.put(key, b"x" * chance.choice([10, 100, 1000, 5000, 20000]), db=table)
+                    else:
+                        txn.delete(key, db=table)
+            ends = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+            if (tmp_path / "data.mdb").stat().st_size < ends:
+                break
+    assert (tmp_path / "data.mdb").stat().st_size < ends
+    # then
+    check_length(f"{tmp_path}/data.mdb")
+
+
+def test_the_length_is_checked_while_others_write(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/store?durability=relaxed"
+    code = """
+        say("busy")
+        for n in range(10**9):
+            names = [f"{n}.{i}" for i in range(5)]
+            broker.put([Envelope(id=name, task="t", body=b"x" * (n % 7) * 3000) for name in names])
+            broker.delete(names)
+    """
+    with Process(url, code) as process:
+        process.expect("busy")
+        for _ in range(300):
+            check_length(f"{tmp_path}/store/data.mdb")
+
+
+# -- strange files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
+def test_a_strange_file_in_place_of_a_store_file_is_one_sentence(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    # given
+    store, target = tmp_path / "store", tmp_path / "target"
+    store.mkdir()
+    if kind == "fifo":
+        os.mkfifo(store / name)
+    elif kind == "folder":
+        (store / name).mkdir()
+    else:
+        (store / name).symlink_to(target)
+        if kind == "link":
+            target.write_text("precious")
+    # when
+    with pytest.raises(BrokerUnavailable, match=rf"{name} is not a regular file"):
+        open_broker(f"lmdb://{store}")
+    # then the target is what it was
+    assert target.exists() == (kind == "link")
+    assert kind != "link" or target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["wake", "owners", "boards"])
+def test_a_folder_of_the_store_that_is_a_link_is_refused_and_not_followed(
+    tmp_path: Path, name: str
+) -> None:
+    # given a folder whose name leads somewhere else
+    store, target = tmp_path / "store", tmp_path / "target"
+    open_broker(f"lmdb://{store}").close()
+    target.mkdir()
+    (target / "1.fifo").write_text("precious")
+    if (store / name).exists():
+        for file in (store / name).iterdir():
+            file.unlink()
+        (store / name).rmdir()
+    (store / name).symlink_to(target)
+    # then it is named, and nothing in it is touched
+    with pytest.raises(BrokerUnavailable, match=rf"{name} is not a folder"):
+        open_broker(f"lmdb://{store}").tick()
+    assert [file.name for file in target.iterdir()] == ["1.fifo"]
+
+
+def test_a_place_to_sleep_that_is_no_fifo_is_skipped(tmp_path: Path) -> None:
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    (tmp_path / "store" / "wake" / "1.fifo").write_text("not ours")
+    assert not broker.wait_for([broker.put([job()])[0].id], 0.05)[0].state.finished
+    assert (tmp_path / "store" / "wake" / "1.fifo").read_text() == "not ours"
+    assert (tmp_path / "store" / "wake" / "2.fifo").is_fifo()
+    broker.close()
+
+
+# -- network file systems ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("nfs4", "cifs", "9p", "virtiofs", "lustre", "ceph", "fuse.ceph", "fuse.ceph-fuse"),
+        *("glusterfs", "fuse.glusterfs", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.sshfs"),
+    ],
+)
+def test_every_kind_of_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"overlay / overlay rw 0 0\nserver:/x {tmp_path}/far {kind} rw 0 0\n")
+    monkeypatch.setattr("tidemill.brokers.lmdb.environment._MOUNTS", str(mounts))
+    with pytest.raises(BrokerUnavailable, match=rf"network file system \({kind}\)"):
+        open_broker(f"lmdb://{tmp_path}/far/store")
+
+
+@pytest.mark.parametrize("mode", ["0640", "660x", "07777", "0060", "rw", "0400"])
+def test_a_mode_with_which_no_store_works_is_refused(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(InvalidOption, match="mode in the url must be 0600, 0660 or 0666"):
+        open_broker(f"lmdb://{tmp_path}/store?mode={mode}")
+
+
+# -- a new store ---------------------------------------------------------------------------------
+
+
+def test_the_folders_of_a_new_store_are_flushed_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def note(fd: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{fd}"))
+        flush(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    # when
+    open_broker(f"lmdb://{tmp_path}/new/deep/store").close()
+    # then its own folder, and each that was made for it
+    for path in ("new/deep/store", "new/deep", "new", ""):
+        assert str(tmp_path / path) in flushed
+    # and never again
+    flushed.clear()
+    open_broker(f"lmdb://{tmp_path}/new/deep/store").close()
+    assert flushed == []

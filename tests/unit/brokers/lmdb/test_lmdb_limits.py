@@ -1,0 +1,151 @@
+"""Limits on LMDB: who is woken, what is handed over, and what a look costs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmdb_desk import Sleeper, commits, job
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.lmdb import store_clock
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import machine_time
+from tidemill.core.job import Envelope, Outcome, State, Verdict
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LmdbBroker]:
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    assert isinstance(broker, LmdbBroker)
+    yield broker
+    broker.close()
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+class Clock:
+    ahead = 0.0
+
+
+@pytest.fixture
+def clock(broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(store_clock, "machine_time", lambda: machine_time() + clock.ahead)
+    return clock
+
+
+def jobs(
+    count: int, terms: LimitSettings | None = None, key: str = "", **fields: Any
+) -> list[Envelope]:
+    claim = JobLimit("limit", key, 1.0, terms) if terms is not None else None
+    return [job(id=f"{key}{n}", limit=claim, **fields) for n in range(count)]
+
+
+def running(broker: LmdbBroker) -> list[str]:
+    states = frozenset({State.RUNNING})
+    return sorted(r.envelope.id for r in broker.find(Filter(states=states)).records)
+
+
+@pytest.mark.parametrize("how", ["queue", "lane"])
+def test_a_put_hands_over_no_more_than_may_start_and_wakes_nobody_for_the_rest(
+    broker: LmdbBroker, how: str
+) -> None:
+    # law 13
+    first, second = Sleeper(broker, "one"), Sleeper(broker, "two")
+    terms = LimitSettings(concurrency=2)
+    if how == "queue":
+        broker.set_limit("default", terms, queue=True)
+    first.sleep()
+    broker.put(jobs(3, terms if how == "lane" else None))
+    assert running(broker) == ["0", "1"]
+    assert first.hinted()
+    second.sleep()
+    broker.put([job(id="more", limit=JobLimit("limit", "", 1.0, terms) if how == "lane" else None)])
+    assert not second.hinted()
+    assert sorted(first.take()) == ["0", "1"]
+
+
+@pytest.mark.parametrize("how", ["queue", "lane"])
+def test_an_end_wakes_a_sleeper_for_the_place_it_leaves(broker: LmdbBroker, how: str) -> None:
+    terms = LimitSettings(concurrency=1)
+    if how == "queue":
+        broker.set_limit("default", terms, queue=True)
+    busy, idle = Sleeper(broker, "busy"), Sleeper(broker, "idle")
+    broker.put(jobs(3, terms if how == "lane" else None))
+    (lease,) = busy.exchange(want=Want(1))
+    idle.sleep()
+    assert not idle.hinted()
+    broker.exchange(Step("busy", verdicts=[Verdict(lease.token, Outcome.SUCCESS)]))
+    assert idle.hinted()
+    assert idle.take() == ["1"]
+
+
+@pytest.mark.parametrize("how", ["queue", "lane"])
+def test_a_token_wakes_one_and_a_look_before_its_time_writes_nothing(
+    broker: LmdbBroker, clock: Clock, how: str
+) -> None:
+    # law 9: no polling; a look costs no disk
+    terms = LimitSettings(rate=(1, 10), burst=1)
+    if how == "queue":
+        broker.set_limit("default", terms, queue=True)
+    one, two = Sleeper(broker, "one"), Sleeper(broker, "two")
+    broker.put(jobs(9, terms if how == "lane" else None))
+    assert one.take() == ["0"]
+    two.sleep()
+    before = commits(broker)
+    reply = broker.exchange(Step("one", want=Want(4)))
+    assert 9 < reply.next_due <= 10
+    assert commits(broker) == before
+    one.hinted()  # of before
+    two.hinted()
+    clock.ahead += 10
+    assert one.take() == ["1"]
+    assert not one.hinted()
+    assert not two.hinted()
+
+
+def test_who_leaves_jobs_that_must_wait_has_a_sleeper_keep_the_time(broker: LmdbBroker) -> None:
+    # law 9: whoever is full may not come back in time
+    broker.set_limit("default", LimitSettings(rate=(1, 10), burst=1), queue=True)
+    full, idle = Sleeper(broker, "full"), Sleeper(broker, "idle")
+    idle.sleep(queues=["other"])
+    idle.hinted()
+    broker.put(jobs(3))
+    assert full.take(1) == ["0"]
+    assert idle.hinted()
+
+
+def test_what_waits_for_its_limit_is_found_and_purged(broker: LmdbBroker) -> None:
+    one = LimitSettings(concurrency=1)
+    broker.put([*jobs(3, one, "a"), *jobs(2, one, "b", queue="q")])
+    worker = Sleeper(broker)
+    assert sorted(worker.take(9)) == ["a0", "b0"]
+    ready = frozenset({State.READY})
+    assert {r.envelope.id for r in broker.find(Filter(states=ready)).records} == {"a1", "a2", "b1"}
+    of_queue = broker.find(Filter(states=ready, queue="q")).records
+    assert [r.envelope.id for r in of_queue] == ["b1"]
+    assert broker.purge("default") == 2
+    assert worker.take(9) == []
+    assert {r.envelope.id for r in broker.find(Filter(states=ready)).records} == {"b1"}
+
+
+def test_nothing_is_left_of_lanes_that_nobody_uses(broker: LmdbBroker, clock: Clock) -> None:
+    # law 15
+    worker = Sleeper(broker)
+    for n in range(50):
+        broker.put(jobs(2, LimitSettings(rate=(1, 10), burst=1), f"user{n}"))
+    while broker.limits()[0].keys:
+        leases = worker.exchange(want=Want(500))
+        broker.exchange(Step("w", verdicts=[Verdict(x.token, Outcome.SUCCESS) for x in leases]))
+        clock.ahead += 11
+        broker.tick()
+    with broker._store.env.begin() as txn:
+        tables = broker._store.tables
+        for table in (tables.partition, tables.park, tables.due, tables.ready):
+            assert txn.stat(table)["entries"] == 0

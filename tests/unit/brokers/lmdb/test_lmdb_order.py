@@ -1,0 +1,272 @@
+"""Lists of an LMDB store: newest first by acceptance, whatever the ids and the size."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from lmdb_desk import Process, job
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.lmdb import acceptance_order
+from tidemill.brokers.lmdb.acceptance_order import arrange, is_whole, newest, read_mark
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.layout import accepted_in
+from tidemill.brokers.lmdb.record import number_in
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id, wall_time
+from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+
+IDS = ["zebra", "17", "apple", "b", "Z", "0"]
+
+
+def listed(
+    broker: Broker, cursor: str = "", what: Filter | None = None, limit: int = 2
+) -> list[str]:
+    found: list[str] = []
+    while True:
+        page = broker.find(what or Filter(), limit, cursor)
+        found += [record.envelope.id for record in page.records]
+        cursor = page.cursor
+        if not cursor:
+            return found
+
+
+def by_number(broker: LmdbBroker) -> list[str]:
+    """All ids, from a look at every job."""
+    with broker._store.env.begin() as txn:
+        rows = [(number_in(data), i.decode()) for i, data in txn.cursor(broker._store.tables.job)]
+    return [job_id for _, job_id in sorted(rows, reverse=True)]
+
+
+def walked(broker: LmdbBroker) -> list[str]:
+    """All ids, from the index; every entry is there, and none too many."""
+    store = broker._store
+    with store.env.begin() as txn:
+        assert is_whole(store, txn, accepted_in(store, txn))
+        rows = list(newest(store, txn, acceptance_order.FIRST, b""))
+        entries = [key for key, _ in txn.cursor(store.tables.said) if key[:1] == b"i"]
+        apart = [row for row in rows if not row[3]]
+        assert len(entries) == len(apart)
+        mark = read_mark(store, txn)
+        assert mark is not None
+        assert mark.strays == sum(len(job_id) == 26 for _, job_id, *_ in apart)
+    return [job_id.decode() for _, job_id, *_ in rows]
+
+
+def forget_index(broker: LmdbBroker) -> None:
+    """Have the store as a release without the index leaves it."""
+    store = broker._store
+    with store.env.begin(write=True) as txn:
+        txn.delete(store.key("order"))
+        txn.delete(store.key("ordering"))
+        for key, _ in list(txn.cursor(store.tables.said)):
+            if key[:1] == b"i":
+                txn.delete(key, db=store.tables.said)
+
+
+def put_as_before(broker: LmdbBroker, ids: list[str]) -> None:
+    """Put as a release without the index does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(acceptance_order.Order, "accept", lambda self, _: self.state.next_number())
+        broker.put([job(id=each) for each in ids])
+
+
+def made_at(seconds: float, n: int) -> str:
+    """An id as tidemill makes it at a time."""
+    return f"{int(seconds * 1000) << 20 | n:016x}{n:010x}"
+
+
+def any_id(rng: random.Random, n: int) -> str:
+    now = wall_time()
+    return rng.choice(
+        [
+            new_id(),
+            new_id(),
+            f"{rng.randrange(10**6)}-{n}",
+            f"zz{rng.randrange(10**6)}-{n}",
+            f"{new_id()}.{rng.randrange(20)}",
+            made_at(now + rng.uniform(-2, 2), n),
+            made_at(now + rng.choice([-9e5, -5000, 5000, 9e7]), n),
+            "f" * 20 + f"{n:06}",
+        ]
+    )
+
+
+@pytest.fixture
+def no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.brokers.lmdb.search.scanned", lambda *_: pytest.fail("scanned"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.usefixtures("no_scan")
+def test_a_list_is_that_of_the_memory_broker_whatever_the_ids(
+    broker: LmdbBroker, seed: int
+) -> None:
+    rng, memory = random.Random(seed), open_broker("memory://")
+    ids: list[str] = []
+    for n in range(60):
+        new = [any_id(rng, 100 * n + i) for i in range(rng.choice([1, 1, 2, 9]))]
+        gone = rng.sample(ids, min(len(ids), rng.choice([0, 0, 1, 3])))
+        again = rng.sample(ids, min(len(ids), 1))
+        for each in (broker, memory):
+            each.put([Envelope(id=i, queue=rng_queue(i)) for i in new])
+            each.cancel(again)
+            each.kick(again)
+            each.delete(gone)
+        if n == 40:
+            assert broker.purge("a") == memory.purge("a")
+        ids = [i for i in (*ids, *new) if memory.get(i)]
+        if n % 10 == 9:
+            assert listed(broker, limit=rng.choice([1, 7, 1000])) == listed(memory, limit=1000)
+            assert walked(broker) == by_number(broker)
+    memory.close()
+
+
+def rng_queue(job_id: str) -> str:
+    return "ab"[sum(job_id.encode()) % 2]
+
+
+def test_nothing_is_left_of_jobs_that_are_gone(url: str) -> None:
+    broker = open_broker(f"{url}?keep_count=3&keep=0&keep_failed=0")
+    assert isinstance(broker, LmdbBroker)
+    broker.attach(Owner(id="o", name="w"))
+    for turn in range(5):
+        same = [f"own{turn}", made_at(1e9, turn), new_id(), *IDS]
+        broker.put([Envelope(id=each, task="t") for each in same])
+        leases = broker.exchange(Step("o", want=Want(99))).leases
+        broker.exchange(Step("o", verdicts=[Verdict(v.token, Outcome.SUCCESS) for v in leases]))
+        assert walked(broker) == by_number(broker)
+        broker.delete(IDS)
+        assert walked(broker) == by_number(broker)
+    broker.close()
+
+
+def test_jobs_of_processes_that_put_at_once_are_listed_in_the_order_of_acceptance(
+    broker: LmdbBroker, url: str, no_scan: None
+) -> None:
+    code = """
+    ids = [[new_id() for _ in range(5)] for _ in range(60)]
+    say("ready")
+    sys.stdin.readline()
+    for some in ids:
+        broker.put([Envelope(id=i) for i in some] + [Envelope(id=new_id()) for _ in range(5)])
+    say("done")
+    """
+    with Process(url, code) as one, Process(url, code) as two:
+        for process in (one, two):
+            process.expect("ready")
+        for process in (one, two):
+            assert process.popen.stdin is not None
+            process.popen.stdin.write("\n")
+            process.popen.stdin.flush()
+        for process in (one, two):
+            process.expect("done")
+    every = by_number(broker)
+    assert len(every) == 1200
+    assert every != sorted(every, reverse=True)
+    assert listed(broker, limit=100) == every
+    assert walked(broker) == every
+
+
+@pytest.mark.usefixtures("no_scan")
+def test_a_page_looks_at_few_jobs_whatever_the_store_holds(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = [new_id() for _ in range(20)]
+    own = [f"{each}{n}" for n in range(1000) for each in ("0", "1z", "zz")]
+    broker.put([Envelope(id=each) for each in [*own, *ours]])
+    broker.put([Envelope(id=each) for each in ("new", "17", "x0")])
+    looked: list[int] = []
+    monkeypatch.setattr(
+        acceptance_order, "number_in", lambda data: looked.append(1) or number_in(data)
+    )
+    page = broker.find(Filter(), 10)
+    assert [r.envelope.id for r in page.records] == ["x0", "17", "new", *ours[:-8:-1]]
+    assert listed(broker, page.cursor, limit=200) == [*ours[-8::-1], *own[::-1]]
+    assert len(looked) < 2 * 3100
+    looked.clear()
+    page = broker.find(Filter(), 25)
+    assert [r.envelope.id for r in page.records][-2:] == own[:-3:-1]
+    assert len(looked) < 40
+
+
+def test_an_old_store_is_listed_rightly_before_and_after_its_index_is_made(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(1)
+    for n in range(300):
+        broker.put([job(id=any_id(rng, n))])
+    forget_index(broker)
+    assert listed(broker, limit=7) == by_number(broker)
+    # when its index is made in pieces, with puts in between, of this release and of that before
+    turns = 0
+    while broker._commit(lambda commit: arrange(commit.order, 7)):
+        turns += 1
+        broker.put([job(id=any_id(rng, 1000 + turns))])
+        if turns < 20:
+            put_as_before(broker, [any_id(rng, 2000 + turns)])
+        assert listed(broker, limit=50) == by_number(broker)
+    # then
+    assert turns > 300 // 7
+    monkeypatch.setattr("tidemill.brokers.lmdb.search.scanned", lambda *_: pytest.fail("scanned"))
+    assert listed(broker, limit=7) == by_number(broker) == walked(broker)
+
+
+def test_what_an_older_release_puts_beside_is_listed(broker: LmdbBroker) -> None:
+    broker.put([Envelope(id=each) for each in IDS])
+    put_as_before(broker, ["zz", "1", new_id()])
+    broker.put([Envelope(id=each) for each in ("y", "2")])
+    assert listed(broker) == by_number(broker)
+    broker.tick()
+    assert listed(broker) == by_number(broker) == walked(broker)
+    broker.forget_queue("none")
+    broker.purge("default")
+    assert broker.forget_queue("default")
+    broker.put([Envelope(id="last")])
+    assert walked(broker) == ["last"]
+
+
+def test_what_an_older_release_deleted_leaves_no_entries(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.put([Envelope(id=each) for each in IDS])
+    with monkeypatch.context() as patch:
+        patch.setattr(acceptance_order.Order, "forget", lambda *_: None)
+        broker.delete(IDS[:4])
+    assert listed(broker) == ["0", "Z"]
+    broker.tick()
+    assert walked(broker) == ["0", "Z"]
+
+
+def test_a_list_goes_on_after_what_is_put_meanwhile(broker: LmdbBroker) -> None:
+    broker.put([Envelope(id=each) for each in IDS])
+    page = broker.find(Filter(), 2)
+    broker.delete(["17"])
+    broker.put([Envelope(id="17"), Envelope(id=new_id())])
+    assert listed(broker, page.cursor) == ["b", "apple", "zebra"]
+
+
+def test_a_cursor_of_an_earlier_release_goes_on_or_is_refused(broker: LmdbBroker) -> None:
+    broker.put([Envelope(id=each) for each in [*IDS, new_id(), new_id()]])
+    number = broker.find(Filter(), 4).cursor.split(":")[1]
+    assert listed(broker, f"n:{number}") == IDS[3::-1]
+
+
+@pytest.fixture
+def prefixed(broker: LmdbBroker) -> list[str]:
+    rng = random.Random(2)
+    ids = [f"{rng.choice('abc')}{rng.randrange(10**6)}" for _ in range(50)]
+    broker.put([Envelope(id=each) for each in dict.fromkeys(ids)])
+    return list(dict.fromkeys(ids))
+
+
+@pytest.mark.parametrize("look", [20_000, 5])
+def test_ids_with_a_prefix_are_newest_first(
+    broker: LmdbBroker, prefixed: list[str], look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.brokers.lmdb.search._LOOK", look)
+    some = [each for each in prefixed[::-1] if each.startswith("b")]
+    assert listed(broker, what=Filter(id_prefix="b")) == some

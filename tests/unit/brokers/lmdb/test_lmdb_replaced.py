@@ -1,0 +1,168 @@
+"""A store that is moved, deleted or made anew while processes have it open."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from lmdb_desk import Process, job
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import StoreGone
+from tidemill.core.job import Owner
+from tidemill.core.scoreboard import Scoreboard
+
+NEW_STORE = """
+    for name in ("one", "two", "three"):
+        broker.attach(Owner(id=name, name=name))
+    broker.put([Envelope(id="new", task="t")])
+    say("made")
+    sys.stdin.readline()
+    broker.tick()
+    say([sorted(o.id for o in broker.owners()), broker.get("new").state.value])
+"""
+
+
+def forget(folder: Path, how: str) -> None:
+    """Take the store away from those who have it open."""
+    if how == "moved":
+        folder.rename(folder.with_name("away"))
+    elif how == "deleted":
+        shutil.rmtree(folder)
+    else:
+        for name in ("data.mdb", "lock.mdb"):
+            (folder / name).unlink()
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "only its two files deleted"])
+def test_a_forgotten_owner_touches_nothing_of_the_new_store(tmp_path: Path, how: str) -> None:
+    # given an owner whose store was taken away, and a new store with three owners in its place
+    folder = tmp_path / "store"
+    broker = open_broker(f"lmdb://{folder}")
+    assert isinstance(broker, LmdbBroker)
+    broker.attach(Owner(id="forgotten", name="f"))
+    forget(folder, how)
+    with Process(f"lmdb://{folder}", NEW_STORE) as new:
+        new.expect("made")
+        # when the forgotten one does all its housekeeping
+        for act in (broker.tick, broker.reap, lambda: broker.wait("forgotten", 0)):
+            with pytest.raises(StoreGone, match="was deleted or replaced while it was open"):
+                act()
+        broker._store.wakeups.ring_owners()
+        broker._commit(lambda commit: broker._owners.sweep(commit))
+        broker.close()
+        # then all owners of the new store live, and are seen to
+        names = {f"{number}.fifo" for number in (1, 2, 3)}
+        assert names <= set(os.listdir(folder / "owners"))
+        new.popen.stdin.write("\n")  # type: ignore[union-attr]
+        new.popen.stdin.flush()  # type: ignore[union-attr]
+        new.expect("[['one', 'three', 'two'], 'ready']")
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "only its two files deleted"])
+def test_a_sleeping_owner_hears_within_a_moment_that_its_store_is_gone(
+    tmp_path: Path, how: str
+) -> None:
+    code = """
+        from tidemill.core.errors import StoreGone
+        broker.attach(Owner(id="o", name="w"))
+        take("o")
+        broker.wait("o", 0)
+        say("sleeping")
+        try:
+            while True:
+                broker.wait("o", 25)
+        except StoreGone as error:
+            say("gone")
+    """
+    with Process(f"lmdb://{tmp_path}/deep/store", code) as process:
+        process.expect("sleeping")
+        start = time.monotonic()
+        forget(tmp_path / "deep" / "store", how)
+        process.expect("gone")
+        assert time.monotonic() - start < 15  # the housekeeping would notice after 25 s
+
+
+def test_owners_of_a_store_that_was_moved_with_its_folder_above_hear_of_it(tmp_path: Path) -> None:
+    broker = open_broker(f"lmdb://{tmp_path}/deep/store")
+    broker.attach(Owner(id="o", name="w"))
+    broker.exchange(Step("o", want=Want(0)))
+    broker.wait("o", 0)
+    (tmp_path / "deep").rename(tmp_path / "deeper")
+    with pytest.raises(StoreGone):
+        broker.wait("o", 20)
+    broker.close()
+
+
+def test_a_new_store_in_the_folder_of_a_deleted_one_shares_nothing_with_it(tmp_path: Path) -> None:
+    # given a folder from which only the data was deleted, while somebody sleeps in the old store
+    folder = tmp_path / "store"
+    broker = open_broker(f"lmdb://{folder}")
+    assert isinstance(broker, LmdbBroker)
+    broker.attach(Owner(id="forgotten", name="f"))
+    forget(folder, "only its two files deleted")
+    with Process(f"lmdb://{folder}", NEW_STORE) as new:
+        new.expect("made")
+        # then the map of sleepers and the FIFOs are other files
+        assert broker._store.wakeups._folder.names() == []
+        assert "slots" in os.listdir(folder / "wake")
+    broker.close()
+
+
+def test_a_board_is_found_when_the_store_is_mounted_elsewhere(tmp_path: Path) -> None:
+    # law 6. Given a worker that died with two jobs, of which one ran
+    url = f"lmdb://{tmp_path}/here/store"
+    code = """
+        from tidemill.core.scoreboard import Scoreboard
+        broker.put([Envelope(id="ran", task="t"), Envelope(id="held", task="t")])
+        path = os.path.join(broker.boards, "o")
+        board = Scoreboard(path, 4)
+        board.claim("o")
+        broker.attach(Owner(id="o", name="dead", board=path))
+        leases = {l.open().id: l for l in take("o", 2)}
+        board.start(0, leases["ran"].token, 1, time.time(), 0.0)
+        say("running")
+        time.sleep(60)
+    """
+    with Process(url, code) as process:
+        process.expect("running")
+        process.kill()
+    # when its volume is mounted under another path
+    (tmp_path / "here").rename(tmp_path / "there")
+    broker = open_broker(f"lmdb://{tmp_path}/there/store")
+    broker.tick()
+    # then what ran used an attempt, and what was held did not; neither is a loss without a witness
+    ran, held = broker.get("ran"), broker.get("held")
+    assert ran is not None
+    assert held is not None
+    assert [(r.attempt, r.losses) for r in (ran, held)] == [(1, 0), (0, 0)]
+    assert not (tmp_path / "there" / "store" / "boards" / "o").exists()
+    broker.close()
+
+
+def test_a_board_that_is_a_link_or_a_fifo_is_no_witness(tmp_path: Path) -> None:
+    from tidemill.core.errors import BrokerUnavailable
+    from tidemill.core.scoreboard import read_scoreboard
+
+    board = Scoreboard(str(tmp_path / "board"), 1)
+    board.claim("o")
+    (tmp_path / "link").symlink_to(tmp_path / "board")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "fifo"):
+        assert read_scoreboard(str(tmp_path / name), "o") is None
+        with pytest.raises(BrokerUnavailable, match="is not a regular file"):
+            Scoreboard(str(tmp_path / name), 1)
+
+
+def test_puts_are_told_that_the_store_is_gone(tmp_path: Path) -> None:
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    forget(tmp_path / "store", "deleted")
+    time.sleep(0.06)  # a look is believed for 50 ms
+    with pytest.raises(StoreGone):
+        broker.put([job()])
+    broker.close()

@@ -1,0 +1,49 @@
+"""The store's own time, when the clocks of the machine are set or it boots."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from lmdb_desk import job
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import Owner
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_across_a_restart_moves_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    # case Q9, law 19
+    broker = open_broker(url)
+    broker.put([job(id="first"), job(id="late", delay=60)])
+    broker.close()
+    monkeypatch.setattr("tidemill.brokers.lmdb.store_clock.wall_time", lambda: time.time() + jump)
+    again = open_broker(url)
+    again.put([job(id="second")])
+    again.attach(Owner(id="o", name="w"))
+    reply = again.exchange(Step("o", want=Want(9)))
+    assert [lease.open().id for lease in reply.leases] == ["first", "second"]
+    assert 50 < reply.next_due <= 60
+    again.close()
+
+
+@pytest.mark.parametrize(("wall", "left"), [(30.0, 30.0), (-7200.0, 60.0)])
+def test_after_a_boot_time_goes_on_and_never_back(
+    url: str, monkeypatch: pytest.MonkeyPatch, wall: float, left: float
+) -> None:
+    # law 19: the machine's clock starts anew; the wall clock may have been set meanwhile
+    broker = open_broker(url)
+    broker.put([job(id="late", delay=60)])
+    broker.tick()  # notes how the clocks stand
+    broker.close()
+    module = "tidemill.brokers.lmdb.store_clock"
+    monkeypatch.setattr(f"{module}._boot_id", lambda: "another")
+    monkeypatch.setattr(f"{module}.machine_time", lambda: time.monotonic() - 1e6)
+    monkeypatch.setattr(f"{module}.wall_time", lambda: time.time() + wall)
+    again = open_broker(url)
+    again.attach(Owner(id="o", name="w"))
+    assert again.exchange(Step("o", want=Want(1))).next_due == pytest.approx(left, abs=5)
+    again.close()

@@ -1,0 +1,347 @@
+"""Waiting for another process that holds the write lock of an LMDB store, and does not go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import lmdb
+import pytest
+from harness import eventually
+from lmdb_desk import Process, ids, in_threads, job, join
+
+from tidemill import Tidemill
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.cli.doctor import examine
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Owner, State
+
+IN_A_COMMIT = """
+    def stay(moves):
+        moves.count_up("owners")
+        say("inside")
+        sys.stdin.readline()
+    broker._store.commits.run(broker._transitions, stay)
+    say("done")
+"""
+BY_ITSELF = """
+    import lmdb
+    path = broker._store.environment.path
+    broker.close()
+    with lmdb.open(path, max_dbs=64, lib_version=0) as env, env.begin(write=True):
+        say("inside")
+        sys.stdin.readline()
+    say("done")
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"lmdb://{tmp_path}/store?patience=0.5"
+
+
+@pytest.fixture(params=[IN_A_COMMIT, BY_ITSELF], ids=["in a commit", "a program of its own"])
+def holder(request: pytest.FixtureRequest, url: str) -> Iterator[Process]:
+    """A process that is stopped inside a write transaction."""
+    with Process(url, request.param) as process:
+        process.expect("inside")
+        os.kill(process.popen.pid, signal.SIGSTOP)
+        _await_state(process.popen.pid, "T")
+        yield process
+        os.kill(process.popen.pid, signal.SIGCONT)
+
+
+def _await_state(pid: int, state: str) -> None:
+    while f"State:\t{state}" not in Path(f"/proc/{pid}/status").read_text():
+        os.sched_yield()
+
+
+def go_on(holder: Process) -> None:
+    """Let the holder end its transaction."""
+    os.kill(holder.popen.pid, signal.SIGCONT)
+    assert holder.popen.stdin is not None
+    holder.popen.stdin.write("\n")
+    holder.popen.stdin.flush()
+    holder.expect("done")
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[LmdbBroker]:
+    """Opened before there is a holder."""
+    broker = open_broker(url)
+    assert isinstance(broker, LmdbBroker)
+    broker.put([job(id="before")])
+    yield broker
+    broker.close()
+
+
+def test_a_put_names_the_stopped_process_that_holds_the_lock(
+    broker: LmdbBroker, holder: Process
+) -> None:
+    pid = holder.popen.pid
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable, match=rf"process {pid} \(.*stopped.*-CONT {pid}"):
+            broker.put([job(id="refused")])
+    # when the holder goes on
+    go_on(holder)
+    # then writing works again, and what was refused is not stored
+    broker.put([job(id="after")])
+    assert ids(broker) == {"before", "after"}
+
+
+def test_a_put_goes_on_when_the_holder_does(broker: LmdbBroker, holder: Process) -> None:
+    broker._store.commits.patience = 60
+    threads, answers = in_threads([lambda: broker.put([job()]) for _ in range(3)])
+    while len(broker._store.commits.pending) < 3:
+        os.sched_yield()
+    go_on(holder)
+    join(threads)
+    assert [type(answer) for answer in answers] == [list] * 3
+    assert len(ids(broker)) == 4
+
+
+def test_a_holder_that_is_killed_frees_the_lock(broker: LmdbBroker, holder: Process) -> None:
+    broker._store.commits.patience = 60
+    threads, answers = in_threads([lambda: broker.put([job(id="after")])])
+    while not broker._store.commits.pending:
+        os.sched_yield()
+    holder.popen.kill()
+    join(threads)
+    assert isinstance(answers[0], list)
+    assert ids(broker) == {"before", "after"}
+
+
+def test_ctrl_c_ends_a_wait_for_the_lock(broker: LmdbBroker, holder: Process) -> None:
+    broker._store.commits.patience = 3600
+    main, came = threading.main_thread().ident or 0, threading.Event()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        came.set()
+        raise KeyboardInterrupt
+
+    def press() -> None:
+        while not broker._store.commits.pending:
+            os.sched_yield()
+        while not came.wait(0.1):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handler)
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            broker.put([job(id="interrupted")])
+    finally:
+        presser.join(30)
+        signal.signal(signal.SIGINT, before)
+    go_on(holder)
+    broker.put([job(id="after")])
+    assert ids(broker) == {"before", "after"}
+
+
+def test_a_fork_does_not_wait_for_the_holder(broker: LmdbBroker, holder: Process) -> None:
+    broker._store.patience = broker._store.commits.patience = 40
+    threads, _ = in_threads([lambda: broker.put([job()])])
+    while not broker._store.commits.pending or not broker._store.environment.write_lock.busy:
+        os.sched_yield()
+    time.sleep(0.2)  # until the writer thread is as far as the holder lets it
+    begin = time.monotonic()
+    child = os.fork()
+    if not child:
+        os._exit(7)
+    assert time.monotonic() - begin < 20  # far less than the patience
+    go_on(holder)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    join(threads)
+
+
+def test_a_wait_for_results_keeps_its_own_time(broker: LmdbBroker, holder: Process) -> None:
+    broker._store.commits.patience = 3600
+    (record,) = broker.wait_for(["before"], 0.1)
+    assert record is not None
+    assert record.state is State.READY
+
+
+def test_a_get_of_messages_keeps_its_own_time(url: str) -> None:
+    with Tidemill(url.replace("0.5", "3600")) as mill:
+        queue = mill.queue("a")
+        assert queue.get(timeout=0) is None
+        with Process(url, IN_A_COMMIT) as holder:
+            holder.expect("inside")
+            with pytest.raises(BrokerUnavailable, match=f"process {holder.popen.pid}"):
+                queue.get(timeout=0.1)
+            go_on(holder)
+        message = queue.put("x") and queue.get(timeout=60)
+        assert message is not None
+        message.ack()
+
+
+def test_an_owner_leaves_though_the_lock_is_held(broker: LmdbBroker) -> None:
+    """A supervisor's steps end within a second, whatever the patience of puts is."""
+    broker.attach(Owner(id="o", name="w"))
+    broker._store.commits.patience = 3600
+    with Process(broker.url, IN_A_COMMIT) as holder:
+        holder.expect("inside")
+        with pytest.raises(BrokerUnavailable, match=f"process {holder.popen.pid}"):
+            broker.exchange(Step("o", want=Want(1)))
+        with pytest.raises(BrokerUnavailable, match="1 s"):
+            broker.detach("o")
+        go_on(holder)
+    # then others find it gone, and reap it
+    assert not any(owner.id == "o" for owner in broker.owners())
+    assert broker.reap() == 1
+
+
+def test_reaping_waits_no_longer_than_a_step_and_is_made_again(broker: LmdbBroker) -> None:
+    broker.attach(Owner(id="o", name="w"))
+    broker._store.commits.patience = 3600
+    attach = 'broker.attach(Owner(id="dead", name="d")); say("in"); sys.stdin.readline()'
+    # given: an owner that is watched, and dies while another process writes
+    with Process(broker.url, attach) as dead:
+        dead.expect("in")
+        broker.wait("o", 0)
+    with Process(broker.url, IN_A_COMMIT) as holder:
+        holder.expect("inside")
+        # when
+        with pytest.raises(BrokerUnavailable, match="1 s"):
+            broker.reap()
+        assert broker.wait("o", 0) == []
+        go_on(holder)
+    # then
+    broker.wait("o", 0)
+    assert [owner.id for owner in broker.owners()] == ["o"]
+    assert broker.reap() == 0
+
+
+def test_two_processes_that_write_in_turn_lose_nothing(broker: LmdbBroker) -> None:
+    code = """
+        broker._store.commits.patience = 60
+        for n in range(300):
+            broker.put([Envelope(id=new_id(), task="t")])
+        say("done")
+    """
+    broker._store.commits.patience = 60
+    with Process(broker.url, code) as one, Process(broker.url, code) as two:
+        threads, answers = in_threads([lambda: [broker.put([job()]) for _ in range(150)]] * 2)
+        join(threads)
+        one.expect("done")
+        two.expect("done")
+    assert [len(answer) for answer in answers] == [150, 150]
+    assert len(ids(broker)) == 901
+
+
+def test_where_no_thread_can_be_started_the_caller_waits_itself(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Process(broker.url, IN_A_COMMIT) as holder:
+        holder.expect("inside")
+        monkeypatch.setattr(threading.Thread, "start", _refuse)
+        ending = subprocess.Popen(
+            [sys.executable, "-c", "import sys, time; time.sleep(0.3)"],
+        )
+        assert holder.popen.stdin is not None
+        ending.wait(30)
+        holder.popen.stdin.write("\n")
+        holder.popen.stdin.flush()
+        broker.put([job(id="after")])
+        holder.expect("done")
+    assert ids(broker) == {"before", "after"}
+
+
+def _refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_long_transaction_is_said(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tidemill.brokers.lmdb.write_transaction.SLOW", 0.01)
+    broker._store.commits.run(broker._transitions, lambda _: time.sleep(0.02))
+    assert "held the write lock" in caplog.text
+    assert "interpreter lock" in caplog.text
+
+
+def test_opening_a_store_ends_with_a_sentence_when_the_lock_is_held(
+    tmp_path: Path,
+) -> None:
+    """Also where the driver would wait with the interpreter lock in its hand."""
+    path = tmp_path / "store"
+    path.mkdir()
+    with lmdb.open(str(path), max_dbs=64, lib_version=0) as env:
+        code = f"""
+            import threading
+            try:
+                open_broker("lmdb://{path}?patience=0.5")
+            except BrokerUnavailable as error:
+                say("process {os.getpid()} " in str(error))
+        """
+        prelude = "from tidemill.core.errors import BrokerUnavailable\n"
+        with env.begin(write=True), contextlib.ExitStack() as stack:
+            other = stack.enter_context(
+                Process(f"lmdb://{tmp_path}/other", prelude + _dedented(code))
+            )
+            other.expect("True")
+
+
+def _dedented(code: str) -> str:
+    import textwrap
+
+    return textwrap.dedent(code)
+
+
+def test_an_app_closes_all_it_has_though_the_lock_is_held(url: str) -> None:
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    # given: an app with an owner, a place to wait, and another process inside a commit
+    with Tidemill(url) as mill:
+        kept = mill.queue("a").put(1)
+        assert mill.broker.wait_for([kept.id], 0.01)
+        assert mill.queue("b").get(timeout=0) is None
+        with Process(url, IN_A_COMMIT) as holder:
+            holder.expect("inside")
+            # when
+            mill.close()
+            go_on(holder)
+    # then
+    eventually(lambda: threading.active_count() == threads, "the writer thread is over")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_the_doctor_names_a_stopped_process_that_keeps_others_from_writing(
+    broker: LmdbBroker, holder: Process
+) -> None:
+    command = [sys.executable, "-m", "tidemill", "doctor", "--json", "--url", broker.url]
+    doctor = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert doctor.returncode == 1
+    (check,) = [c for c in json.loads(doctor.stdout)["checks"] if c["check"] == "writable"]
+    assert check["status"] == "fail"
+    assert f"process {holder.popen.pid} " in check["message"]
+    assert f"kill -CONT {holder.popen.pid}" in check["message"]
+
+
+def test_the_doctor_takes_a_writer_that_commits_for_healthy(
+    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Process(url, IN_A_COMMIT * 2) as holder, Tidemill(url) as mill:
+        holder.expect("inside")
+        assert "held" in broker.info()["write_lock"]
+
+        def commit_meanwhile(_: float) -> None:
+            go_on(holder)
+            holder.expect("inside")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "sleep", commit_meanwhile)
+            writable = [f for f in examine(mill) if f.check == "writable"]
+        go_on(holder)
+    assert [finding.status for finding in writable] == ["ok"]

@@ -1,0 +1,275 @@
+"""What one transaction on PostgreSQL touches: bounded, whatever else the store holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from postgres_desk import connect, job
+from servers import postgres_url
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.postgres import calls as module
+from tidemill.brokers.postgres import limits
+from tidemill.brokers.postgres.broker import PostgresBroker
+from tidemill.brokers.postgres.timed_connection import Connection
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.job import Links, Owner, State
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+
+LATER = 60.0
+PIECE = 400
+ONE, TWO = LimitSettings(concurrency=1), LimitSettings(concurrency=2)
+
+_TOUCHED = (
+    "SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::bigint "
+    "FROM pg_stat_xact_user_tables WHERE schemaname = %s"
+)
+
+
+class Counted:
+    """A broker, and the most rows that one transaction of a call has touched."""
+
+    def __init__(self, broker: PostgresBroker) -> None:
+        self.broker = broker
+        self._most = 0
+        self._session = broker._session
+        self._run = self._session.connections.run
+
+    def cost(self, call: Callable[[PostgresBroker], object], patch: pytest.MonkeyPatch) -> int:
+        """Of the largest transaction of a call."""
+        self._most = 0
+        with patch.context() as inner:
+            inner.setattr(self._session.connections, "run", self._counted)
+            inner.setattr(limits, "_empty_inbox", lambda _: self._open())
+            call(self.broker)
+        return self._most
+
+    def _counted(self, work: Callable[[Any, Connection], Any], **options: Any) -> Any:
+        def counting(line: Any, conn: Connection) -> Any:
+            with conn.transaction():
+                before = self._touched(conn)
+                result = work(line, conn)
+                self._most = max(self._most, self._touched(conn) - before)
+            return result
+
+        return self._run(counting, **options)
+
+    def _touched(self, conn: Connection) -> int:
+        row = conn.execute(_TOUCHED, [self._session.address.schema]).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def _open(self) -> bool:
+        """As the procedure open_gates does, whose commits cannot be counted."""
+        while self._session.call("open_once", [], ""):
+            pass
+        return False
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Counted]]:
+    monkeypatch.setattr(module, "_PURGE_MOST", PIECE)
+    opened: list[PostgresBroker] = []
+
+    def make() -> Counted:
+        broker = open_broker(f"{postgres_url()}?schema=t{new_id()}&migrate=1&patience=60")
+        assert isinstance(broker, PostgresBroker)
+        opened.append(broker)
+        broker.attach(Owner(id="w", name="w"))
+        return Counted(broker)
+
+    yield make
+    for broker in opened:
+        broker.close()
+
+
+def put(broker: PostgresBroker, count: int, prefix: str = "other", **fields: Any) -> None:
+    broker.put([job(id=f"{prefix}{n:05}", **fields) for n in range(count)])
+
+
+def put_keyed(
+    broker: PostgresBroker, count: int, terms: LimitSettings = ONE, prefix: str = "k", **fields: Any
+) -> None:
+    claims = [JobLimit("api", f"k{n:05}", 1.0, terms) for n in range(count)]
+    broker.put([job(id=f"{prefix}{n:05}", limit=c, **fields) for n, c in enumerate(claims)])
+
+
+def take(broker: PostgresBroker, count: int, *queues: str) -> list[str]:
+    leases = broker.exchange(Step("w", want=Want(count, queues))).leases
+    return [lease.open().id for lease in leases]
+
+
+def scheduled_elsewhere(broker: PostgresBroker, count: int) -> None:
+    put(broker, count, delay=LATER, queue="others")
+    put(broker, 20, "mine", queue="mine")
+    put(broker, 20, "late", queue="mine", delay=LATER)
+
+
+def limited_elsewhere(broker: PostgresBroker, count: int) -> None:
+    put_keyed(broker, count, queue="others")
+    put(broker, 20, "mine", queue="mine")
+
+
+def scheduled_here(broker: PostgresBroker, count: int) -> None:
+    put(broker, count, delay=LATER, queue="mine")
+
+
+def ready_here(broker: PostgresBroker, count: int) -> None:
+    put(broker, count, queue="mine")
+
+
+def keyed_here(broker: PostgresBroker, count: int) -> None:
+    put_keyed(broker, count, queue="mine")
+
+
+def purge(broker: PostgresBroker) -> None:
+    assert broker.purge("mine")
+
+
+CASES: dict[str, tuple[Callable[[PostgresBroker, int], None], Callable[[PostgresBroker], Any]]] = {
+    "purge beside scheduled jobs of others": (scheduled_elsewhere, purge),
+    "purge beside jobs of others under a limit": (limited_elsewhere, purge),
+    "purge of scheduled jobs": (scheduled_here, purge),
+    "purge of ready jobs": (ready_here, purge),
+    "purge of jobs under a limit": (keyed_here, purge),
+    "a limit changes": (keyed_here, lambda b: b.set_limit("api", TWO)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_transaction_touches_no_more_in_a_larger_store(
+    make: Callable[[], Counted], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    # given a store, and one three times as large
+    fill, call = CASES[case]
+    costs = []
+    for count in (1600, 4800):
+        counted = make()
+        fill(counted.broker, count)
+        # when the same is done in each
+        costs.append(counted.cost(call, monkeypatch))
+    # then the largest transaction is as large
+    assert 0 < costs[1] <= 1.15 * costs[0], costs
+
+
+def test_a_purge_in_pieces_finds_a_job_wherever_it_lies(
+    make: Callable[[], Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a queue with jobs of all kinds, beside another
+    monkeypatch.setattr(module, "_PURGE_MOST", 70)
+    broker = make().broker
+    put(broker, 450, queue="others", delay=LATER)
+    put_keyed(broker, 150, queue="others")
+    put(broker, 250, "late", queue="mine", delay=LATER)
+    put(broker, 250, "now", queue="mine")
+    claims = [(f"lane{n}", JobLimit("api", f"k{n % 100:05}", 1.0, ONE)) for n in range(300)]
+    broker.put([job(id=i, queue="mine", limit=claim) for i, claim in claims])
+    broker.put([job(id="runs", queue="keys", key="k")])
+    assert take(broker, 1, "keys") == ["runs"]
+    successor = job(id="next", queue="mine", key="k", on_conflict="replace")
+    assert broker.put([successor])[0].placed.value == "successor"
+    # when it is purged
+    assert broker.purge("mine") == 250 + 250 + 300 + 1
+    # then nothing of it is left, and all of the others
+    rows = {row.name: row for row in broker.stats()}
+    assert (rows["mine"].ready, rows["mine"].scheduled, rows["mine"].waiting) == (0, 0, 0)
+    assert (rows["others"].scheduled, rows["others"].ready, rows["keys"].running) == (450, 150, 1)
+    assert broker.info()["jobs"] == 601
+    assert broker.purge("nowhere") == 0
+
+
+def test_what_is_purged_in_pieces_is_not_cancelled(
+    make: Callable[[], Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a chain of jobs that wait, each for the one before
+    monkeypatch.setattr(module, "_PURGE_MOST", 7)
+    broker = make().broker
+    names = [f"j{n:02}" for n in range(31)]
+    chain = [
+        job(id=name, queue="q", links=Links(tuple(names[n + 1 : n + 2]), "success" if n else ""))
+        for n, name in enumerate(names)
+    ]
+    broker.put(chain[::-1])
+    assert broker.purge("q") == 31
+    assert broker.find(Filter()).records == []
+
+
+def test_what_comes_due_during_a_purge_is_purged(
+    make: Callable[[], Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a purge that has looked at what is scheduled
+    broker = make().broker
+    put(broker, 5, queue="mine", delay=LATER)
+    once = broker._session.once
+
+    def kick_first(name: str, arguments: Any, types: str, **options: Any) -> Any:
+        if name == "purge" and not moved:
+            moved.append(broker.kick(["other00003"]))
+            return [0, {"in": "parked", "lane": "", "line": 0, "rank": 0, "seq": 0}]
+        return once(name, arguments, types, **options)
+
+    moved: list[Any] = []
+    monkeypatch.setattr(broker._session, "once", kick_first)
+    # when one of those becomes ready
+    # then the purge finds it
+    assert broker.purge("mine") == 1
+    assert broker.get("other00003") is None
+
+
+@pytest.mark.parametrize("change", ["by hand", "by a put"])
+def test_other_terms_reach_every_key(make: Callable[[], Counted], change: str) -> None:
+    # given many keys that are at their limit, and jobs that wait for the last of these
+    broker = make().broker
+    schema = broker._session.address.schema
+    put_keyed(broker, 3000)
+    assert sum(len(take(broker, 500)) for _ in range(6)) == 3000
+    late = [JobLimit("api", f"k{n:05}", 1.0, ONE) for n in range(2990, 3000)]
+    broker.put([job(limit=claim) for claim in late])
+    # given a worker that sleeps
+    reply = broker.exchange(Step("w", want=Want(500)))
+    assert reply.leases == []
+    # when two may run at a time
+    if change == "by hand":
+        broker.set_limit("api", TWO)
+        assert broker._session.query(f"SELECT FROM {schema}.outdated") == []
+    else:
+        with connect(postgres_url()) as others:  # who are at these keys, and so they are left out
+            others.execute(f"SELECT FROM {schema}.gate FOR UPDATE".encode())
+            broker.put([job(limit=JobLimit("api", "other", 1.0, TWO))])
+            assert len(take(broker, 500)) == 1
+            reply = broker.exchange(Step("w", want=Want(500)))
+            broker.wait("w", 0.0)
+    # then it wakes, and all start
+    started, wanted = 0, len(late)
+    begun = time.monotonic()
+    while started < wanted:
+        broker.wait("w", min(10.0, reply.next_due))
+        reply = broker.exchange(Step("w", want=Want(500)))
+        started += len(reply.leases)
+        assert time.monotonic() < begun + 9, started
+    [row] = broker.limits()
+    running = 3000 + len(late) + (change == "by a put")
+    assert (row.running, row.terms.concurrency) == (running, 2)
+
+
+def test_a_key_has_its_tokens_when_other_terms_reach_it(make: Callable[[], Counted]) -> None:
+    # given keys that have used all tokens of an hour
+    broker = make().broker
+    few = LimitSettings(rate=(1, 3600.0), burst=1)
+    for prefix in ("a", "b"):
+        put_keyed(broker, 700, few, prefix)
+    assert len(take(broker, 1000)) == 700
+    # when a longer burst is allowed, and then less again
+    broker.set_limit("api", LimitSettings(rate=(1, 3600.0), burst=2))
+    broker.set_limit("api", LimitSettings(rate=(1, 1800.0), burst=1))
+    # then none has a token, and all have to wait for the new rate
+    assert take(broker, 1000) == []
+    held = broker.held("b00699")
+    assert held is not None
+    assert 1700 < held.until <= 1801
+    assert broker.get("b00699").state is State.READY  # type: ignore[union-attr]

@@ -1,0 +1,246 @@
+"""Who is dead, and who is only slow or cut off: the table in brokers/postgres/members.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from postgres_desk import connect, job, start, take
+from servers import postgres_url
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Command, Owner, State
+from tidemill.core.scoreboard import Scoreboard
+
+LEASE = 2.0
+
+WORKER = """
+broker.attach(Owner(id=sys.argv[2], kind=sys.argv[3], name="mortal", host=sys.argv[4],
+                    board=sys.argv[5]))
+say(" ".join(str(lease.token) for lease in take(sys.argv[2], 2, messages=True)))
+sys.stdin.readline()
+say(repr(broker.exchange(Step(sys.argv[2])).commands))
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def url() -> str:
+    return f"{postgres_url()}?schema=t{new_id()}&migrate=1&owner_lease={LEASE:g}"
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    broker = open_broker(url)
+    yield broker
+    broker.close()
+
+
+class Mortal:
+    """An owner in a process of its own; with ``far`` it shares nothing with us but the server."""
+
+    def __init__(
+        self, url: str, tmp_path: Path, kind: str = "worker", far: bool = False, board: bool = True
+    ) -> None:
+        self.id = f"m-{new_id()[:20]}"
+        self.board = str(tmp_path / self.id) if board else ""
+        self.process: subprocess.Popen[str] = start(
+            url, WORKER, self.id, kind, "far" if far else "here", self.board,
+            temp=tmp_path if far else None,
+        )  # fmt: skip
+        self.tokens = [int(word) for word in self.hear().split()]
+
+    def hear(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def say(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def sleeps_until(broker: Broker, holds: object, seconds: float = 20.0) -> float:
+    """Wait as an owner, until something holds; how long that took."""
+    began = time.monotonic()
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() - began < seconds, "it does not come about"
+        broker.wait("me", 20)
+        broker.exchange(Step("me"))
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("kind", ["worker", "consumer"])
+def test_a_dead_owner_on_this_machine_is_known_at_once(
+    broker: Broker, url: str, tmp_path: Path, kind: str
+) -> None:
+    # laws 5, 6, case T10
+    broker.put([job(id="ran"), job(id="held")])
+    mortal = Mortal(url, tmp_path, kind)
+    try:
+        if kind == "worker":
+            board = Scoreboard(mortal.board, 4)
+            board.claim(mortal.id)
+            board.start(0, mortal.tokens[0], 1, time.time(), 0.0)
+        broker.attach(Owner(id="me", name="me", host="here"))
+        threading.Timer(0.3, mortal.kill).start()
+        took = sleeps_until(broker, lambda: broker.get("ran").state is State.READY)
+        assert took < 5
+    finally:
+        mortal.close()
+    counted = 1 if kind == "consumer" else 0
+    assert [broker.get(i).attempt for i in ("ran", "held")] == [1, counted]
+    assert "mortal died" in broker.get("ran").attempts[0].error
+    assert [owner.id for owner in broker.owners()] == ["me"]
+
+
+def test_a_far_owner_is_given_up_after_its_lease(broker: Broker, url: str, tmp_path: Path) -> None:
+    # laws 5, 6: a machine that vanished leaves no witness
+    broker.put([job(id="one"), job(id="two")])
+    time.sleep(LEASE)  # the server has been there for a lease
+    mortal = Mortal(url, tmp_path, far=True, board=False)
+    try:
+        broker.attach(Owner(id="me", name="me", host="here"))
+        asked = time.monotonic()
+        mortal.say()
+        assert mortal.hear() == "[]"
+        mortal.kill()
+        assert broker.reap() == 0 or time.monotonic() > asked + LEASE
+        took = sleeps_until(broker, lambda: broker.get("one").state is State.READY)
+        assert 0.5 < took < 15
+    finally:
+        mortal.close()
+    assert (broker.get("one").losses, broker.get("one").attempt) == (1, 0)
+
+
+def test_a_far_owner_that_is_slow_is_not_dead(broker: Broker, url: str, tmp_path: Path) -> None:
+    # law 5: its session lasts, however long it is not heard of
+    broker.put([job(id="one")])
+    mortal = Mortal(url, tmp_path, far=True)
+    try:
+        os.kill(mortal.process.pid, signal.SIGSTOP)
+        time.sleep(2.5 * LEASE)
+        assert broker.reap() == 0
+        os.kill(mortal.process.pid, signal.SIGCONT)
+        mortal.say()
+        assert mortal.hear() == "[]"
+    finally:
+        mortal.close()
+
+
+def _cut(url: str, owner: str) -> None:
+    schema = url.partition("schema=")[2].partition("&")[0]
+    with connect(url, autocommit=True) as conn:  # others have owners of that number
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' "
+            f"AND classid = '{schema}.owner'::regclass "
+            f"AND objid = (SELECT number FROM {schema}.owner WHERE id = %s)".encode(),
+            [owner],
+        )
+
+
+def test_a_far_owner_that_was_cut_off_has_its_lease_to_come_back(
+    broker: Broker, url: str, tmp_path: Path
+) -> None:
+    # law 5
+    broker.put([job(id="one")])
+    time.sleep(LEASE)
+    mortal = Mortal(url, tmp_path, far=True)
+    try:
+        _cut(url, mortal.id)  # it comes back at once, and has its lock again
+        time.sleep(2.5 * LEASE)
+        assert broker.reap() == 0
+        os.kill(mortal.process.pid, signal.SIGSTOP)
+        _cut(url, mortal.id)  # now it cannot
+        time.sleep(0.2)
+        mortal_row = broker.get("one")
+        assert mortal_row is not None
+        assert mortal_row.state is State.RUNNING
+        deadline = time.monotonic() + 20
+        while not broker.reap():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.kill(mortal.process.pid, signal.SIGCONT)
+        mortal.say()
+        assert mortal.hear() == repr([Command("lost")])
+    finally:
+        mortal.close()
+    assert broker.get("one").state is State.READY
+
+
+def test_a_forked_child_keeps_nobody_alive(broker: Broker, url: str) -> None:
+    # law 5, case T12: a child of a consumer's outlives it
+    process = start(
+        url,
+        """
+        broker.attach(Owner(id="parent", kind="consumer", name="parent", host="here"))
+        take("parent", messages=True)
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+        say(pid)
+        time.sleep(60)
+        """,
+    )
+    broker.put([job(id="one", task="")])
+    try:
+        assert process.stdout
+        child = int(process.stdout.readline())
+        broker.attach(Owner(id="me", name="me", host="here"))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+        sleeps_until(broker, lambda: broker.get("one").state is State.READY, 10)
+        os.kill(child, signal.SIGKILL)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_forked_child_may_go_on_with_connections_of_its_own(broker: Broker) -> None:
+    # case Q8
+    broker.attach(Owner(id="me", name="me", host="here"))
+    broker.put([job(id="one")])
+    [lease] = take(broker, "me")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            broker.put([job(id="child")])
+            code = 0 if broker.get("one") is not None else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert broker.exchange(Step("me", touch=[(lease.token, 0.0)])).touched == [True]
+    assert broker.get("child") is not None
+
+
+def test_a_broker_that_is_closed_says_so(url: str) -> None:
+    broker = open_broker(url)
+    broker.close()
+    with pytest.raises(Exception, match="closed") as caught:
+        broker.put([job()])
+    assert not isinstance(caught.value, BrokerUnavailable)

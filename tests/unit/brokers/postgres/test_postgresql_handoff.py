@@ -1,0 +1,411 @@
+"""Direct hand-off: a put leases to a worker that sleeps for it; each race it may run into."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from postgres_desk import connect, job
+from servers import Postgres, postgres_url
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.postgres.broker import PostgresBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable, DuplicateJob
+from tidemill.core.job import Envelope, Lease, Outcome, Owner, State, Verdict, rank_of
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"t{new_id()}"
+
+
+@pytest.fixture
+def broker(schema: str) -> Iterator[PostgresBroker]:
+    broker = open_broker(f"{postgres_url()}?schema={schema}&migrate=1")
+    assert isinstance(broker, PostgresBroker)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def count(schema: str) -> Iterator[Callable[[], int]]:
+    """Steps that the server has done for the owner "w"."""
+    text = (
+        f'SELECT turn FROM "{schema}".pulse JOIN "{schema}".owner ON number = owner WHERE id = %s'
+    )
+    with connect(postgres_url(), autocommit=True) as conn:
+
+        def turns() -> int:
+            row = conn.execute(text, ["w"]).fetchone()
+            assert row is not None
+            return int(row[0])
+
+        yield turns
+
+
+class Sleeper:
+    """An owner that waits between its steps, as workers do."""
+
+    def __init__(self, broker: PostgresBroker, name: str = "w", kind: str = "worker") -> None:
+        self.broker = broker
+        self.name = name
+        broker.attach(Owner(id=name, kind=kind, name=name))
+        self.attached = broker._owners[name]
+
+    def sleep(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> None:
+        """Begin to sleep, for so many jobs."""
+        self.broker.wait(self.name, 0.0)
+        assert self.take(count, queues, **want) == []
+
+    def hear(self) -> None:
+        """Sleep until it is woken."""
+        give_up = time.monotonic() + 20
+        while not self.attached.hand_off._arrived:
+            assert time.monotonic() < give_up
+            self.broker.wait(self.name, 0.1)
+
+    def exchange(self, **step: Any) -> list[Lease]:
+        return self.broker.exchange(Step(self.name, **step)).leases
+
+    def take(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> list[str]:
+        leases = self.exchange(want=Want(count, tuple(queues), **want))
+        assert len(leases) <= count
+        return [lease.open().id for lease in leases]
+
+
+def named(job_id: str, priority: float = 0, **fields: Any) -> Envelope:
+    return job(id=job_id, rank=rank_of(priority), **fields)
+
+
+def states(broker: PostgresBroker, *ids: str) -> list[State | None]:
+    records = [broker.get(job_id) for job_id in ids]
+    return [record.state if record else None for record in records]
+
+
+READY, RUNNING, SUCCEEDED = State.READY, State.RUNNING, State.SUCCEEDED
+
+
+def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_comes_with_the_hint(
+    broker: PostgresBroker, count: Callable[[], int]
+) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one", timeout=7.0, priority=3)])
+    record = broker.get("one")
+    assert record is not None
+    assert (record.state, record.worker) == (RUNNING, "w")
+    worker.hear()
+    before = count()
+    (lease,) = worker.exchange(want=Want(4))
+    assert count() == before  # nobody was asked
+    assert (lease.open().id, lease.attempt, lease.losses) == ("one", 1, 0)
+    assert (lease.timeout, lease.rank, lease.seq) == (7.0, rank_of(3), record.seq)
+    assert worker.take() == []  # it is told of it once
+    reply = broker.exchange(Step("w", verdicts=[Verdict(lease.token, Outcome.SUCCESS)]))
+    assert reply.settled == [True]
+    assert states(broker, "one") == [SUCCEEDED]
+    row = broker.stats()[0]
+    assert (row.ready, row.running, row.accepted, row.succeeded) == (0, 0, 1, 1)
+
+
+def test_a_hint_that_was_not_heard_costs_a_step_alone(broker: PostgresBroker) -> None:
+    """The line that listens was broken, or the lease is too long to travel with the hint."""
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("long", body=b"x" * 6000)])
+    assert states(broker, "long") == [RUNNING]
+    assert worker.take() == ["long"]
+    worker.sleep()
+    broker.put([named("lost")])
+    worker.attached.hand_off._arrived.clear()
+    worker.attached.hand_off._turn = 0  # as if it were yet to arrive
+    assert worker.take() == ["lost"]
+    assert worker.take() == []
+
+
+def test_a_lease_is_not_handed_out_twice_by_a_hint_that_comes_late(broker: PostgresBroker) -> None:
+    # law 4
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one")])
+    worker.hear()
+    (late,) = worker.attached.hand_off._arrived
+    worker.attached.hand_off._arrived.clear()
+    assert worker.take() == ["one"]  # by a step
+    worker.attached.hand_off.arrived(*late)
+    assert worker.take() == []
+
+
+def test_a_step_in_the_air_brings_what_was_handed_before_it(
+    broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reply is lost; sent again, it brings the lease, and what had arrived no longer holds."""
+    # law 4
+    worker = Sleeper(broker)
+    worker.sleep()
+    run = broker._session.connections.run
+
+    def lose(work: Any, **options: Any) -> Any:
+        run(work, **options)
+        raise BrokerUnavailable("the reply was lost")
+
+    broker.put([named("one")])
+    worker.hear()
+    monkeypatch.setattr(broker._session.connections, "run", lose)
+    with pytest.raises(BrokerUnavailable):
+        worker.exchange(touch=[(1, 1.0)], want=Want(4))
+    monkeypatch.undo()
+    assert worker.take() == ["one"]
+    assert worker.take() == []
+
+
+def test_after_the_first_hand_off_all_waits_for_the_sleeper_to_look(broker: PostgresBroker) -> None:
+    # law 10
+    worker = Sleeper(broker)
+    worker.sleep(2)
+    broker.put([named("one")])
+    broker.put([named("two")])
+    broker.put([named("three", priority=5)])
+    assert states(broker, "one", "two", "three") == [RUNNING, READY, READY]
+    worker.hear()
+    assert worker.take(2) == ["one"]
+    assert worker.take(2) == ["three", "two"]
+
+
+def test_nothing_is_handed_over_past_a_job_that_is_ready(broker: PostgresBroker) -> None:
+    # law 10
+    worker = Sleeper(broker)
+    worker.sleep(queues=["q", "r"])
+    with connect(postgres_url()) as other:
+        broker.put([named("first", queue="r")], txn=other)
+    broker.put([named("second", queue="q")])
+    assert states(broker, "first", "second") == [READY, READY]
+    assert set(worker.take(queues=["q", "r"])) == {"first", "second"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"delay": 30.0},
+        {"expires": 30.0},
+        {"key": "k"},
+        {"task": "", "ttr": 60.0},
+        {"queue": "paused"},
+        {"queue": "bounded"},
+        {"queue": "other"},
+    ],
+    ids=str,
+)
+def test_what_goes_the_long_way(broker: PostgresBroker, fields: dict[str, Any]) -> None:
+    broker.set_queue("paused", paused=True)
+    broker.set_queue("bounded", max_size=10)
+    worker = Sleeper(broker)
+    worker.sleep(queues=["default", "paused", "bounded"])
+    broker.put([named("one", **fields)])
+    assert states(broker, "one") != [RUNNING]
+
+
+def test_who_is_not_handed_anything(broker: PostgresBroker) -> None:
+    """Who does not wait between its steps, who takes messages, who said that it does not sleep."""
+    awake, consumer, busy = (
+        Sleeper(broker, "a"), Sleeper(broker, "c", "consumer"), Sleeper(broker, "b"),
+    )  # fmt: skip
+    assert awake.take() == []
+    consumer.sleep(messages=True)
+    busy.sleep(0)
+    broker.put([named("one")])
+    assert states(broker, "one") == [READY]
+
+
+def test_a_worker_that_no_longer_wants_it_gives_it_back(broker: PostgresBroker) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one")])
+    worker.hear()
+    assert worker.take(0) == []
+    record = broker.get("one")
+    assert record is not None
+    assert (record.state, record.attempt) == (READY, 0)
+    assert worker.take(1) == ["one"]
+
+
+def test_it_waits_for_a_step_that_wants_any(broker: PostgresBroker) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one")])
+    assert worker.exchange() == []
+    assert worker.take() == ["one"]
+
+
+def test_cancelled_before_the_worker_heard(broker: PostgresBroker) -> None:
+    # law 14
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one", body=b"x" * 6000)])
+    assert broker.cancel(["one"]) == [True]
+    assert worker.take() == []
+    record = broker.get("one")
+    assert record is not None
+    assert (record.state, record.error) == (State.CANCELLED, "cancelled before it started")
+
+
+def test_a_worker_that_dies_before_it_looked_used_no_attempt(broker: PostgresBroker) -> None:
+    # law 6
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one")])
+    assert broker.release("w", {}) == 1
+    record = broker.get("one")
+    assert record is not None
+    assert (record.state, record.attempt, record.losses) == (READY, 0, 0)
+
+
+def test_a_put_that_is_refused_leaves_the_sleeper_asleep(broker: PostgresBroker) -> None:
+    worker = Sleeper(broker)
+    broker.put([named("one")])
+    assert worker.take() == ["one"]
+    worker.sleep()
+    with pytest.raises(DuplicateJob):
+        broker.put([named("one")])
+    broker.put([named("two")])
+    assert states(broker, "two") == [RUNNING]
+    worker.hear()
+    assert worker.take() == ["two"]
+
+
+def test_a_put_whose_reply_was_lost_is_told_again(
+    broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ended between the put's commit and the hint."""
+    # law 4
+    worker = Sleeper(broker)
+    worker.sleep()
+    with broker._session.connections._changed:
+        connection = broker._session.connections._free[-1]
+    broker.put([named("one")])
+    worker.hear()
+    worker.attached.hand_off._arrived.clear()
+    broker.wait("w", 0.0)  # nothing is left in its pipe
+    connection.serial -= 1
+    broker.put([named("one")])  # under its serial: not a duplicate
+    assert select.select([worker.attached._pipe.fd], [], [], 20)[0]
+    assert worker.take() == ["one"]
+
+
+# -- started before it is on disk -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[Postgres]:
+    """A server that writes nothing to disk by itself for seconds: killed, it has lost that."""
+    server = Postgres("wal_writer_delay=10s", "bgwriter_delay=10s", "autovacuum=off")
+    yield server
+    server.close()
+
+
+class Shop:
+    """A store on it, with a sleeper, and whether puts wait for the disk."""
+
+    def __init__(self, server: Postgres) -> None:
+        self.server = server
+        self.schema = f"t{new_id()}"
+        broker = open_broker(f"{server.url()}?schema={self.schema}&migrate=1&patience=20")
+        assert isinstance(broker, PostgresBroker)
+        self.broker = broker
+        self.worker = Sleeper(broker)
+        text = server.run(f"SELECT prosrc FROM pg_proc WHERE oid = '{self.schema}.flush'::regproc")
+        server.run(
+            f"CREATE OR REPLACE FUNCTION {self.schema}.flush() RETURNS void LANGUAGE plpgsql AS "
+            f"$x$ BEGIN IF pg_try_advisory_xact_lock(42) THEN {text}; END IF; END $x$"
+        )
+        self.broker.put([named("first")])
+        assert self.worker.take() == ["first"]
+
+    @contextlib.contextmanager
+    def the_disk_is_slow(self) -> Iterator[None]:
+        """What waits for the disk is answered at once, as if the server then died before it was."""
+        with connect(self.server.url(), autocommit=True) as conn:
+            conn.execute("SELECT pg_advisory_lock(42)")
+            yield
+            conn.execute("SELECT pg_advisory_unlock(42)")
+
+    def hand_over(self, job_id: str) -> Lease:
+        self.worker.sleep()
+        self.broker.put([named(job_id)])
+        self.worker.hear()
+        (lease,) = self.worker.exchange(want=Want(4))
+        assert lease.open().id == job_id
+        return lease
+
+    def crash(self) -> None:
+        wake_ups = self.broker._session.wake_ups
+        assert wake_ups is not None
+        before = wake_ups.broken
+        self.server.kill()
+        self.server.start()
+        give_up = time.monotonic() + 20
+        while wake_ups.broken == before or not wake_ups.since:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def shop(forgetful: Postgres) -> Iterator[Shop]:
+    shop = Shop(forgetful)
+    yield shop
+    shop.broker.close()
+
+
+def test_what_was_answered_is_on_disk(shop: Shop) -> None:
+    # law 1
+    for name in ("one", "two", "three"):  # by chance it may be there in any case
+        lease = shop.hand_over(name)
+        shop.crash()
+        assert states(shop.broker, name) == [RUNNING]
+        reply = shop.broker.exchange(Step("w", [Verdict(lease.token, Outcome.SUCCESS)]))
+        assert reply.settled == [True]
+
+
+def test_a_job_that_began_and_was_lost_settles_no_other(shop: Shop) -> None:
+    # laws 3, 4
+    for name in map(str, range(20)):  # by chance it may be there all the same
+        shop.server.run("CHECKPOINT")  # numbers are logged ahead, some at a time
+        with shop.the_disk_is_slow():
+            lost = shop.hand_over(name)
+        shop.crash()
+        if states(shop.broker, name) == [None]:
+            break
+    # when others are put, the first of which would draw its number
+    others = [shop.hand_over("other"), shop.hand_over(name)]
+    # then
+    assert lost.token not in [lease.token for lease in others]
+    assert not shop.broker.exchange(Step("w", [Verdict(lost.token, Outcome.SUCCESS)])).settled[0]
+    assert states(shop.broker, name, "other") == [RUNNING, RUNNING]
+
+
+def test_who_is_told_that_a_job_is_there_may_rely_on_it(shop: Shop) -> None:
+    # laws 1, 11
+    with shop.the_disk_is_slow():
+        shop.hand_over("one")
+    with pytest.raises(DuplicateJob):
+        shop.broker.put([named("one")])
+    shop.crash()
+    assert states(shop.broker, "one") == [RUNNING]
+
+
+def test_a_put_that_is_made_again_waits_for_the_disk(shop: Shop) -> None:
+    # law 1
+    with shop.broker._session.connections._changed:
+        connection = shop.broker._session.connections._free[-1]
+    with shop.the_disk_is_slow():
+        shop.hand_over("one")
+    connection.serial -= 1
+    shop.broker.put([named("one")])
+    shop.crash()
+    assert states(shop.broker, "one") == [RUNNING]

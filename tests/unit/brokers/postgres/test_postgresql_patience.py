@@ -1,0 +1,191 @@
+"""``patience`` holds on a server that stops or whose locks are held, also for migrations."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from harness import eventually
+from postgres_desk import connect, ids, job, take, until_blocked
+from servers import PgBouncer, Postgres
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.registry import migrate_store, open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable, DuplicateJob
+from tidemill.core.job import Owner, Verdict
+
+SLACK = 15.0
+"""Seconds by which a busy machine may be late; without a limit these calls would not end."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    # Who asks for it by synchronous_commit=on waits for a standby that never comes.
+    options = ("fsync=off", "synchronous_commit=local", "synchronous_standby_names=nowhere")
+    with contextlib.closing(Postgres(*options)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pooler(server: Postgres) -> Iterator[PgBouncer]:
+    with contextlib.closing(PgBouncer(server)) as pooler:
+        yield pooler
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"t{new_id()}"
+
+
+@pytest.fixture
+def url(server: Postgres, schema: str) -> str:
+    migrate_store(f"{server.url()}?schema={schema}")
+    return f"{server.url()}?schema={schema}&patience=2"
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    broker = open_broker(url)
+    yield broker
+    broker.close()
+
+
+@contextlib.contextmanager
+def locked(url: str, table: str) -> Iterator[psycopg.Connection]:
+    """A table that somebody has for themselves."""
+    with connect(url) as conn:
+        conn.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+        yield conn
+        conn.rollback()
+
+
+def given_up(call: Callable[[], object]) -> str:
+    """What a call says that ends although the server is not back."""
+    start = time.monotonic()
+    with pytest.raises(BrokerUnavailable) as caught:
+        call()
+    took = time.monotonic() - start
+    assert took < 2 + SLACK, f"patience=2, and it took {took:.1f} s"
+    return str(caught.value)
+
+
+def succeeds(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+def test_every_call_ends_within_patience_while_the_server_is_stopped(
+    server: Postgres, url: str
+) -> None:
+    # law 16, case Q17
+    broker = open_broker(url)
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([job(id="a"), job(id="b")])
+    [lease] = take(broker, "o")
+    calls: list[Callable[[], object]] = [
+        lambda: broker.put([job(id="c")]),
+        lambda: broker.get("a"),
+        lambda: broker.cancel(["b"]),
+        lambda: broker.stats(),
+        lambda: broker.set_queue("other", paused=True),
+        lambda: broker.exchange(Step("o", [Verdict(lease.token, 0)], want=Want(1))),
+        lambda: broker.attach(Owner(id="p", name="p")),
+        lambda: broker.wait_for(["a"], 1.0),
+        lambda: open_broker(url),
+        lambda: migrate_store(url),
+    ]
+    with ThreadPoolExecutor(len(calls)) as pool, server.stalled():
+        said = list(pool.map(given_up, calls))
+    assert not [text for text in said if "\n" in text]
+    eventually(lambda: succeeds(lambda: broker.put([job(id="d")])), "the server to be back")
+    assert broker.exchange(Step("o", [Verdict(lease.token, 0)])).settled == [True]
+    assert ids(broker) >= {"a", "b", "d"}
+    broker.close()
+
+
+def test_a_put_ends_within_patience_while_somebody_holds_its_locks(
+    broker: Broker, url: str, schema: str
+) -> None:
+    with locked(url, f"{schema}.job"):
+        assert "holds a lock" in given_up(lambda: broker.put([job(id="a")]))
+    assert ids(broker) == set()  # it does not happen later either
+    broker.put([job(id="a")])
+
+
+def test_a_put_ends_within_patience_behind_a_pooler(
+    server: Postgres, pooler: PgBouncer, url: str, schema: str
+) -> None:
+    broker = open_broker(f"{pooler.url()}?schema={schema}&patience=2")
+    try:
+        with locked(url, f"{schema}.job") as holder, connect(url) as looker:
+            given_up(lambda: broker.put([job(id="a")]))
+            query = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
+            until = time.monotonic() + SLACK
+            while looker.execute(query, [holder.info.backend_pid]).fetchone() != (0,):
+                assert time.monotonic() < until, "the server still waits for the lock"
+                time.sleep(0.02)
+        assert ids(broker) == set()
+    finally:
+        broker.close()
+
+
+def test_who_waits_for_a_connection_of_the_pool_does_so_within_patience(
+    url: str, schema: str
+) -> None:
+    broker = open_broker(f"{url}&pool=2")
+    try:
+        with locked(url, f"{schema}.job"), ThreadPoolExecutor(6) as pool:
+            said = list(pool.map(lambda _: given_up(lambda: broker.put([job()])), range(6)))
+        assert [text for text in said if "raise pool=" in text]
+        broker.put([job()])
+    finally:
+        broker.close()
+
+
+def test_a_migration_lets_others_through_while_it_waits(
+    broker: Broker, url: str, schema: str
+) -> None:
+    with connect(url) as reader, connect(url, autocommit=True) as looker:
+        looker.execute(f"UPDATE {schema}.meta SET functions = 'old'".encode())
+        reader.execute(f"SELECT FROM {schema}.shown".encode())
+        with ThreadPoolExecutor(1) as pool:
+            said = pool.submit(given_up, lambda: migrate_store(url))
+            until_blocked(looker, reader)
+            assert broker.get("none") is None  # it would wait behind the migration
+            assert "a transaction that stays open uses its tables" in said.result()
+            again = pool.submit(migrate_store, f"{url}0")
+            until_blocked(looker, reader)
+            reader.rollback()
+            again.result()
+    assert broker.get("none") is None
+
+
+def test_a_put_that_may_have_been_accepted_says_so_and_which_id(broker: Broker, url: str) -> None:
+    # law 1: the server commits, and cannot say so, since a standby is away
+    broker.put([job(id="zero")])
+    other = open_broker(f"{url}&options=-csynchronous_commit%3Don")
+    said = given_up(lambda: other.put([job(id="one")]))
+    assert "job 'one' may have been accepted: put it again with the same id" in said
+    said = given_up(lambda: other.put([job(id="two"), job(id="three")]))
+    assert "2 jobs from 'two' on may have been accepted" in said
+    other.close()
+    with pytest.raises(DuplicateJob):
+        broker.put([job(id="one")])
+    assert ids(broker) == {"zero", "one", "two", "three"}
+
+
+def test_a_put_that_was_surely_not_accepted_does_not_say_so(url: str) -> None:
+    broker = open_broker(f"{url}&options=-cdefault_transaction_read_only%3Don")
+    with pytest.raises(BrokerUnavailable, match="read-only") as caught:
+        broker.put([job()])
+    assert "may have been" not in str(caught.value)
+    broker.close()

@@ -1,0 +1,346 @@
+"""What operators set on a RabbitMQ: rights of users, and policies that could destroy jobs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+from click.testing import CliRunner
+from harness import eventually
+from rabbitmq_desk import LiveOwner, ids_of, job, message, open_rabbit
+from servers import RabbitMQ, free_port
+
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.rabbitmq import RabbitBroker
+from tidemill.brokers.rabbitmq.layout import NEVER, Names
+from tidemill.brokers.rabbitmq.policies import of_policies
+from tidemill.cli import main
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.core.job import Envelope, Outcome, Record, State
+
+pytestmark = pytest.mark.slow
+
+Open = Callable[..., RabbitBroker]
+
+FAILED = Filter(states=frozenset({State.FAILED}))
+
+
+class Managed(RabbitMQ):
+    """A RabbitMQ with the management plugin, at ``management``."""
+
+    plugins = ("rabbitmq_management",)
+
+    def __init__(self) -> None:
+        port = free_port()
+        self.management = f"http://127.0.0.1:{port}"
+        super().__init__(
+            "management.tcp.ip = 127.0.0.1",
+            f"management.tcp.port = {port}",
+            "collect_statistics_interval = 500",
+        )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Managed]:
+    server = Managed()
+    often = "application:set_env(rabbit, quorum_tick_interval, 300)"
+    server.eval(often)  # so often queues tell the plugin their policies
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"p{time.time_ns() % 10**15}"
+
+
+@pytest.fixture
+def open_one(server: RabbitMQ, prefix: str) -> Iterator[Open]:
+    opened: list[RabbitBroker] = []
+
+    def open_one(url: str = "", **options: object) -> RabbitBroker:
+        opened.append(open_rabbit(url or server.url, prefix, **options))
+        return opened[-1]
+
+    yield open_one
+    for broker in opened:
+        broker.close()
+
+
+def user(server: RabbitMQ, name: str, write: str, prefix: str) -> str:
+    """Add a user whose rights are those of the docs but for ``write``; the user's url."""
+    own = rf"^{prefix}\\."
+    server.eval(
+        f'ok = rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"secret">>, <<"me">>)',
+        f'ok = rabbit_auth_backend_internal:set_permissions(<<"{name}">>, <<"/">>,'
+        f' <<"{own}">>, <<"{write}">>, <<"{own}">>, <<"me">>)',
+    )
+    return server.url.replace("guest:guest", f"{name}:secret")
+
+
+def test_the_documented_rights_are_enough_for_all_that_can_be_done(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    # given
+    url = user(server, f"u{prefix}", rf"^(amq\\.default$|{prefix}\\.)", prefix)
+    broker = open_one(url)
+    # when
+    broker.put([job("a"), job("a", delay=0.05), message("m")])
+    worker, consumer = LiveOwner(broker), LiveOwner(broker, "c", kind="consumer")
+    (fails, again) = worker.await_all(2, queues=("a",))
+    assert worker.settle(fails, Outcome.FAIL, error="no")
+    assert worker.settle(again, Outcome.RETRY, delay=0.05)
+    assert worker.settle(worker.await_all(1, queues=("a",))[0])
+    assert consumer.settle(consumer.await_all(1, queues=("m",))[0])
+    # then
+    (failed,) = eventually(lambda: broker.find(FAILED).records, "what failed")
+    assert broker.kick([failed.envelope.id]) == [True]
+    assert {row.name for row in broker.stats()} == {"a", "m"}
+    assert broker.info()["failed"] == 0
+    assert broker.policies().dangers == []
+    assert broker.purge("a") == 1
+
+
+def test_who_lacks_a_right_is_told_the_command_that_grants_it(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    url = user(server, f"u{prefix}", rf"^{prefix}\\.", prefix)
+    with pytest.raises(BrokerUnavailable, match=r"amq\.default") as caught:
+        open_one(url).put([job()])
+    said = str(caught.value)
+    assert f"rabbitmqctl set_permissions -p / u{prefix} '^{prefix}\\.' " in said
+    assert f"'^(amq\\.default$|{prefix}\\.)'" in said
+
+
+# -- policies ------------------------------------------------------------------------------------
+
+
+def policy(server: RabbitMQ, prefix: str, **says: Any) -> None:
+    """Set a policy for the places of jobs under a prefix."""
+    names = ", ".join(
+        f'{{<<"{key.replace("_", "-")}">>, {_erlang(value)}}}' for key, value in says.items()
+    )
+    server.eval(
+        f'ok = rabbit_policy:set(<<"/">>, <<"{prefix}">>, <<"^{prefix}\\\\.(tasks|messages)">>,'
+        f' [{names}], 0, <<"queues">>, <<"me">>)'
+    )
+
+
+def _erlang(value: object) -> str:
+    return f'<<"{value}">>' if isinstance(value, str) else str(value)
+
+
+def failed(broker: RabbitBroker, count: int) -> list[Record]:
+    """The failed jobs, as soon as there are so many."""
+
+    def enough() -> list[Record] | None:
+        found = broker.find(FAILED).records
+        return found if len(found) == count else None
+
+    return eventually(enough, f"{count} failed")
+
+
+def put_refused(broker: RabbitBroker, given: Envelope) -> str:
+    """Why the broker refuses a job; empty when it takes the job."""
+    try:
+        broker.put([given])
+    except BrokerUnavailable as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("queues", ["quorum", "classic"])
+def test_a_full_queue_refuses_jobs_and_drops_none(
+    server: RabbitMQ, open_one: Open, prefix: str, queues: str
+) -> None:
+    # law 1
+    broker = open_one(patience=0.5, queues=queues)
+    policy(server, prefix, max_length=3)
+    accepted, refused = list[Envelope](), ""
+    while not refused and len(accepted) < 20:
+        given = job()
+        refused = put_refused(broker, given)
+        accepted += [] if refused else [given]
+    assert "refused a message (it is full" in refused
+    assert len(accepted) >= 3
+    worker = LiveOwner(open_one(queues=queues))
+    leases = worker.await_all(len(accepted))
+    assert [lease.open().id for lease in leases] == ids_of(accepted)
+    assert all(map(worker.settle, leases))
+
+
+def test_a_put_on_a_full_queue_waits_for_room(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    producer, worker = open_one(patience=60), LiveOwner(open_one())
+    policy(server, prefix, max_length=2)
+    jobs = [job() for _ in range(10)]
+    thread = threading.Thread(target=lambda: [producer.put([one]) for one in jobs], daemon=True)
+    thread.start()
+    eventually(lambda: any(row.ready >= 2 for row in producer.stats()), "a full queue")
+    leases = [lease for _ in jobs for lease in worker.await_all(1) if worker.settle(lease)]
+    assert [lease.open().id for lease in leases] == ids_of(jobs)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_what_a_delivery_limit_takes_out_is_shown_as_failed_and_may_be_retried(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    # given: jobs that go back more often than the policy allows
+    broker = open_one()
+    jobs = [job(), job()]
+    broker.put(jobs)
+    policy(server, prefix, delivery_limit=1)
+    deadline = time.monotonic() + 20
+    while broker.info()["failed"] < 2 and time.monotonic() < deadline:
+        worker = LiveOwner(broker)
+        worker.take(2)
+        broker.detach(worker.id)
+    # then
+    records = failed(broker, 2)
+    assert sorted(r.envelope.id for r in records) == sorted(ids_of(jobs))
+    place = f"{prefix}.tasks.normal.default"
+    for record in records:
+        assert record.error == (
+            f"rabbitmq took it out of {place}: the delivery-limit of a policy was reached"
+        )
+        assert abs(record.finished - time.time()) < 60
+    server.eval(f'rabbit_policy:delete(<<"/">>, <<"{prefix}">>, <<"me">>)')
+    assert broker.kick(ids_of(jobs)) == [True, True]
+    worker = LiveOwner(broker)
+    leases = worker.await_all(2)
+    assert sorted(lease.open().id for lease in leases) == sorted(ids_of(jobs))
+    assert all(map(worker.settle, leases))
+
+
+def test_what_a_message_ttl_takes_out_is_shown_as_failed(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    broker, given = open_one(), job("q", delay=0.05)
+    policy(server, prefix, message_ttl=100)
+    broker.put([given])
+    (record,) = failed(broker, 1)
+    assert record.envelope.id == given.id
+    assert record.error.endswith(f"{prefix}.tasks.normal.q: the message-ttl of a policy was over")
+
+
+# -- queues of earlier releases --------------------------------------------------------------------
+
+
+def old_queue(server: RabbitMQ, prefix: str, queue: str = "default") -> str:
+    """Declare a place as earlier releases did; its name."""
+    name = f"{prefix}.tasks.normal.{queue}"
+    connection = pika.BlockingConnection(pika.URLParameters(server.url))
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
+    connection.channel().queue_declare(name, durable=True, arguments=arguments)
+    connection.close()
+    return name
+
+
+def test_a_queue_of_an_earlier_release_goes_on(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    old_queue(server, prefix)
+    producer, worker = open_one(), LiveOwner(open_one())
+    jobs = [job(), job("new"), job(delay=0.02)]
+    producer.put(jobs)
+    leases = worker.await_all(3)
+    assert sorted(lease.open().id for lease in leases) == sorted(ids_of(jobs))
+    assert all(map(worker.settle, leases))
+    assert {row.name: row.ready for row in producer.stats()} == {"default": 0, "new": 0}
+
+
+def doctor(server: RabbitMQ, prefix: str, management: str) -> list[dict[str, str]]:
+    """What the doctor finds of policies."""
+    url = f"{server.url}?prefix={prefix}&management={management}"
+    done = CliRunner().invoke(main, ["doctor", "--json", "--url", url])
+    checks = json.loads(done.stdout)["checks"]
+    return [check for check in checks if check["check"] == "policies"]
+
+
+def told(server: Managed, prefix: str, said: str) -> dict[str, str]:
+    """What the doctor finds, as soon as it says so of policies."""
+
+    def found() -> dict[str, str] | None:
+        (one,) = doctor(server, prefix, server.management)
+        return one if said in one["message"] else None
+
+    return eventually(found, said)
+
+
+def test_the_doctor_names_policies_that_can_destroy_jobs(
+    server: Managed, open_one: Open, prefix: str
+) -> None:
+    # given
+    old, broker = old_queue(server, prefix), open_one()
+    broker.put([job(), job("new")])
+    # when
+    policy(server, prefix, delivery_limit=5)
+    # then: the queue that is new keeps its jobs
+    said = f"policy '{prefix}' with delivery-limit drops jobs without a trace: {old}"
+    found = told(server, prefix, said)
+    assert (found["status"], found["message"]) == ("warn", said)
+    # and what is added to the policy mends it
+    keeping = json.loads(found["advice"].partition("or add to it: ")[2])
+    says = {key.replace("-", "_"): value for key, value in keeping.items()}
+    policy(server, prefix, delivery_limit=5, **says)
+    mended = told(server, prefix, f"none is known to destroy jobs; read from {server.management}")
+    assert mended["status"] == "ok"
+
+
+NEW = {"x-dead-letter-exchange": "", "x-overflow": "reject-publish"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says", "harm"),
+    [
+        ("tasks.high.q", NEW, {"max-length": 1, "message-ttl": 1, "delivery-limit": 1}, []),
+        ("tasks.high.q", NEW, {"expires": 1}, ["expires deletes an unused queue"]),
+        ("messages.low.q", {}, {"max-length-bytes": 9}, ["max-length-bytes drops the oldest"]),
+        ("messages.low.q", {}, {"max-length": 9, "overflow": "reject-publish"}, []),
+        ("messages.low.q", {}, {"message-ttl": 9}, ["message-ttl drops jobs"]),
+        ("failed", {}, {"max-length": 10**6, "message-ttl": 10**12}, []),
+        ("failed", {}, {"max-length": 10}, ["max-length forgets failed jobs"]),
+        ("failed", {}, {"delivery-limit": 10}, ["delivery-limit forgets failed jobs"]),
+        ("delay.0.9", {"x-message-ttl": 90}, {"message-ttl": 100}, []),
+        ("delay.0.9", {"x-message-ttl": 90}, {"message-ttl": 9}, ["message-ttl lets delayed"]),
+        ("timer.3", NEW, {"message-ttl": 9}, ["message-ttl makes delayed jobs fail"]),
+        ("timer.3", NEW, {"max-length": 9}, []),
+        ("moved.x", {}, {"delivery-limit": 9}, ["delivery-limit forgets how far a move"]),
+    ],
+)
+def test_what_a_policy_does_to_a_queue_is_known(
+    name: str, arguments: dict[str, Any], says: dict[str, Any], harm: list[str]
+) -> None:
+    row = {"name": f"t.{name}", "arguments": arguments, "effective_policy_definition": says}
+    found = [danger.text for danger in of_policies([{**row, "policy": "p"}], Names("t", False))]
+    assert len(found) == len(harm)
+    for text, expected in zip(found, harm, strict=True):
+        assert text.startswith(f"policy 'p' with {expected}")
+        assert text.endswith(f": t.{name}")
+
+
+def test_without_the_plugin_the_doctor_names_queues_of_earlier_releases(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    old, broker = old_queue(server, prefix), open_one()
+    broker.put([job("new")])
+    (found,) = doctor(server, prefix, nowhere)
+    assert (found["status"], found["message"].split("; ")[0]) == (
+        "ok",
+        "none is known to destroy jobs",
+    )
+    assert f"cannot be read: the management plugin at {nowhere} says: " in found["message"]
+    broker.put([job()])
+    (found,) = doctor(server, prefix, nowhere)
+    assert found["status"] == "warn"
+    assert old in found["message"]
+    assert found["advice"].startswith("rabbitmqctl set_policy -p / tidemill ")
+    assert f'"dead-letter-routing-key": "{Names(prefix, False).failed.name}"' in found["advice"]

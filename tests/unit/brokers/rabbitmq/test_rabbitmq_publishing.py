@@ -1,0 +1,355 @@
+"""What RabbitMQ does not take: a queue is down, full or deaf, or the line is.
+
+Each is said in one sentence with how much is stored, and holds up nothing that goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from harness import eventually
+from pika.channel import Channel
+from rabbitmq_desk import (
+    LiveOwner,
+    away,
+    ids_of,
+    job,
+    led_by_a_lost_node,
+    open_rabbit,
+    suspended,
+)
+from servers import Proxy, RabbitMQ
+
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_announcer
+from tidemill.brokers.rabbitmq.amqp import heartbeat
+from tidemill.brokers.rabbitmq.amqp.publish_windows import REFUSED
+from tidemill.core.errors import BrokerUnavailable, InvalidOption
+from tidemill.core.job import Envelope, Outcome, Owner, Record, State
+
+pytestmark = pytest.mark.slow
+
+Open = Callable[..., RabbitBroker]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RabbitMQ]:
+    server = RabbitMQ()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"p{time.time_ns() % 10**15}"
+
+
+@pytest.fixture
+def open_one(server: RabbitMQ, prefix: str) -> Iterator[Open]:
+    opened: list[RabbitBroker] = []
+
+    def open_one(url: str = "", **options: object) -> RabbitBroker:
+        opened.append(open_rabbit(url or server.url, prefix, **options))
+        return opened[-1]
+
+    yield open_one
+    for broker in opened:
+        broker.close()
+
+
+class Put:
+    """A put in a thread of its own, and what came of it."""
+
+    def __init__(
+        self,
+        broker: RabbitBroker,
+        jobs: list[Envelope],
+        until: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(broker, jobs, until), daemon=True)
+        self._thread.start()
+
+    def _run(self, broker: RabbitBroker, jobs: list[Envelope], until: Callable[[], bool]) -> None:
+        try:
+            broker.put(jobs)
+            while not until():
+                broker.put(jobs)
+        except Exception as error:
+            self.error = error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has returned, or raised."""
+        return not self._thread.is_alive()
+
+    def end(self) -> str:
+        """What it raised."""
+        self._thread.join(60)
+        assert self.is_over
+        return str(self.error or "")
+
+
+def place(prefix: str, queue: str) -> str:
+    return f"{prefix}.tasks.normal.{queue}"
+
+
+def ready(broker: RabbitBroker) -> dict[str, int]:
+    """What lies in each queue, as the queues themselves say."""
+    return {row.name: row.ready for row in broker.stats()}
+
+
+@pytest.mark.parametrize("how", [away, suspended])
+def test_a_queue_that_is_down_holds_up_nothing_that_goes_elsewhere(
+    server: RabbitMQ, open_one: Open, prefix: str, how: Callable[..., Iterator[None]]
+) -> None:
+    producer = open_one(patience=8)
+    producer.put([job("down"), job("known")])
+    server.sync()
+    with how(server, place(prefix, "down")):
+        other = open_one(patience=60)  # knows nothing of it yet, as little as of the next queue
+        late = Put(other, [job("down")])
+        broken = Put(producer, [job("down", delay=0.01 * n) for n in range(2)])
+        # when
+        for broker in (producer, other):
+            for queue in ("known", f"new{id(broker)}"):
+                broker.put([job(queue), job(queue, delay=0.01)])
+        # then
+        assert not late.is_over
+        said = broken.end()
+        assert f"the queue {place(prefix, 'down')}" in said, said
+        assert "does not answer" in said, said
+        assert isinstance(broken.error, BrokerUnavailable)
+    assert late.end() == ""
+
+
+def test_a_queue_that_goes_down_under_a_crowd_holds_up_nothing_for_long(
+    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server reads nothing more of a line with some hundred messages that no queue takes.
+    monkeypatch.setattr(heartbeat, "_EVERY", 0.3)
+    broker = open_one(patience=60)
+    broker.put([job("down"), job("other")])
+    over, crowd = threading.Event(), [job("down") for _ in range(20_000)]
+    late = Put(broker, crowd, until=over.is_set)
+    main = broker._publisher._main
+    eventually(lambda: len(main.sent) > 800, "a crowd under way")
+    with suspended(server, place(prefix, "down")):
+        # when
+        broker.put([job("other") for _ in range(50)])
+        # then
+        assert not late.is_over
+        over.set()
+    assert late.end() == ""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_a_put_that_meets_an_election_is_stored_when_that_is_over(
+    server: RabbitMQ, open_one: Open, prefix: str, delay: float
+) -> None:
+    broker = open_one(patience=60)
+    broker.put([job("led", delay=delay)])  # over a channel of its own
+    eventually(lambda: ready(broker) == {"led": 1}, "the first")
+    target = f"{prefix}.delay.0.2" if delay else place(prefix, "led")
+    with led_by_a_lost_node(server, target):
+        # when
+        late = Put(broker, [job("led", delay=delay)])
+        windows = broker._publisher._windows
+        eventually(lambda: any(window.why == REFUSED for window in windows), "a refusal")
+        # then
+        assert not late.is_over
+    assert late.end() == ""
+    eventually(lambda: ready(broker) == {"led": 2}, "both")
+
+
+def test_how_much_of_a_batch_was_stored_is_said(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    broker = open_one(patience=3)
+    broker.put([job("full"), job("free")])
+    policy(server, prefix, "full", 30)
+    with pytest.raises(BrokerUnavailable, match="refused a message") as caught:
+        broker.put([job("full") for _ in range(5000)])
+    stored = ready(broker)["full"] - 1
+    assert 0 < stored < 5000
+    assert str(caught.value).endswith(f"; {stored} of 5000 were stored")
+    # and where it is full from the start
+    with pytest.raises(BrokerUnavailable, match="; nothing was stored"):
+        broker.put([job("full")])
+    with (  # after a refusal each place is tried anew, with one message
+        suspended(server, place(prefix, "free")),
+        pytest.raises(BrokerUnavailable, match="; 0 of 2 were stored, and 1 more may be"),
+    ):
+        broker.put([job("free") for _ in range(2)])
+
+
+def policy(server: RabbitMQ, prefix: str, queue: str, most: int) -> None:
+    says = f'{{"max-length": {most}, "overflow": "reject-publish"}}'
+    pattern = f"^{place(prefix, queue)}$"
+    server.ctl("set_policy", prefix + queue, pattern, says, "--apply-to", "queues")
+
+
+def test_what_was_confirmed_is_not_sent_again(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    # law 3: of what takes the place of a message, one queue takes its part and another does not
+    broker = open_one()
+    broker.put([job("full"), job("full"), job("free")])
+    policy(server, prefix, "full", 1)
+    jobs = [job("free"), job("full"), job("free")]
+    stored = threading.Event()
+    broker._publisher.send([broker._writer.write_new(one, 0.0) for one in jobs], stored.set)
+    assert not stored.wait(5)  # it was refused, and sent again
+    policy(server, prefix, "full", 100)
+    assert stored.wait(30)
+    assert ready(broker) == {"free": 1 + 2, "full": 2 + 1}
+
+
+def test_a_channel_that_ends_before_it_confirms_anything_is_opened_again(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[Channel] = []
+    confirm = Channel.confirm_delivery
+
+    def refuse(channel: Channel, *args: object, **options: object) -> None:
+        if len(refused) < 2:
+            refused.append(channel)
+            channel.queue_declare("nowhere", passive=True)  # which ends the channel
+        confirm(channel, *args, **options)
+
+    monkeypatch.setattr(Channel, "confirm_delivery", refuse)
+    open_one().put([job()])
+    assert len(refused) == 2
+
+
+def test_a_line_that_owes_answers_is_given_up_before_its_heartbeats_are_missed(
+    server: RabbitMQ,
+    open_one: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(heartbeat, "_EVERY", 0.3)
+    proxy = Proxy(server.port)
+    try:
+        far = open_one(server.url.replace(f":{server.port}/", f":{proxy.port}/"), patience=60)
+        far.put([job()])
+        proxy.cut()
+        late = Put(far, [job()])
+        eventually(lambda: "nothing was heard for" in caplog.text, "that")
+        assert not late.is_over
+        proxy.mend()
+        assert late.end() == ""
+    finally:
+        proxy.close()
+
+
+def test_a_line_that_answers_is_not_given_up_for_a_queue_that_does_not(
+    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_EVERY", 0.3)
+    broker = open_one(patience=60)
+    broker.put([job("down")])
+    with suspended(server, place(prefix, "down")):
+        late = Put(broker, [job("down")])
+        time.sleep(0.3 * 3 * heartbeat.DEAD)
+        assert broker._out.connects == 1
+    assert late.end() == ""
+    assert ready(broker) == {"down": 2}
+
+
+def test_names_are_written_again_as_long_as_they_are_used(
+    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The stream keeps the last names only: here it loses all at once.
+    monkeypatch.setattr(queue_announcer, "_EVERY", 0.5)
+    producer, consumer = open_one(), open_one()
+    producer.put([job("waits")])
+    LiveOwner(consumer, queues=("served",))
+    server.delete_queue(f"{prefix}.queues")
+
+    def names() -> set[str]:
+        looker = open_rabbit(server.url, prefix)
+        try:
+            return {row.name for row in looker.stats()}
+        finally:
+            looker.close()
+
+    eventually(lambda: {"waits", "served"} <= names(), "their names", limit=30)
+
+
+def fail(broker: RabbitBroker, jobs: list[Envelope]) -> None:
+    broker.put(jobs)
+    worker = LiveOwner(broker)
+    for lease in worker.await_all(len(jobs), queues=("default",)):
+        assert worker.settle(lease, Outcome.FAIL, error="no")
+    eventually(lambda: broker.info()["failed"] == len(jobs), "their end")
+    broker.detach(worker.id)
+
+
+def test_what_failed_is_tried_again_where_workers_look(
+    server: RabbitMQ, open_one: Open, prefix: str
+) -> None:
+    given = job(retries=0)
+    fail(open_one(), [given])
+    server.delete_queue(f"{prefix}.queues")
+    assert open_one().kick([given.id]) == [True]
+    assert ready(open_one()) == {"default": 1}
+
+
+@pytest.mark.parametrize("most", ["PIECE_COUNT", "PIECE_BYTES"])
+def test_an_act_on_what_failed_has_little_of_it_in_memory(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch, most: str
+) -> None:
+    # law 15
+    monkeypatch.setattr(dead_letter, most, {"PIECE_COUNT": 3, "PIECE_BYTES": 2500}[most])
+    broker = open_one()
+    jobs = [job(retries=0, body=b"x" * 1000) for _ in range(10)]
+    fail(broker, jobs)
+    pieces: list[int] = []
+    publish = broker._failed._publish
+
+    def counted(items: list[object]) -> None:
+        pieces.append(len(items))
+        publish(items)
+
+    monkeypatch.setattr(broker._failed, "_publish", counted)
+    wanted = [*ids_of(jobs[:5]), "unknown", *ids_of(jobs[5:9])]
+    assert broker.kick(wanted) == [one != "unknown" for one in wanted]
+    assert pieces == [3, 3, 3]
+    assert broker.delete(ids_of(jobs)) == [*[False] * 9, True]
+    worker = LiveOwner(broker)
+    taken = worker.await_all(9, queues=("default",))
+    assert [lease.open().id for lease in taken] == ids_of(jobs[:9])
+    assert broker.info()["failed"] == 0
+
+
+def test_a_look_at_a_queue_that_does_not_answer_ends(
+    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.short_connection.ANSWER_WITHIN", 1.0)
+    broker = open_one()
+    broker.put([job("down")])
+    with (
+        suspended(server, place(prefix, "down")),
+        pytest.raises(BrokerUnavailable, match=f"the queue {place(prefix, 'down')} does not"),
+    ):
+        broker.purge("down")
+    broker.purge("down")
+
+
+def test_a_name_that_cannot_be_stops_nobody_who_serves_all_queues(open_one: Open) -> None:
+    one, named = open_one(), job("a*#")
+    with pytest.raises(InvalidOption, match="reads as a pattern"):
+        one.carry([job(), named], ())
+    record = Record(envelope=named, state=State.READY, seq=1, rank=named.rank)
+    with pytest.raises(InvalidOption, match="reads as a pattern"):
+        one.adopt(Departure("m", "here", 9), [record], "")
+    assert one.stats() == []
+    one.put([job()])
+    one._publish([one._registry.entry("b.#")])  # as others might
+    other = open_one()
+    other.attach(Owner(id="w", kind="worker"))
+    assert [row.name for row in other.stats()] == ["default"]

@@ -1,0 +1,124 @@
+"""Messages whose consumers die, on RabbitMQ: the server counts the deliveries of a message."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+from harness import eventually
+from pika.adapters.blocking_connection import BlockingChannel
+from servers import rabbitmq_url
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import Outcome, Record, State
+from tidemill.core.retry import ENDLESS, MESSAGE, Retries
+
+sys.path.append(str(Path(__file__).parents[3] / "conformance"))
+
+from broker_driver import LiveOwner, message
+
+SMALL = Retries(3, delay=0.02, factor=1, jitter=False)
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"r{time.time_ns() % 10**15}"
+
+
+@pytest.fixture
+def broker(prefix: str) -> Iterator[Broker]:
+    broker = open_broker(f"{rabbitmq_url()}?prefix={prefix}")
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def consumer(broker: Broker) -> LiveOwner:
+    return LiveOwner(broker, "c1", "consumer")
+
+
+@pytest.fixture
+def channel() -> Iterator[BlockingChannel]:
+    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq_url()))
+    yield connection.channel()
+    connection.close()
+
+
+def die_of_it(channel: BlockingChannel, prefix: str) -> None:
+    """Take a message and never end it: what the server sees of a death."""
+    place = f"{prefix}.messages.normal.default"
+    got = eventually(lambda: (found := channel.basic_get(place))[0] and found)
+    channel.basic_nack(got[0].delivery_tag, requeue=True)
+
+
+def failed(broker: Broker) -> list[Record]:
+    return broker.find(Filter(states=frozenset({State.FAILED}))).records
+
+
+def test_the_first_death_returns_a_message_to_its_place(
+    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
+) -> None:
+    # law 7
+    broker.put([message(id="poison", retries=MESSAGE), message(id="good", retries=MESSAGE)])
+
+    die_of_it(channel, prefix)
+
+    assert [lease.open().id for lease in consumer.await_all(2)] == ["poison", "good"]
+
+
+def test_the_second_death_delays_a_message_behind_the_others(
+    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
+) -> None:
+    broker.put([message(id="poison", retries=MESSAGE), message(id="good", retries=MESSAGE)])
+
+    for _ in range(2):
+        die_of_it(channel, prefix)
+
+    good, poison = consumer.await_all(2)
+    assert (good.open().id, good.attempt) == ("good", 1)
+    assert (poison.open().id, poison.attempt) == ("poison", 3)
+
+
+def test_a_message_that_its_consumers_die_of_ends_as_failed(
+    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
+) -> None:
+    broker.put([message(id="poison", retries=SMALL)])
+    die_of_it(channel, prefix)
+    for attempt in (2, 3, 4):
+        (lease,) = consumer.await_all(1)
+        assert lease.attempt == attempt
+        consumer.settle(lease, Outcome.RETRY, error="ValueError: bad")
+
+    (record,) = eventually(lambda: failed(broker))
+    assert (record.envelope.id, record.error) == ("poison", "ValueError: bad")
+
+
+def test_deaths_alone_end_a_message(
+    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
+) -> None:
+    broker.put([message(id="poison", retries=Retries(2, delay=0.02, jitter=False, immediate=2))])
+
+    for _ in range(3):
+        die_of_it(channel, prefix)
+    consumer.take()
+
+    (record,) = eventually(lambda: failed(broker))
+    assert (record.attempt, record.error) == (3, "its consumer died")
+
+
+def test_a_message_without_an_end_is_handed_out_again_at_once(
+    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
+) -> None:
+    broker.put([message(id="beanstalk", retries=ENDLESS)])
+
+    for _ in range(25):
+        die_of_it(channel, prefix)
+
+    (lease,) = consumer.await_all(1)
+    assert lease.open().id == "beanstalk"

@@ -1,0 +1,326 @@
+"""Timer queues of RabbitMQ: delayed jobs whose time the workers keep, on one server."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+from harness import eventually
+from hypothesis import given
+from hypothesis import strategies as st
+from rabbitmq_desk import LiveOwner, ids_of, job, message, open_rabbit
+from servers import Proxy, rabbitmq_url
+
+from tidemill.brokers.contract.carried_jobs import carried_jobs
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.rabbitmq import RabbitBroker, timekeeper
+from tidemill.brokers.rabbitmq.policies import of_delays, of_version
+from tidemill.brokers.rabbitmq.settings import check_url
+from tidemill.brokers.rabbitmq.timer_queues import (
+    LEVELS,
+    LONGEST,
+    by_workers,
+    least,
+    level_of,
+    most,
+)
+from tidemill.core.config import parse_url
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Outcome, State
+
+Open = Callable[..., RabbitBroker]
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"k{time.time_ns() % 10**12}"
+
+
+@pytest.fixture
+def open_one(prefix: str) -> Iterator[Open]:
+    """Open brokers whose delayed jobs go to timer queues, unless said otherwise."""
+    brokers: list[RabbitBroker] = []
+
+    def opened(url: str = "", **options: Any) -> RabbitBroker:
+        options = {"delays": "workers", **options}
+        brokers.append(open_rabbit(url or rabbitmq_url(), prefix, **options))
+        return brokers[-1]
+
+    yield opened
+    for broker in brokers:
+        broker.close()
+
+
+def lateness(worker: LiveOwner, due: dict[str, float]) -> dict[str, float]:
+    """Seconds that each job comes after its time."""
+    late: dict[str, float] = {}
+    while len(late) < len(due):
+        for lease in worker.await_all(1):
+            late[lease.open().id] = time.monotonic() - due[lease.open().id]
+            assert worker.settle(lease)
+    return late
+
+
+def put(broker: RabbitBroker, delay: float) -> tuple[str, float]:
+    """Put a delayed job: its id, and when it is due."""
+    delayed, due = job(delay=delay), time.monotonic() + delay
+    broker.put([delayed])
+    return delayed.id, due
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+
+@given(st.floats(0.0, LONGEST, exclude_max=True))
+def test_a_delay_lies_in_the_range_of_its_queue(seconds: float) -> None:
+    level = level_of(seconds)
+    assert 0 <= level < LEVELS
+    assert least(level) <= seconds < most(level)
+
+
+def test_there_are_few_queues_and_each_begins_where_another_ends() -> None:
+    # law 15
+    assert LEVELS <= 24
+    assert math.isclose(LONGEST, most(LEVELS - 1))
+    assert all(most(level) == least(level + 1) for level in range(LEVELS - 1))
+
+
+@pytest.mark.parametrize(
+    ("url", "version", "workers"),
+    [
+        ("amqp://a,b,c", "3.10.8", True),
+        ("amqp://a,b,c", "3.12.4", True),
+        ("amqp://a,b,c", "3.12.5", False),
+        ("amqp://a,b,c", "4.0.1", False),
+        ("amqp://a,b,c", "", False),
+        ("amqp://a", "3.10.8", False),
+        ("amqp://a?delays=workers", "4.0.1", True),
+        ("amqp://a,b?delays=server", "3.10.8", False),
+    ],
+)
+def test_workers_keep_the_time_where_the_server_cannot(
+    url: str, version: str, workers: bool
+) -> None:
+    assert by_workers(check_url(parse_url(url)), version) is workers
+
+
+# -- on time --------------------------------------------------------------------------------------
+
+
+def test_delayed_jobs_come_when_they_are_due(open_one: Open) -> None:
+    # law 9
+    producer, worker = open_one(), LiveOwner(open_one())
+    worker.take()
+    late = lateness(worker, dict(put(producer, d) for d in (0.05, 0.5, 0.7, 1.1, 2.1, 0.3)))
+    assert min(late.values()) >= 0
+    assert max(late.values()) < 5
+
+
+def test_a_worker_that_comes_later_finds_delayed_jobs(open_one: Open) -> None:
+    producer = open_one()
+    due = dict(put(producer, delay) for delay in (0.05, 0.6, 1.2))
+    assert producer.info()["delayed"] == 3
+    assert producer.info()["delays"] == "workers"
+    time.sleep(1.3)
+    assert len(lateness(LiveOwner(open_one()), due)) == 3
+
+
+def test_a_worker_whose_server_keeps_time_serves_timer_queues_too(open_one: Open) -> None:
+    # given: a worker of before an upgrade, or whose url names one node
+    producer, worker = open_one(), LiveOwner(open_one(delays="server"))
+    worker.take()
+    # when, then
+    late = lateness(worker, dict(put(producer, delay) for delay in (0.05, 0.6)))
+    assert max(late.values()) < 5
+
+
+def test_a_retry_waits_and_keeps_what_is_known_of_its_job(open_one: Open) -> None:
+    # laws 7, 9
+    broker = open_one()
+    worker = LiveOwner(broker)
+    given_job = job(delay=0.05)
+    broker.put([given_job])
+    (lease,) = worker.await_all(1)
+    ended = time.monotonic()
+    assert worker.settle(lease, Outcome.RETRY, delay=0.6, error="broken")
+    (lease,) = worker.await_all(1)
+    assert time.monotonic() - ended >= 0.6
+    assert (lease.open().id, lease.attempt) == (given_job.id, 2)
+
+
+def test_consumers_keep_the_time_of_delayed_messages(open_one: Open) -> None:
+    broker = open_one()
+    consumer = LiveOwner(broker, kind="consumer")
+    given_message = message(delay=0.3)
+    began = time.monotonic()
+    broker.put([given_message])
+    (lease,) = consumer.await_all(1)
+    assert time.monotonic() - began >= 0.3
+    assert lease.open().id == given_message.id
+
+
+def test_a_job_behind_a_full_window_is_on_time(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: one window full of jobs that wait longer than the next one in the same queue
+    monkeypatch.setattr(timekeeper, "_WINDOW", 4)
+    producer, worker = open_one(), LiveOwner(open_one())
+    worker.take()
+    due = dict(put(producer, 1.99) for _ in range(9))
+    job_id, soon = put(producer, 1.01)
+    # when
+    late = lateness(worker, {**due, job_id: soon})
+    # then
+    assert min(late.values()) >= 0
+    assert late[job_id] < 0.6
+
+
+def test_what_is_held_for_long_comes_anew_and_runs_once(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 2: as if the server took back what is held for more than half a second
+    monkeypatch.setattr(timekeeper, "_HOLD_MOST", 0.1)
+    monkeypatch.setattr(timekeeper, "_LOOK_EVERY", 0.05)
+    producer, worker = open_one(), LiveOwner(open_one())
+    worker.take()
+    due = dict(put(producer, delay) for delay in (0.9, 1.5))
+    late: dict[str, float] = {}
+    for _ in due:
+        (lease,) = worker.await_all(1)
+        late[lease.open().id] = time.monotonic() - due[lease.open().id]
+        assert (lease.attempt, lease.losses) == (1, 0)
+        assert worker.settle(lease)
+    assert min(late.values()) >= 0
+    assert worker.take() == []
+
+
+def test_many_that_are_due_at_one_instant_begin_within_seconds(open_one: Open) -> None:
+    # given
+    producer, worker = open_one(), LiveOwner(open_one())
+    worker.take()
+    jobs = [job(delay=2.5) for _ in range(2000)]
+    due = time.monotonic() + 2.5
+    producer.put(jobs)
+    # when
+    leases = worker.await_all(len(jobs))
+    # then
+    assert 0 <= time.monotonic() - due < 5
+    assert sorted(lease.open().id for lease in leases) == sorted(ids_of(jobs))
+
+
+def test_large_bodies_do_not_fill_the_memory_of_a_worker(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: a worker that may hold three of them
+    monkeypatch.setattr(timekeeper, "_BYTES", 300_000)
+    producer, broker = open_one(), open_one()
+    worker = LiveOwner(broker)
+    worker.take()
+    due = {}
+    for _ in range(20):
+        large = job(delay=1.5, body=b"x" * 100_000)
+        due[large.id] = time.monotonic() + 1.5
+        producer.put([large])
+    # when
+    time.sleep(1.0)
+    keeper = broker._timekeeping.keeper
+    assert keeper is not None
+    held = keeper._bytes
+    # then
+    assert 100_000 <= held <= 500_000
+    assert len(lateness(worker, due)) == 20
+
+
+# -- when something breaks ------------------------------------------------------------------------
+
+
+def test_a_cut_line_loses_and_doubles_nothing(open_one: Open) -> None:
+    # laws 1, 2
+    with contextlib.closing(Proxy(int(pika.URLParameters(rabbitmq_url()).port))) as proxy:
+        url = f"amqp://guest:guest@127.0.0.1:{proxy.port}/%2F"
+        producer, worker = open_one(), LiveOwner(open_one(url))
+        worker.take()
+        due = dict(put(producer, 0.9 + n / 50) for n in range(60))
+        seen: list[str] = []
+        for _ in range(4):
+            proxy.cut()
+            proxy.mend()
+            time.sleep(0.4)
+        while len(set(seen)) < len(due):
+            for lease in worker.await_all(1):
+                assert time.monotonic() >= due[lease.open().id]
+                seen.append(lease.open().id)
+                worker.settle(lease)
+
+
+def test_what_no_release_can_read_is_kept_with_what_failed(open_one: Open, prefix: str) -> None:
+    # law 16
+    broker = open_one()
+    worker = LiveOwner(broker)
+    worker.take()
+    put(broker, 0.05)
+    (lease,) = worker.await_all(1)
+    assert worker.settle(lease)
+    with contextlib.closing(pika.BlockingConnection(pika.URLParameters(rabbitmq_url()))) as line:
+        line.channel().basic_publish("", f"{prefix}.timer.0", b"who are you?")
+    what = Filter(states=frozenset({State.FAILED}))
+    (record,) = eventually(lambda: broker.find(what).records, "it is put aside")
+    assert "does not say when it is due" in record.error
+
+
+def test_a_worker_that_leaves_gives_back_what_it_holds(open_one: Open) -> None:
+    producer, broker = open_one(), open_one()
+    worker = LiveOwner(broker)
+    worker.take()
+    due = dict([put(producer, 3.0)])
+    eventually(lambda: producer.info()["delayed"] == 0, "the worker holds it")
+    broker.close()
+    eventually(lambda: producer.info()["delayed"] == 1, "the server has it again")
+    assert min(lateness(LiveOwner(open_one()), due).values()) >= 0
+
+
+# -- moves and looks ------------------------------------------------------------------------------
+
+
+def test_a_move_takes_jobs_out_of_timer_queues_with_their_times(open_one: Open) -> None:
+    broker = open_one()
+    jobs = {delay: job(delay=delay) for delay in (5.0, 700.0, 400_000.0)}
+    now = time.time()
+    broker.put(list(jobs.values()))
+    source = carried_jobs(broker)
+    assert source.remains().jobs == 3
+    records = {}
+    for taken in source.take():
+        records |= {record.envelope.id: record for record in taken.records}
+        taken.stored = [True] * len(taken.records)
+    for delay, moved in jobs.items():
+        assert records[moved.id].state is State.SCHEDULED
+        assert abs(records[moved.id].due - now - delay) < 1
+
+
+@pytest.mark.parametrize(
+    ("url", "version", "dangers", "said"),
+    [
+        ("amqp://a,b,c", "3.10.8", 0, "workers keep the time of delayed jobs (RabbitMQ 3.10.8)"),
+        ("amqp://a,b,c?delays=server", "3.10.8", 1, ""),
+        ("amqp://a,b,c", "3.12.5", 0, ""),
+        ("amqp://a", "3.10.8", 0, ""),
+    ],
+)
+def test_the_doctor_says_who_keeps_the_time(
+    url: str, version: str, dangers: int, said: str
+) -> None:
+    settings = check_url(parse_url(url))
+    assert len(list(of_version(settings, version))) == dangers
+    assert of_delays(settings, version).startswith(said)
+    assert bool(of_delays(settings, version)) is bool(said)
+
+
+def test_an_unknown_keeper_of_time_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="delays in the url must be server or workers"):
+        check_url(parse_url("amqp://a?delays=me"))

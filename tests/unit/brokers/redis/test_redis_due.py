@@ -1,0 +1,104 @@
+"""What comes due on Redis by the thousand: no call moves all of it, and nobody can tell."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from servers import redis_url
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.schedules import Change
+from tidemill.brokers.redis import server_clock
+from tidemill.brokers.redis.broker import RedisBroker
+from tidemill.brokers.redis.connections import ServerConnection
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Owner, State
+
+MANY = 1250  # more than two calls move
+LATER = 60.0
+
+
+@pytest.fixture
+def broker() -> Iterator[RedisBroker]:
+    broker = open_broker(f"{redis_url()}?prefix=t{new_id()}")
+    assert isinstance(broker, RedisBroker)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each verb was called from now on."""
+    counted: Counter[str] = Counter()
+    run = ServerConnection.run
+
+    def count(self: ServerConnection, verb: str, *args: object) -> object:
+        counted[verb] += 1
+        return run(self, verb, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ServerConnection, "run", count)
+    return counted
+
+
+def job(job_id: str, **fields: object) -> Envelope:
+    return Envelope(id=job_id, task="t", **fields)  # type: ignore[arg-type]
+
+
+def many(**fields: object) -> list[Envelope]:
+    return [job(f"j{n:05}", **fields) for n in range(MANY)]
+
+
+def put(broker: RedisBroker) -> object:
+    return broker.put([job("new", key="k", on_conflict="reject")])
+
+
+def schedule(broker: RedisBroker) -> object:
+    return broker.change_schedules([Change("s", 0, time.time() + 99, b"", False, (job("new"),))])
+
+
+def wait(broker: RedisBroker) -> object:
+    return broker.wait_for(["j00000"], 0.01)
+
+
+@pytest.mark.parametrize("call", [put, schedule, wait])
+def test_all_that_was_due_is_moved_before_a_call_but_not_by_it(
+    broker: RedisBroker,
+    calls: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[RedisBroker], object],
+) -> None:
+    # law 10
+    broker.put(many(delay=LATER))
+    monkeypatch.setattr(server_clock, "server_offset", lambda: LATER + 1)
+    calls.clear()
+    call(broker)
+    assert calls["housekeeping"] == 2
+    (row,) = broker.stats()
+    assert (row.scheduled, row.ready) == (0, MANY + (call is not wait))
+
+
+def test_what_came_due_goes_before_what_was_put_after_it(
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 10
+    broker.put(many(delay=LATER))
+    monkeypatch.setattr(server_clock, "server_offset", lambda: LATER + 1)
+    broker.put([job("new", key="k")])
+    broker.attach(Owner(id="w", kind="worker", name="w"))
+    leases = broker.exchange(Step("w", want=Want(MANY + 1))).leases
+    assert [lease.open().id for lease in leases] == [*(j.id for j in many()), "new"]
+
+
+def test_what_has_expired_keeps_no_key_however_much_has(
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 12
+    broker.put([*many(expires=LATER), job("old", expires=LATER + 0.5, key="k")])
+    monkeypatch.setattr(server_clock, "server_offset", lambda: LATER + 1)
+    put(broker)
+    records = broker.get_many(["old", "new"])
+    assert [record and record.state for record in records] == [State.EXPIRED, State.READY]

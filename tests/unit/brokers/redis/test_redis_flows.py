@@ -1,0 +1,211 @@
+"""Flows on Redis that are too long for one call: done in pieces, whatever comes in between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from servers import Redis, redis_url
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.redis.broker import RedisBroker
+from tidemill.brokers.redis.connections import ServerConnection
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Links, Outcome, Owner, Record, State, Verdict
+
+MANY = 2500  # more than two calls follow
+Open = Callable[[], RedisBroker]
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def opener(stack: contextlib.ExitStack, url: str) -> Open:
+    def open_one() -> RedisBroker:
+        broker = open_broker(url)
+        stack.callback(broker.close)
+        assert isinstance(broker, RedisBroker)
+        return broker
+
+    return open_one
+
+
+@pytest.fixture
+def open_one(stack: contextlib.ExitStack) -> Open:
+    return opener(stack, f"{redis_url()}?prefix=t{new_id()}")
+
+
+@pytest.fixture
+def broker(open_one: Open) -> RedisBroker:
+    return open_one()
+
+
+def job(job_id: str, *behind: str, waits: str = "", **fields: Any) -> Envelope:
+    inputs = tuple(fields.pop("inputs", ()))
+    links = Links(next=behind, waits=waits, inputs=inputs)
+    return Envelope(id=job_id, task="t", links=links, **fields)
+
+
+def name(number: int) -> str:
+    return f"j{number:05}"
+
+
+def put_chain(broker: RedisBroker) -> None:
+    """One after the other, the last first."""
+    last = job(name(MANY - 1), waits="success")
+    rest = [job(name(n), name(n + 1), waits="success") for n in range(MANY - 2, 0, -1)]
+    broker.put([last, *rest, job(name(0), name(1))])
+
+
+def settle(broker: RedisBroker, outcome: Outcome, **fields: Any) -> float:
+    """Run the next job; seconds until something is due then."""
+    broker.attach(Owner(id="w", name="w"))
+    [lease] = broker.exchange(Step("w", want=Want(1))).leases
+    reply = broker.exchange(Step("w", [Verdict(lease.token, outcome, **fields)]))
+    assert reply.settled == [True]
+    return reply.next_due
+
+
+def counts(broker: RedisBroker) -> tuple[int, int]:
+    """How many wait, and how many were cancelled."""
+    [row] = broker.stats()
+    return row.waiting, row.cancelled
+
+
+def get(broker: RedisBroker, job_id: str) -> Record:
+    record = broker.get(job_id)
+    assert record is not None
+    return record
+
+
+def test_a_long_fall_is_gone_on_with_by_whoever_comes_next(open_one: Open) -> None:
+    # law 3: and at once, since it is due
+    broker, other = open_one(), open_one()
+    put_chain(broker)
+    assert settle(broker, Outcome.FAIL) == 0
+    waiting, cancelled = counts(broker)
+    assert waiting + cancelled == MANY - 1
+    assert 500 < waiting < MANY - 500  # some in this call, some left
+    # then
+    other.attach(Owner(id="o", name="o"))
+    assert other.exchange(Step("o")).next_due == 0
+    assert counts(broker)[0] < waiting
+    assert other.exchange(Step("o")).next_due > 0
+    assert counts(broker) == (0, MANY - 1)
+
+
+def test_a_step_counts_down_behind_all_that_it_ends(broker: RedisBroker) -> None:
+    # law 3: however many those are
+    members = [name(n) for n in range(MANY)]
+    broker.put([job("all", waits="barrier"), *[job(i, "all") for i in members]])
+    broker.attach(Owner(id="w", name="w"))
+    leases = broker.exchange(Step("w", want=Want(MANY))).leases
+    reply = broker.exchange(Step("w", [Verdict(it.token, Outcome.SUCCESS) for it in leases]))
+    assert reply.next_due > 0
+    assert get(broker, "all").state is State.SUCCEEDED
+
+
+def test_a_server_killed_in_a_long_fall_goes_on_with_it(stack: contextlib.ExitStack) -> None:
+    # laws 1, 3
+    server = Redis(durable=True)
+    stack.callback(server.close)
+    broker = opener(stack, server.url)()
+    put_chain(broker)
+    settle(broker, Outcome.FAIL)
+    before = counts(broker)
+    assert before[0] > 0
+    server.kill()
+    server.start()
+    assert counts(broker) == before
+    broker.tick()
+    assert counts(broker) == (0, MANY - 1)
+
+
+@pytest.mark.parametrize("where", ["first", "last that fell"])
+def test_what_is_made_ready_again_in_the_middle_of_its_fall_is_counted_in_order(
+    broker: RedisBroker, where: str
+) -> None:
+    put_chain(broker)
+    settle(broker, Outcome.FAIL)
+    waiting, cancelled = counts(broker)
+    assert waiting > 0
+    first = 0 if where == "first" else cancelled
+    assert get(broker, name(first)).state.finished
+    assert broker.kick([name(first)]) == [True]
+    assert counts(broker)[0] == MANY - 1 - first
+    for n in (first + 1, first + 2, MANY - 1):
+        record = get(broker, name(n))
+        assert (record.state, record.pending, record.failures) == (State.WAITING, 1, 0)
+    # and when it is cancelled, all of it is in the call
+    assert broker.cancel([name(first)]) == [True]
+    assert counts(broker)[0] == 0
+
+
+def test_a_job_deleted_in_the_middle_of_its_fall_is_counted_down(broker: RedisBroker) -> None:
+    behind = [name(n) for n in range(1, MANY)]
+    broker.put([*[job(i, waits="any") for i in behind], job(name(0), *behind)])
+    settle(broker, Outcome.FAIL)
+    assert counts(broker)[0] > 0
+    assert broker.delete([name(0)]) == [True]
+    broker.tick()
+    [row] = broker.stats()
+    assert (row.waiting, row.ready) == (0, MANY - 1)
+
+
+def test_a_store_is_sealed_when_nothing_is_left_to_count_down(broker: RedisBroker) -> None:
+    # what is copied would wait for ever
+    put_chain(broker)
+    settle(broker, Outcome.FAIL)
+    assert counts(broker)[0] > 0
+    assert broker.depart("lmdb:///elsewhere", seal=True).sealed
+    assert counts(broker) == (0, MANY - 1)
+
+
+def test_what_is_purged_in_pieces_is_not_cancelled(broker: RedisBroker) -> None:
+    put_chain(broker)
+    assert broker.purge("default") == MANY
+    assert broker.find(Filter()).records == []
+    assert counts(broker) == (0, 0)
+
+
+def test_an_act_whose_reply_was_lost_tells_what_it_did_and_is_gone_on_with(
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 4
+    put_chain(broker)
+    lose_a_reply(monkeypatch)
+    assert broker.cancel([name(0)]) == [True]
+    assert counts(broker) == (0, MANY)
+
+
+def test_a_lease_whose_reply_was_lost_brings_its_inputs(
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 4, case C1
+    broker.put([job("b", waits="success", inputs=["a"]), job("a", "b")])
+    settle(broker, Outcome.SUCCESS, result=b"one")
+    lose_a_reply(monkeypatch)
+    [lease] = broker.exchange(Step("w", want=Want(1))).leases
+    assert [(i.id, i.state, i.result) for i in lease.inputs] == [("a", "succeeded", b"one")]
+
+
+def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next answer does not arrive."""
+    real, lost = ServerConnection._send, []
+
+    def send(line: ServerConnection, command: tuple[Any, ...]) -> Any:
+        answer = real(line, command)
+        if not lost and command[0] == b"FCALL":
+            lost.append(command)
+            line.close()
+            raise ConnectionError("cut")
+        return answer
+
+    monkeypatch.setattr(ServerConnection, "_send", send)

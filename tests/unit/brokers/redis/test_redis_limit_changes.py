@@ -1,0 +1,153 @@
+"""A limit by name changes on Redis: the change is carried to its keys in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from servers import redis_url
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.redis.broker import RedisBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+
+KEYS = 350  # more than three calls reach
+SLOTS = {count: LimitSettings(concurrency=count) for count in (1, 2, 3, 100)}
+
+
+@pytest.fixture
+def open_one() -> Iterator[Callable[[], RedisBroker]]:
+    opened: list[RedisBroker] = []
+    url = f"{redis_url()}?prefix=t{new_id()}"
+
+    def open_one() -> RedisBroker:
+        broker = open_broker(url)
+        assert isinstance(broker, RedisBroker)
+        opened.append(broker)
+        return broker
+
+    yield open_one
+    for broker in opened:
+        broker.close()
+
+
+@pytest.fixture
+def broker(open_one: Callable[[], RedisBroker]) -> RedisBroker:
+    broker = open_one()
+    broker.attach(Owner(id="w", name="w"))
+    return broker
+
+
+def put(
+    broker: RedisBroker, terms: LimitSettings, jobs: int = 1, keys: int = KEYS, tag: str = "j"
+) -> None:
+    """Jobs of each key."""
+    broker.put(
+        [
+            Envelope(
+                id=f"{tag}{n}-{key}", task="t", limit=JobLimit("api", f"k{key:05}", 1.0, terms)
+            )
+            for n in range(jobs)
+            for key in range(keys)
+        ]
+    )
+
+
+def take(broker: RedisBroker, *verdicts: Verdict) -> list[int]:
+    """Tokens of all that may start."""
+    return [lease.token for lease in broker.exchange(Step("w", verdicts, Want(2000))).leases]
+
+
+def one_piece(broker: RedisBroker, terms: LimitSettings) -> None:
+    """Change the limit, and carry it no further than one call does."""
+    broker._go_on = lambda lines: None  # type: ignore[method-assign]
+    broker.set_limit("api", terms)
+    del broker._go_on  # type: ignore[method-assign]
+
+
+def test_a_change_has_reached_all_keys_when_it_returns(broker: RedisBroker) -> None:
+    # law 13
+    put(broker, SLOTS[1], jobs=4)
+    assert len(take(broker)) == KEYS
+    broker.set_limit("api", SLOTS[2])
+    assert len(take(broker)) == KEYS
+    # and so has a lower limit: no place is free before two of three have ended
+    broker.set_limit("api", SLOTS[1])
+    assert take(broker) == []
+
+
+def test_a_put_that_changes_a_limit_reaches_all_keys_soon(broker: RedisBroker) -> None:
+    # law 13
+    put(broker, SLOTS[1], jobs=2)
+    assert len(take(broker)) == KEYS
+    put(broker, SLOTS[2], keys=1, tag="new")
+    started = 0
+    for _ in range(10):  # what is left of the change is the next task of whoever comes
+        started += len(take(broker))
+    assert started == KEYS
+    assert [row.terms for row in broker.limits()] == [SLOTS[2]]
+
+
+def test_a_change_that_was_cut_short_is_finished_by_another(
+    broker: RedisBroker, open_one: Callable[[], RedisBroker]
+) -> None:
+    # laws 3, 13
+    put(broker, SLOTS[1], jobs=2)
+    take(broker)
+    one_piece(broker, SLOTS[2])
+    key = broker._lines.key
+    assert broker._lines.ask(b"HLEN", key + b":walk") == 1
+    # the entry in what is due was lost on somebody of an older version, too
+    broker._lines.ask(b"ZREM", key + b":due", b"wapi")
+    open_one().tick()
+    assert broker._lines.ask(b"EXISTS", key + b":walk") == 0
+    assert len(take(broker)) == KEYS
+
+
+def test_keys_that_a_change_has_not_reached_keep_the_old_terms(broker: RedisBroker) -> None:
+    # law 13
+    put(broker, SLOTS[1], jobs=3)
+    take(broker)
+    one_piece(broker, SLOTS[3])
+    broker._lines.ask(b"ZREM", broker._lines.key + b":due", b"wapi")
+    reached = len(take(broker)) // 2
+    assert 0 < reached < KEYS
+    # keys that are new have the terms of their place
+    new = [(f"{n}", f"k{n}") for n in ("00000a", "99999")]
+    claims = [(name, JobLimit("api", key, 1.0, SLOTS[3])) for name, key in new]
+    jobs = [(name + tag, claim) for name, claim in claims for tag in "abc"]
+    broker.put([Envelope(id=name, task="t", limit=claim) for name, claim in jobs])
+    assert len(take(broker)) == 3 + 1
+    broker.tick()
+    assert len(take(broker)) == 2 * (KEYS - reached) + 2
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_a_limit_may_change_while_a_change_is_under_way(broker: RedisBroker, last: int) -> None:
+    # law 13
+    put(broker, SLOTS[1], jobs=4)
+    take(broker)
+    one_piece(broker, SLOTS[100])
+    one_piece(broker, SLOTS[2])
+    one_piece(broker, SLOTS[100])
+    broker.set_limit("api", SLOTS[last])
+    assert broker._lines.ask(b"EXISTS", broker._lines.key + b":walk") == 0
+    assert len(take(broker)) == (last - 1) * KEYS
+
+
+def test_tokens_stay_as_far_as_they_fit_in_all_keys(broker: RedisBroker) -> None:
+    # law 13: one token of two is spent, and the new bucket holds three
+    hourly = LimitSettings(rate=(1, 3600.0), burst=2)
+    put(broker, hourly, jobs=6)
+    tokens = take(broker)
+    assert len(tokens) == 2 * KEYS
+    put(broker, hourly, keys=1, tag="again")
+    broker.set_limit("api", LimitSettings(rate=(1, 1800.0), burst=3))
+    assert take(broker, *(Verdict(token, Outcome.SUCCESS) for token in tokens)) == []
+    broker.set_limit("api", LimitSettings(rate=(1, 3600.0), burst=1))
+    assert take(broker) == []
+    broker.set_limit("api", LimitSettings(concurrency=1))
+    assert len(take(broker)) == KEYS

@@ -1,0 +1,125 @@
+"""Limits on Redis: replies that are lost, a server that is killed, and what a lease costs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from servers import Redis
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.redis.broker import RedisBroker
+from tidemill.brokers.redis.connections import ServerConnection
+from tidemill.brokers.registry import open_broker
+from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+
+Opened = tuple[Redis, RedisBroker]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Opened]]:
+    with contextlib.ExitStack() as stack:
+
+        def start_one(*, durable: bool = False) -> Opened:
+            server = Redis(durable=durable)
+            stack.callback(server.close)
+            broker = open_broker(server.url)
+            stack.callback(broker.close)
+            assert isinstance(broker, RedisBroker)
+            broker.attach(Owner(id="w", name="w"))
+            return server, broker
+
+        yield start_one
+
+
+def put(broker: RedisBroker, count: int, prefix: str = "j", **fields: Any) -> None:
+    broker.put([Envelope(id=f"{prefix}{n:05}", task="t", **fields) for n in range(count)])
+
+
+def take(broker: RedisBroker, count: int, *verdicts: Verdict) -> list[int]:
+    """Tokens of what is leased."""
+    return [lease.token for lease in broker.exchange(Step("w", verdicts, Want(count))).leases]
+
+
+def commands(server: Redis) -> int:
+    """How many the server has been given."""
+    lines = server.run("INFO", "commandstats").splitlines()
+    counts = {line.partition(":")[0]: line.partition("calls=")[2] for line in lines}
+    return sum(int(text.partition(",")[0]) for name, text in counts.items() if text and name)
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_what_waits_for_its_limit_costs_a_lease_nothing(
+    start: Callable[..., Opened], key: str
+) -> None:
+    # law 13: it waits aside, and is not walked over
+    costs = []
+    for parked in (10, 2000):
+        server, broker = start()
+        put(
+            broker, parked, queue="a", limit=JobLimit("api", key, 1.0, LimitSettings(concurrency=1))
+        )
+        put(broker, 5, "free", queue="a")
+        assert len(take(broker, 1)) == 1
+        before = commands(server)
+        assert len(take(broker, 5)) == 5
+        costs.append(commands(server) - before)
+    assert costs[0] == costs[1]
+
+
+def test_a_server_that_was_killed_knows_its_limits(start: Callable[..., Opened]) -> None:
+    # laws 1, 13
+    server, broker = start(durable=True)
+    broker.set_limit("a", LimitSettings(rate=(1, 3600), burst=2), queue=True)
+    put(broker, 5, queue="a")
+    put(broker, 5, "lane", queue="b", limit=JobLimit("api", "k", 1.0, LimitSettings(concurrency=1)))
+    first = take(broker, 10)
+    assert len(first) == 3
+    server.kill()
+    server.start()
+    assert take(broker, 10) == []
+    assert [row.running for row in broker.limits()] == [2, 1]
+    verdicts = [Verdict(token, Outcome.SUCCESS) for token in first]
+    assert len(take(broker, 10, *verdicts)) == 1
+
+
+def test_a_step_whose_reply_was_lost_takes_its_tokens_once(
+    start: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # laws 4, 13
+    _, broker = start()
+    broker.set_limit("a", LimitSettings(rate=(1, 3600), burst=3), queue=True)
+    put(broker, 5, queue="a")
+    take(broker, 0)  # its line is open
+    lose_a_reply(monkeypatch)
+    assert len(take(broker, 2)) == 2
+    assert len(take(broker, 2)) == 1
+
+
+def test_a_limit_whose_change_was_lost_on_the_way_back_is_changed_once(
+    start: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 4
+    _, broker = start()
+    lose_a_reply(monkeypatch)
+    broker.set_limit("api", LimitSettings(rate=(2, 7), window=(3, 5.5), breaker=(4, 1.5)))
+    [row] = broker.limits()
+    assert row.terms == LimitSettings(rate=(2, 7), window=(3, 5.5), breaker=(4, 1.5))
+
+
+def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next answer does not arrive."""
+    real, lost = ServerConnection._send, []
+
+    def send(line: ServerConnection, command: tuple[Any, ...]) -> Any:
+        answer = real(line, command)
+        if not lost and command[0] == b"FCALL":
+            lost.append(command)
+            line.close()
+            raise ConnectionError("cut")
+        return answer
+
+    monkeypatch.setattr(ServerConnection, "_send", send)

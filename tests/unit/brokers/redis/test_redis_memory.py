@@ -1,0 +1,158 @@
+"""A Redis server that is out of memory: work goes on, and does not take more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from servers import Redis
+
+from tidemill.brokers.contract.exchange import Reply, Step, Want
+from tidemill.brokers.redis.broker import RedisBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import StoreFull
+from tidemill.core.job import RESULT_NOT_KEPT, Envelope, Note, Outcome, Owner, State, Verdict
+
+MB = 1 << 20
+LIMIT = 12 * MB
+
+
+@pytest.fixture
+def server() -> Iterator[Redis]:
+    with contextlib.closing(Redis("--maxmemory", str(LIMIT))) as server:
+        yield server
+
+
+@pytest.fixture
+def broker(server: Redis) -> Iterator[RedisBroker]:
+    broker = open_broker(f"{server.url}?patience=0")
+    assert isinstance(broker, RedisBroker)
+    broker.attach(Owner(id="w", name="w"))
+    yield broker
+    broker.close()
+
+
+def fill(broker: RedisBroker, size: int = 1000, prefix: str = "j") -> int:
+    """Put jobs until the server refuses them; how many that were."""
+    count = 0
+    with contextlib.suppress(StoreFull):
+        while True:
+            ids = range(count, count + 50)
+            broker.put([Envelope(id=f"{prefix}{n}", task="t", body=b"x" * size) for n in ids])
+            count += 50
+    return count
+
+
+def take(broker: RedisBroker, count: int) -> list[int]:
+    return [lease.token for lease in broker.exchange(Step("w", want=Want(count))).leases]
+
+
+def settle(broker: RedisBroker, tokens: list[int], result: bytes, **fields: object) -> Reply:
+    verdicts = [Verdict(t, Outcome.SUCCESS, result, **fields) for t in tokens]  # type: ignore[arg-type]
+    return broker.exchange(Step("w", verdicts))
+
+
+def used(broker: RedisBroker) -> int:
+    return int(broker.info()["memory_bytes"])
+
+
+@pytest.mark.parametrize("size", [400, 10_000])
+def test_draining_a_full_server_stays_near_its_limit(
+    broker: RedisBroker, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    # laws 15, 16
+    # given a server that is filled with jobs
+    jobs = fill(broker)
+    most = 0
+    # when all are done, and return far more than the server has room for
+    for _ in range(0, jobs, 100):
+        assert all(settle(broker, take(broker, 100), b"r" * size).settled)
+        most = max(most, used(broker))
+    # then it has used little more than it may
+    assert most < LIMIT * 1.2
+    # and every outcome is kept; results are, or it is said that they are not
+    assert sum(row.succeeded for row in broker.stats()) == jobs
+    last = broker.get(f"j{jobs - 1}")
+    assert last is not None
+    assert last.state is State.SUCCEEDED
+    assert last.result == RESULT_NOT_KEPT
+    assert len([r for r in caplog.records if "results are not kept" in r.message]) == 1
+
+
+def test_one_step_takes_no_more_than_there_is_room_for(broker: RedisBroker) -> None:
+    # law 15
+    # given a server that is not full, and a step with more results than it has room for
+    broker.put([Envelope(id=f"j{n}", task="t") for n in range(100)])
+    tokens = take(broker, 100)
+    # when it is handed in
+    assert settle(broker, tokens, b"r" * 60_000).settled == [True] * 100
+    # then those are kept that fit
+    results = [record.result for record in broker.get_many([f"j{n}" for n in range(100)]) if record]
+    kept = [result for result in results if result != RESULT_NOT_KEPT]
+    assert 1 <= len(kept) < 90
+    assert used(broker) < LIMIT * 1.2
+
+
+def test_history_is_pruned_before_a_result_is_given_up(
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 15
+    # given a store full of finished jobs, whose time is not over, and of others
+    broker.put([Envelope(id=f"old{n}", task="t", body=b"x" * 1000) for n in range(2000)])
+    broker.put([Envelope(id="failed", task="t")])
+    for _ in range(20):
+        settle(broker, take(broker, 100), b"")
+    broker.exchange(Step("w", [Verdict(t, Outcome.FAIL, error="e") for t in take(broker, 1)]))
+    monkeypatch.setattr("tidemill.brokers.redis.server_clock.server_offset", lambda: 10.0)
+    jobs = fill(broker)
+    # when jobs end with results
+    assert jobs > 100
+    settle(broker, take(broker, 100), b"r" * 1000)
+    # then the oldest are forgotten, the results are kept, and so is what failed
+    records = broker.get_many([f"j{n}" for n in range(100)])
+    assert {record.result for record in records if record} == {b"r" * 1000}
+    assert broker.get("old0") is None
+    assert broker.get("failed") is not None
+
+
+def test_results_that_somebody_may_wait_for_are_not_pruned_for_others(broker: RedisBroker) -> None:
+    # law 15
+    broker.put([Envelope(id=f"old{n}", task="t") for n in range(100)])
+    settle(broker, take(broker, 100), b"r" * 1000)
+    fill(broker)
+    settle(broker, take(broker, 100), b"r" * 1000)
+    records = broker.get_many([f"old{n}" for n in range(100)])
+    assert {record.result for record in records if record} == {b"r" * 1000}
+
+
+def test_a_full_server_keeps_neither_tracebacks_nor_lines_of_logs(broker: RedisBroker) -> None:
+    # laws 15, 16
+    broker.put([Envelope(id="a", task="t"), Envelope(id="b", task="t")])
+    first, second = take(broker, 2)
+    fill(broker)
+    # when a job fails that says much
+    verdict = Verdict(first, Outcome.FAIL, error="w" + "é" * 1000, traceback="t" * 60_000)
+    broker.exchange(Step("w", [verdict], notes=[Note(second, 1, 2, "l" * 60_000, 1.0)]))
+    # then the beginning of the reason is kept, and the progress of the other
+    a, b = broker.get_many(["a", "b"])
+    assert a is not None
+    assert b is not None
+    assert (a.state, a.attempts[0].traceback) == (State.FAILED, "")
+    assert a.error == a.attempts[0].error == "w" + "é" * 249
+    assert (b.progress, b.log) == ((1, 2), [])
+
+
+def test_puts_are_taken_again_once_history_has_made_room(
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 16
+    jobs = fill(broker)
+    for _ in range(0, jobs - 100, 100):
+        settle(broker, take(broker, 100), b"")
+    with pytest.raises(StoreFull):
+        broker.put([Envelope(id="new", task="t")])
+    monkeypatch.setattr("tidemill.brokers.redis.server_clock.server_offset", lambda: 10.0)
+    for token in take(broker, 20):
+        settle(broker, [token], b"")
+    broker.put([Envelope(id="new", task="t")])

@@ -1,0 +1,131 @@
+"""Schedules on Redis: replies that are lost, a server that is full, sleepers that need not wake."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from servers import Redis
+
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.schedules import CLAIM, Change
+from tidemill.brokers.redis import server_clock
+from tidemill.brokers.redis.connections import ServerConnection
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import wall_time
+from tidemill.core.errors import BrokerUnavailable, StoreFull
+from tidemill.core.job import Envelope, Owner
+
+
+@pytest.fixture
+def open_on() -> Iterator[Callable[[Redis], Broker]]:
+    with contextlib.ExitStack() as stack:
+
+        def open_one(server: Redis) -> Broker:
+            stack.callback(server.close)
+            broker = open_broker(f"{server.url}?patience=0")
+            stack.callback(broker.close)
+            broker.attach(Owner(id="w", name="w"))
+            return broker
+
+        yield open_one
+
+
+def lose_replies(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The next answers do not arrive."""
+    real, lost = ServerConnection._send, []
+
+    def send(line: ServerConnection, command: tuple[Any, ...]) -> Any:
+        answer = real(line, command)
+        if len(lost) < count and command[0] == b"FCALL":
+            lost.append(command)
+            line.close()
+            raise ConnectionError("cut")
+        return answer
+
+    monkeypatch.setattr(ServerConnection, "_send", send)
+
+
+def job(**fields: Any) -> Envelope:
+    return Envelope(**{"id": "j", "task": "t", **fields})
+
+
+def test_a_change_whose_reply_was_lost_is_made_once(
+    open_on: Callable[[Redis], Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 4, case C7
+    broker = open_on(Redis())
+    [made] = broker.change_schedules([Change("s", 0, wall_time() - 1)])
+    lose_replies(monkeypatch, 1)
+    [fired] = broker.change_schedules([Change("s", made.version, 0.0, b"", jobs=(job(),))])
+    assert (fired.done, fired.left_out) == (True, ())
+    [record] = broker.schedules(["s"])
+    assert record is not None
+    assert record.version == fired.version
+    assert broker.stats()[0].accepted == 1
+
+
+def test_what_was_handed_out_with_a_lost_reply_comes_again(
+    open_on: Callable[[Redis], Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case C7: when its claim is over
+    broker = open_on(Redis())
+    broker.exchange(Step("w"))  # its line is open
+    broker.change_schedules([Change("s", 0, wall_time() - 1)])
+    lose_replies(monkeypatch, 2)  # it is tried twice before it is given up for now
+    with pytest.raises(BrokerUnavailable):
+        broker.exchange(Step("w", fires=5))
+    reply = broker.exchange(Step("w", fires=5))
+    assert reply.schedules == []
+    assert 0 < reply.next_due <= CLAIM
+    monkeypatch.setattr(server_clock, "server_offset", lambda: CLAIM)
+    [again] = broker.exchange(Step("w", fires=5)).schedules
+    assert again.name == "s"
+
+
+def test_a_full_server_fires_nothing_and_lets_schedules_be_paused(
+    open_on: Callable[[Redis], Broker],
+) -> None:
+    # law 16
+    server = Redis()
+    broker = open_on(server)
+    [made] = broker.change_schedules([Change("s", 0, wall_time() - 1, b"rule")])
+    server.run("CONFIG", "SET", "maxmemory", "1mb")
+    with pytest.raises(StoreFull):
+        broker.change_schedules([Change("s", made.version, 0.0, b"rule", jobs=(job(),))])
+    [again] = broker.exchange(Step("w", fires=5)).schedules
+    assert again.version == made.version
+    [paused] = broker.change_schedules([Change("s", made.version, 0.0, b"paused")])
+    assert paused.done
+    assert broker.exchange(Step("w", fires=5)).next_due == float("inf")
+
+
+def test_nobody_is_woken_for_a_time_that_is_later(open_on: Callable[[Redis], Broker]) -> None:
+    # law 9
+    server = Redis()
+    broker = open_on(server)
+    broker.attach(Owner(id="without", name="without"))
+    broker.exchange(Step("without", want=Want(1)))  # it sees to none
+    soon = wall_time() + 60
+    many = [Change(f"s{n:04}", 0, soon + n) for n in range(1000)]
+    first = broker.change_schedules(many)
+    broker.exchange(Step("w", want=Want(1), fires=5))
+    assert hints(server) == 0
+    broker.change_schedules(
+        [Change(c.name, f.version, c.due + 60) for c, f in zip(many, first, strict=True)]
+    )
+    broker.change_schedules([Change("late", 0, soon + 5), Change("never", 0)])
+    assert hints(server) == 0
+    broker.change_schedules([Change("sooner", 0, soon - 5), Change("soonest", 0, soon - 6)])
+    assert hints(server) == 1
+
+
+def hints(server: Redis) -> int:
+    """How many were ever given."""
+    for line in server.run("INFO", "commandstats").splitlines():
+        if line.startswith("cmdstat_publish:"):
+            return int(line.partition("calls=")[2].partition(",")[0])
+    return 0

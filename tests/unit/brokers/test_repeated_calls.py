@@ -1,0 +1,154 @@
+"""Steps whose reply is lost: sent again under their serial, and answered, not done again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.brokers.contract.exchange import Reply, Step, Want
+from tidemill.brokers.network.repeated_calls import RepeatedCalls
+from tidemill.core.errors import BrokerUnavailable, StoreFull
+from tidemill.core.job import Lease, Note, Outcome, Verdict
+
+
+class Far:
+    """A store behind a line: does each serial once, and may lose a request or a reply."""
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self.reply = Reply()
+        self.settled: list[int] = []
+        self.noted: list[str] = []
+        self.leased = 0
+        self.carried = {(7, "a"), (8, "b")}
+        self.faults: list[str] = []
+
+    def send(self, step: Step, serial: int) -> Reply:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "request":
+            raise BrokerUnavailable("away")
+        if fault == "full":
+            raise StoreFull("full")
+        if serial != self.serial:
+            assert serial == self.serial + 1
+            self.serial, self.reply = serial, self._do(step)
+        if fault == "reply":
+            raise BrokerUnavailable("away")
+        return Reply(
+            list(self.reply.settled), leases=list(self.reply.leases), taken=list(self.reply.taken)
+        )
+
+    def _do(self, step: Step) -> Reply:
+        settled = [v.token not in self.settled for v in step.verdicts]
+        self.settled += [v.token for v in step.verdicts]
+        self.noted += [note.line for note in step.notes]
+        leases = []
+        for _ in range(step.want.count if step.want else 0):
+            self.leased += 1
+            leases.append(Lease(self.leased, 1, 0, 0, 0, 0.0, 0.0, 0.0, b""))
+        taken = [lease in self.carried for lease in step.take]
+        self.carried -= set(step.take)
+        return Reply(settled, leases=leases, taken=taken)
+
+
+def step(*tokens: int, want: int = 0, notes: tuple[str, ...] = ()) -> Step:
+    verdicts = [Verdict(token, Outcome.SUCCESS) for token in tokens]
+    return Step("w", verdicts, Want(want), notes=[Note(1, line=line) for line in notes])
+
+
+@pytest.mark.parametrize("fault", ["reply", "request"])
+def test_a_step_whose_reply_was_lost_is_done_once(fault: str) -> None:
+    # law 4
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    assert [lease.token for lease in talk.exchange(step(want=2)).leases] == [1, 2]
+    far.faults = [fault]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(step(1, want=1, notes=("a",)))
+    # when: the owner hands in the same again, and more
+    reply = talk.exchange(step(1, 2, want=2, notes=("a", "b")))
+    # then
+    assert reply.settled == [True, True]
+    assert [lease.token for lease in reply.leases] == [3, 4]
+    assert far.settled == [1, 2]
+    assert far.noted == ["a", "b"]
+    assert talk.exchange(step(1)).settled == [False]
+
+
+@pytest.mark.parametrize("fault", ["reply", "request"])
+def test_a_take_whose_reply_was_lost_is_the_owners(fault: str) -> None:
+    # law 4
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    far.faults = [fault]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(Step("w", take=[(7, "a"), (9, "stale")]))
+    # when: the owner hands in the same again, and more
+    reply = talk.exchange(Step("w", take=[(8, "b"), (7, "a"), (9, "stale"), (7, "a")]))
+    # then
+    assert reply.taken == [True, True, False, False]
+    assert talk.exchange(Step("w", take=[(7, "a")])).taken == [False]
+
+
+def test_replies_lost_one_after_the_other_lose_nothing() -> None:
+    # law 4
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    far.faults = ["reply", "request", "reply", "", "reply"]
+    for tokens in ((1,), (1, 2), (1, 2)):
+        with pytest.raises(BrokerUnavailable):
+            talk.exchange(step(*tokens, want=3))
+    with pytest.raises(BrokerUnavailable):  # the first is answered now, the rest is lost again
+        talk.exchange(step(1, 2, 3, want=3))
+    reply = talk.exchange(step(1, 2, 3, 4, want=3))
+    assert reply.settled == [True, True, True, True]
+    assert far.settled == [1, 2, 3, 4]
+    assert [lease.token for lease in reply.leases] == [1, 2, 3]
+
+
+def test_a_step_that_was_refused_is_not_sent_again() -> None:
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    far.faults = ["full"]
+    with pytest.raises(StoreFull):
+        talk.exchange(step(1, want=1))
+    assert far.serial == 0
+    far.serial = 1  # the refused step's serial is not used twice
+    reply = talk.exchange(step(1, want=1))
+    assert (reply.settled, far.settled) == ([True], [1])
+
+
+def test_a_held_verdict_does_not_answer_for_the_one_that_follows() -> None:
+    # laws 4 and 8
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    held = Verdict(1, Outcome.RETRY, hold=True)
+    far.faults = ["reply"]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(Step("w", [held]))
+    talk.exchange(Step("w", [held, Verdict(1, Outcome.RELEASE)]))
+    assert far.settled == [1, 1]
+
+
+@pytest.mark.parametrize("fault", ["reply", "request"])
+def test_the_reply_after_a_broken_step_says_that_the_store_may_be_behind(fault: str) -> None:
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    assert not talk.exchange(step()).behind
+    far.faults = [fault]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(step())
+    assert talk.exchange(step()).behind
+    assert not talk.exchange(step()).behind
+
+
+def test_leases_on_their_way_are_among_those_the_owner_holds() -> None:
+    # law 4: else they would count as strays, and be given back
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    sent: list[Step] = []
+    talk._send = lambda one, serial: sent.append(one) or far.send(one, serial)  # type: ignore[func-returns-value]
+    far.faults = ["reply"]
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(Step("w", want=Want(2), take=[(7, "a")], held=[40]))
+    talk.exchange(Step("w", want=Want(2), take=[(7, "a")], held=[40]))
+    assert sent[-1].held == [40, 1, 2, 7]

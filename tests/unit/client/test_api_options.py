@@ -1,0 +1,356 @@
+"""What is wrong with a declaration or a call is said where it is written, in a clear sentence."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill import FeatureMissing, InvalidOption, Retries, Tidemill, TidemillError
+from tidemill.brokers.contract.features import Feature
+from tidemill.client.task import task_name
+from tidemill.testing import run_all, worker
+
+
+@pytest.fixture
+def mill() -> Tidemill:
+    return Tidemill("memory://")
+
+
+def work(size: int, name: str = "x") -> int:
+    return size
+
+
+def test_an_unknown_option_is_refused_and_the_nearest_named(mill: Tidemill) -> None:
+    with pytest.raises(InvalidOption, match=r"unknown option 'priorty'.*'priority'"):
+        mill.task(priorty=5)
+    task = mill.task(work)
+    with pytest.raises(InvalidOption, match=r"unknown option 'dealy'.*work.*'delay'"):
+        task.using(dealy=5)
+    with pytest.raises(InvalidOption, match=r"'secret_key' of Tidemill.*'secret_keys'"):
+        Tidemill("memory://", secret_key=["a"])
+    with pytest.raises(InvalidOption, match=r"'tiemout' of put.*'ttr'|known are"):
+        mill.queue("q").put(1, tiemout=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        # case Q17
+        *((name, bad, f"^{name} ") for name in ("delay", "timeout", "expires", "result_ttl")
+          for bad in (-1, math.nan, math.inf, 1e12, "5", True, [1])),
+        *(("priority", bad, "^priority ") for bad in (101, -101, math.nan, "high", True)),
+        *(("at", bad, "^at ") for bad in (-5, math.inf, "noon", True, 0)),
+        ("at", dt.datetime(2030, 1, 1), "without a time zone"),
+        *(("retries", bad, "retries") for bad in (-1, 1.5, "3", Retries(-2), Retries(3, cap=-1))),
+        *(("queue", bad, "^queue ") for bad in ("", "a\nb", "x" * 201, 5)),  # case Q13
+        *(("key", bad, "^key ") for bad in ("", "\x00", "k" * 201, 7)),
+        *(("id", bad, "^id ") for bad in ("", "a\tb", "x" * 201, 7)),
+        ("on_conflict", "ignore", "keep, reject, replace, merge"),
+        *(("tags", bad, "tag") for bad in ("abc", [""], [1])),
+        *(("headers", bad, "headers") for bad in ([("a", "b")], {"a": 1})),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_by_name(
+    mill: Tidemill, option: str, value: Any, sentence: str
+) -> None:
+    with pytest.raises(InvalidOption, match=sentence):
+        mill.task(work).using(**{option: value})
+
+
+def test_delay_and_at_exclude_each_other(mill: Tidemill) -> None:
+    task = mill.task(work)
+    with pytest.raises(InvalidOption, match="either delay or at"):
+        task.using(delay=1, at=2e9)
+    with pytest.raises(InvalidOption, match="either delay or at"):
+        task.using(delay=0, at=2e9)
+    with pytest.raises(InvalidOption, match="either delay or at"):
+        mill.queue("q").put(1, delay=1, at=2e9)
+    # of two layers the later one decides
+    call = task.using(delay=50).using(at=2e9).call(1)
+    assert (call.options.delay, call.options.at) == (0, 2e9)
+
+
+def test_durations_may_be_timedeltas_and_moments_datetimes(mill: Tidemill) -> None:
+    noon = dt.datetime(2030, 1, 1, 12, tzinfo=dt.UTC)
+    task = mill.task(timeout=dt.timedelta(minutes=1))(work)
+    assert task.options.timeout == 60
+    assert task.using(at=noon).call(1).options.at == noon.timestamp()
+    assert task.using(timeout=None).call(1).options.timeout == 0
+
+
+def test_options_go_from_app_to_task_to_call() -> None:
+    # case T3, T7
+    mill = Tidemill("memory://", retries=7, timeout=9, queue="all")
+    task = mill.task(timeout=5, tags=["a"])(work)
+    call = task.using(retries=Retries(1, delay=2)).call(1).using(priority=10)
+    envelope = mill.envelope(call)
+    assert (envelope.timeout, envelope.queue, envelope.tags) == (5, "all", ("a",))
+    assert envelope.retries == Retries(1, delay=2)
+    assert envelope.rank < mill.envelope(task.call(1)).rank
+
+
+def test_a_name_can_be_taken_once_but_redefined(mill: Tidemill) -> None:
+    mill.task(name="job")(work)
+
+    def other() -> None: ...
+
+    with pytest.raises(InvalidOption, match=r"'job' is declared twice.*work.*other.*name="):
+        mill.task(name="job")(other)
+
+    def make(answer: int) -> Callable[[], int]:
+        @mill.task
+        def cell() -> int:
+            return answer
+
+        return cell
+
+    make(1)
+    make(2)  # as when a notebook's cell is run again
+    [latest] = [task for name, task in mill.tasks.items() if name.endswith("cell")]
+    assert latest() == 2
+
+
+@pytest.mark.parametrize(
+    ("thing", "sentence"),
+    [
+        (lambda: 1, "lambda.*use def"),
+        ("text", "must be a function"),
+        (int, "must be a function, not the class int"),
+        (runpy, "must be a function"),
+    ],
+)
+def test_what_cannot_be_a_task(mill: Tidemill, thing: Any, sentence: str) -> None:
+    with pytest.raises(InvalidOption, match=sentence):
+        mill.task(thing)
+
+
+def test_a_generator_cannot_be_a_task(mill: Tidemill) -> None:
+    def many() -> Any:
+        yield 1
+
+    with pytest.raises(InvalidOption, match="generator"):
+        mill.task(many)
+
+
+def test_an_attribute_of_the_function_does_not_shadow_the_tasks_own(mill: Tidemill) -> None:
+    def marked() -> None: ...
+
+    marked.name = "mine"  # type: ignore[attr-defined]
+    marked.options = None  # type: ignore[attr-defined]
+    task = mill.task(marked)
+    assert task.name.endswith(".marked")
+    task.enqueue()
+
+
+def test_a_task_of_main_gets_the_name_its_module_really_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text("def sell(): ...\n")
+    found = runpy.run_path(str(file), run_name="__main__")["sell"]
+    found.__module__ = "__main__"
+    monkeypatch.setattr("sys.modules", {"__main__": type("m", (), {"__file__": str(file)})})
+    assert task_name(found) == "shop.sell"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"secret_keys": "key"}, "secret_keys must be a list"),
+        ({"secret_keys": [""]}, "non-empty"),
+        ({"serializer": "pickle"}, "needs secret_keys"),
+        ({"serializer": "json"}, "msgpack or pickle"),
+        ({"allow_imports": "math.*"}, r"allow_imports must be a list"),
+        ({"env": object()}, "either url or env"),
+        ({"url": "nonsense"}, "not a broker URL"),
+    ],
+)
+def test_a_bad_app(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidOption, match=sentence):
+        Tidemill(**{"url": "memory://", **options})
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("carrier-pigeon://loft", r"no broker for carrier-pigeon://.*lmdb://"),
+        ("lmdb://./never?durabilty=full", "did you mean 'durability'"),
+        ("lmdb://./never?durability=some", "durability in the url must be full or relaxed"),
+        ("lmdb://./never?keep=long", "keep in the url must be a number"),
+        ("lmdb://./never?map_size=5", "map_size in the url must be at least"),
+        ("lmdb://", "names no directory"),
+        ("memory://?kep=5", "did you mean 'keep'"),
+        ("memory://?keep=-1", "keep in the url must be a number"),
+    ],
+)
+def test_a_bad_url_is_refused_where_it_is_written(
+    url: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidOption, match=sentence):
+        Tidemill(url)
+    monkeypatch.setenv("TIDEMILL_URL", url)
+    with pytest.raises(InvalidOption, match=sentence):
+        Tidemill()
+    Tidemill("lmdb://./good")
+    assert list(tmp_path.iterdir()) == []  # nothing was opened for it
+
+
+def test_on_conflict_needs_a_key(mill: Tidemill) -> None:
+    for wrong in (
+        lambda: mill.task(on_conflict="replace")(work),
+        lambda: mill.task(work).using(on_conflict="merge"),
+        lambda: mill.queue("q").put(1, on_conflict="keep"),
+    ):
+        with pytest.raises(InvalidOption, match=r"on_conflict is for .*give key= with it"):
+            wrong()
+    task = mill.task(key=lambda size, name="x": str(size))(work)
+    assert task.using(on_conflict="replace").call(1).options.on_conflict == "replace"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"unique_for": 60}, "^unique_for is .* give key="),
+        ({"key": "k", "unique_for": 60, "on_conflict": "replace"}, "^unique_for .*'replace'"),
+        ({"key": "k", "unique_for": 60, "on_conflict": "merge"}, "^unique_for refuses .*'merge'"),
+        ({"key": "k", "max_wait": 60}, "^max_wait is .*'replace'"),
+        ({"max_wait": 60}, "^max_wait is"),
+        ({"key": "k", "unique_for": -1}, "^unique_for "),
+        ({"key": "k", "on_conflict": "replace", "max_wait": "5"}, "^max_wait "),
+    ],
+)
+def test_options_of_keys_that_contradict_each_other(
+    mill: Tidemill, options: dict[str, Any], sentence: str
+) -> None:
+    for declare in (mill.task(work).using, mill.task, Tidemill):
+        with pytest.raises(InvalidOption, match=sentence):
+            declare(**options)
+    with pytest.raises(InvalidOption, match=sentence):
+        mill.queue("q").put(1, **options)
+
+
+def test_a_task_is_throttled_or_debounced_as_it_asks(mill: Tidemill) -> None:
+    throttled = mill.task(key=lambda size: f"k{size}", unique_for=dt.timedelta(minutes=1))(work)
+    first = throttled.enqueue(1)
+    run_all(mill)
+    again = throttled.enqueue(1)
+    assert (again.id, again.placed, again.result(0)) == (first.id, "kept", 1)
+    assert throttled.enqueue(2).placed == "created"
+    late = throttled.using(unique_for=0, delay=5)
+    debounced = late.using(key="d", on_conflict="replace", max_wait=0.01)
+    debounced.enqueue(3)
+    assert debounced.enqueue(4).placed == "replaced"
+    orders = mill.queue("orders")
+    orders.put("a", key="o", unique_for=60)
+    with orders.get(timeout=5):
+        pass
+    assert orders.put("b", key="o").placed == "kept"
+    assert orders.size() == 0
+
+
+def test_a_broker_that_cannot_hold_keys_says_so(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(mill.broker), "features", mill.broker.features - {Feature.UNIQUE})
+    with pytest.raises(FeatureMissing, match=r"unique_for= .* needs the feature unique"):
+        mill.task(work).using(key="k", unique_for=5).enqueue(1)
+    Tidemill(sync=True).task(name="work", key="k", unique_for=5)(work).enqueue(1)
+
+
+def test_a_call_by_name_is_the_tasks_own(mill: Tidemill) -> None:
+    task = mill.task(name="job", queue="q")(work)
+    by_name, by_task = mill.call("job", 1, name="b"), task.call(1, name="b")
+    assert repr(by_name) == repr(by_task) == "job(1, name='b')"
+    assert by_name.options == by_task.options
+    assert mill.enqueue(by_name.using(priority=5)).refresh().envelope.queue == "q"
+    with pytest.raises(TypeError):
+        mill.enqueue(mill.call("job"))  # as a step of a chain it may yet get an argument
+    with pytest.raises(TypeError):
+        mill.call("job", 1, "b", 3)
+    with pytest.raises(InvalidOption, match=r"'jbo' is no task .*did you mean 'job'"):
+        mill.call("jbo", 1)
+
+
+def test_surplus_and_missing_arguments_fail_where_they_are_written(mill: Tidemill) -> None:
+    # case T2
+    task = mill.task(work)
+    for args, kwargs in [((), {}), ((1, "a", 3), {}), ((1,), {"nmae": "x"}), ((1,), {"size": 2})]:
+        with pytest.raises(TypeError):
+            task.enqueue(*args, **kwargs)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            mill.enqueue(task.name, *args, **kwargs)
+    for args, kwargs in [((1,), {}), ((1, "a"), {}), ((), {"size": 1}), ((1,), {"name": "b"})]:
+        task.enqueue(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_dotted_path_needs_leave(mill: Tidemill) -> None:
+    with pytest.raises(InvalidOption, match=r"'math.copysign' is no task.*allow_imports"):
+        mill.enqueue("math.copysign", 2, -2)
+    with pytest.raises(InvalidOption, match="a dotted path, not 5"):
+        mill.enqueue(5)  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="already has its arguments"):
+        mill.enqueue(mill.task(work).call(1), 2)  # type: ignore[call-overload]
+    assert Tidemill("memory://", allow_imports=["math.*"]).enqueue("math.copysign", 2, -2).id
+
+
+def test_the_default_url_is_found_upward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("TIDEMILL_URL", raising=False)
+    deep = tmp_path / "project" / "src" / "deep"
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    assert Tidemill().url == f"lmdb://{deep}/.tidemill"
+    (tmp_path / "project" / ".git").mkdir()
+    assert Tidemill().url == f"lmdb://{tmp_path}/project/.tidemill"
+    (tmp_path / "project" / "src" / "pyproject.toml").touch()
+    mill = Tidemill()
+    assert mill.url == f"lmdb://{tmp_path}/project/src/.tidemill"
+    with caplog.at_level("INFO", "tidemill"):
+        assert mill.queues() == []
+    assert str(tmp_path / "project/src/.tidemill") in caplog.text  # the path is logged
+    mill.close()
+    monkeypatch.setenv("TIDEMILL_URL", "memory://")
+    assert Tidemill().url == "memory://"
+    assert Tidemill(f"lmdb://{tmp_path}/x").url == f"lmdb://{tmp_path}/x"
+
+
+def test_errors_have_one_root() -> None:
+    assert issubclass(InvalidOption, TidemillError)
+    assert issubclass(InvalidOption, ValueError)
+
+
+def test_a_task_inside_a_function_is_warned_about_once_if_workers_are_other_processes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def declare(mill: Tidemill, **options: Any) -> Any:
+        @mill.task(**options)
+        def inner() -> None: ...
+
+        return inner
+
+    said = "inside a function, so a worker"
+    with Tidemill(f"lmdb://{tmp_path}/store") as mill:
+        # when a process without a worker enqueues it, then it says so once
+        task = declare(mill)
+        task.enqueue()
+        mill.enqueue_many([task.call(), task.call()])
+        assert caplog.text.count(said) == 1
+        assert ".declare.inner is declared inside" in caplog.text
+        # but not where the name says that it is meant
+        declare(mill, name="meant").enqueue()
+        assert caplog.text.count(said) == 1
+    # nor where this process runs the jobs
+    caplog.clear()
+    with Tidemill(f"lmdb://{tmp_path}/other") as mill, worker(mill):
+        assert declare(mill).enqueue().result(timeout=30) is None
+    for here in (Tidemill("memory://"), Tidemill(f"lmdb://{tmp_path}/third", sync=True)):
+        declare(here).enqueue()
+    assert said not in caplog.text

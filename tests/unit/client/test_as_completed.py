@@ -1,0 +1,280 @@
+"""``as_completed``: handles in the order in which their jobs end; and the bar beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import pty
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tidemill import (
+    InvalidOption,
+    Job,
+    ResultTimeout,
+    State,
+    Tidemill,
+    TidemillError,
+    as_completed,
+    chain,
+    group,
+    map_many,
+)
+from tidemill.client import as_completed as completed_module
+from tidemill.testing import run_all, worker
+
+MillMaker = Callable[..., Tidemill]
+
+
+class Gates:
+    """A task each of whose jobs ends when its gate is opened."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self.gates = [threading.Event() for _ in range(6)]
+
+        @mill.task(name="pass", retries=0)
+        def go(number: int) -> int:
+            assert self.gates[number].wait(30)
+            if number == 5:
+                raise ValueError("no")
+            return number
+
+        self.go = go
+
+    def open(self, number: int) -> None:
+        self.gates[number].set()
+
+
+@pytest.fixture
+def gates(mill: Tidemill) -> Gates:
+    return Gates(mill)
+
+
+def count_looks(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each wait for the store was to be."""
+    looks: list[float] = []
+    wait_for = mill.broker.wait_for
+
+    def counted(ids: Any, timeout: float, **how: Any) -> Any:
+        looks.append(timeout)
+        return wait_for(ids, timeout, **how)
+
+    monkeypatch.setattr(mill.broker, "wait_for", counted)
+    return looks
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_each_comes_when_it_ends_and_nobody_polls(
+    mill: Tidemill, gates: Gates, monkeypatch: pytest.MonkeyPatch, grouped: bool
+) -> None:
+    with worker(mill, concurrency=6):
+        calls = [gates.go.call(number) for number in range(6)]
+        jobs: Any = mill.enqueue(group(calls)) if grouped else mill.enqueue_many(calls)
+        looks = count_looks(mill, monkeypatch)
+        found = []
+        ended = iter(as_completed(jobs, timeout=30))
+        for number in (3, 5, 0, 4, 1, 2):
+            gates.open(number)
+            job = next(ended)
+            found.append(job.state)
+            assert job.state is State.FAILED if number == 5 else job.result(0) == number
+        assert next(ended, None) is None
+    assert found.count(State.FAILED) == 1
+    waits = [seconds for seconds in looks if seconds]
+    assert len(waits) == 6
+    assert min(waits) > 20
+
+
+def test_the_same_with_async_for(mill: Tidemill, gates: Gates) -> None:
+    async def main() -> None:
+        handle = mill.enqueue(map_many(gates.go, range(3)))
+        found = []
+        gates.open(2)
+        async for job in as_completed(handle, timeout=30):
+            found.append(await job)
+            gates.open(found[-1] - 1)
+        assert found == [2, 1, 0]
+        assert [job.id async for job in as_completed([])] == []
+        late = aiter(as_completed([gates.go.using(delay=600).enqueue(1)], timeout=0.05))
+        with pytest.raises(ResultTimeout, match="1 jobs"):
+            await anext(late)
+
+    with worker(mill, concurrency=6):
+        asyncio.run(main())
+
+
+def test_handles_of_all_kinds_are_given_back(mill: Tidemill) -> None:
+    inc = mill.task(name="inc")(inc_one)
+    handles: list[Any] = [
+        inc.enqueue(1),
+        mill.enqueue(chain(inc.call(1), inc)),
+        mill.enqueue(group([inc.call(1), inc.call(2)])),
+        inc.using(key="k").enqueue(5),
+        inc.using(key="k").enqueue(5),
+    ]
+    run_all(mill)
+    found = list(as_completed(handles, timeout=5))
+    assert [id(handle) for handle in found] == [id(handle) for handle in handles]
+    assert [handle.result(0) for handle in found] == [2, 3, [2, 3], 6, 6]
+
+
+def test_what_is_deleted_or_unknown_has_ended(mill: Tidemill) -> None:
+    inc = mill.task(name="inc")(inc_one)
+    gone = inc.enqueue(1)
+    gone.delete()
+    assert list(as_completed([gone, mill.job("never")], timeout=0)) == [gone, mill.job("never")]
+
+
+def test_what_cannot_be_waited_for_is_refused(mill: Tidemill, make_mill: MillMaker) -> None:
+    with pytest.raises(InvalidOption, match="takes handles of jobs, not 'x'"):
+        as_completed(["x"])
+    with pytest.raises(InvalidOption, match="of one app"):
+        as_completed([mill.job("a"), make_mill(at="other").job("b")])
+    with pytest.raises(InvalidOption, match="timeout"):
+        as_completed([mill.job("a")], timeout=-1)
+    with mill.batch(), pytest.raises(TidemillError, match="inside a batch"):
+        list(as_completed([mill.job("a")]))
+    assert list(as_completed([])) == []
+
+
+def test_with_sync_all_is_over(make_mill: MillMaker) -> None:
+    mill = make_mill(sync=True)
+    inc = mill.task(name="inc")(inc_one)
+    handle = mill.enqueue(map_many(inc, range(3)))
+    assert [job.result() for job in as_completed(handle)] == [1, 2, 3]
+    assert [job.result() for job in as_completed([inc.enqueue(4)], progress=True)] == [5]
+
+
+def test_many_are_watched_some_at_a_time(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completed_module, "PAGE", 3)
+    monkeypatch.setattr(completed_module, "LONGEST_POLL", 0.05)
+    inc = mill.task(name="inc")(inc_one)
+    # The first ones do not end, so that those behind them are seen only when more are watched.
+    late = inc.using(queue="late")
+    handle = mill.enqueue(group([*(late.call(n) for n in range(4)), *map(inc.call, range(8))]))
+    run_all(mill, queues=["default"])
+    ended = iter(handle.as_completed(timeout=30))
+    first: list[Job[int]] = [next(ended) for _ in range(8)]
+    assert [job.result(0) for job in first] == [n + 1 for n in range(8)]
+    run_all(mill)
+    assert sorted(job.result(0) for job in ended) == [1, 2, 3, 4]
+
+
+# -- the bar -------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A terminal to write to; what was written."""
+
+    def __init__(self) -> None:
+        self._read, tty = pty.openpty()
+        self.file = os.fdopen(tty, "w")
+
+    @property
+    def text(self) -> str:
+        self.file.flush()
+        os.set_blocking(self._read, False)
+        parts = []
+        with contextlib.suppress(BlockingIOError):
+            while True:  # a terminal gives 4 KiB at a time
+                parts.append(os.read(self._read, 1 << 16))
+        return b"".join(parts).decode()
+
+    def close(self) -> None:
+        self.file.close()
+        os.close(self._read)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+@pytest.mark.parametrize("how", ["wait", "results", "as_completed", "aresults"])
+def test_a_bar_in_a_terminal(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, how: str
+) -> None:
+    # case C3
+    boom = mill.task(name="boom", retries=0)(fail_one)
+    handle = mill.enqueue(map_many(boom, range(3)))
+    run_all(mill)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with monkeypatch.context() as within:
+        within.setattr(sys, "stderr", terminal.file)
+        show(handle, how)
+    assert "3 of 3 ended, 1 failed" in terminal.text
+
+
+@pytest.mark.parametrize("how", ["wait", "as_completed", "aresults"])
+def test_nothing_is_shown_where_there_is_no_terminal(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    boom = mill.task(name="boom", retries=0)(fail_one)
+    handle = mill.enqueue(map_many(boom, range(3)))
+    run_all(mill)
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(sys, "stdout", written)
+    show(handle, how)
+    assert written.getvalue() == ""
+
+
+@pytest.mark.parametrize("how", ["results", "as_completed", "aresults"])
+def test_a_plain_picture_in_a_notebook(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    pictures: list[dict[str, str]] = []
+
+    class Display:
+        def update(self, what: dict[str, str], *, raw: bool) -> None:
+            assert raw
+            pictures.append(what)
+
+    def display(what: dict[str, str], *, raw: bool, display_id: bool) -> Display:
+        assert raw
+        assert display_id
+        pictures.append(what)
+        return Display()
+
+    ipython, shown = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    shown.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    boom = mill.task(name="boom", retries=0)(fail_one)
+    handle = mill.enqueue(map_many(boom, range(3)))
+    run_all(mill)
+    show(handle, how)
+    assert pictures[-1]["text/plain"] == "3 of 3 ended, 1 failed"
+    assert '<progress max="3" value="3">' in pictures[-1]["text/html"]
+
+
+def show(handle: Any, how: str) -> None:
+    if how == "wait":
+        handle.wait(30, progress=True)
+    elif how == "results":
+        handle.results(30, progress=True, return_exceptions=True)
+    elif how == "as_completed":
+        assert len(list(handle.as_completed(30, progress=True))) == 3
+    else:
+        asyncio.run(handle.aresults(30, progress=True, return_exceptions=True))
+
+
+def inc_one(number: int) -> int:
+    return number + 1
+
+
+def fail_one(number: int) -> int:
+    if number == 1:
+        raise ValueError("no")
+    return number

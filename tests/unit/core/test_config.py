@@ -1,0 +1,232 @@
+"""What the user wrote is read, or refused with a sentence that names it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill import Tidemill
+from tidemill.brokers.registry import open_broker
+from tidemill.core import config
+from tidemill.core.config import parse_url
+from tidemill.core.errors import FeatureMissing, InvalidOption
+from tidemill.core.retry import Retries
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("field", ["id", "queue", "key"])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "empty"), ("x" * 201, "201 bytes"), ("é" * 101, "202 bytes"), ("a\nb", "control"),
+        ("\0", "control"), ("a\x7f", "control"), ("\u200b", "control"),
+        ("\ud800", "not valid text"),
+        (17, "must be a string, not int"), (None, "must be a string"), (b"x", "must be a string"),
+    ],
+)  # fmt: skip
+def test_bad_names_are_refused_naming_the_field(field: str, name: Any, why: str) -> None:
+    # case Q13
+    with pytest.raises(InvalidOption, match=rf"^{field} .*{why}"):
+        config.check_name(field, name)
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 200, "é" * 100, "thumb:a b/c.png", "日本", "-", "a.b"])
+def test_good_names_are_kept(name: str) -> None:
+    # case Q13
+    assert config.check_name("id", name) == name
+
+
+@pytest.mark.parametrize("field", ["delay", "ttr", "timeout", "expires"])
+@pytest.mark.parametrize(
+    "value",
+    [-1, -0.001, NAN, INF, -INF, 1e300, 10**400, 10**5000, "5", None, True, [], 1j,
+     dt.timedelta(-1), dt.timedelta.max],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_bad_durations_are_refused_by_name_never_0(field: str, value: Any) -> None:
+    # case Q17
+    with pytest.raises(InvalidOption, match=rf"^{field} "):
+        config.check_seconds(field, value)
+
+
+def test_good_durations_are_seconds() -> None:
+    assert config.check_seconds("delay", 0) == 0.0
+    assert config.check_seconds("delay", 3) == 3.0
+    assert config.check_seconds("delay", dt.timedelta(minutes=1.5)) == 90.0
+    assert isinstance(config.check_seconds("delay", 3), float)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(NAN, INF, -5, 0, 1e300, 10**400, "now", None, True, dt.date.today()),
+        dt.datetime(1970, 1, 1, tzinfo=dt.UTC),
+        dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=10))),
+        dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-10))),
+    ],
+)
+def test_bad_moments_are_refused(value: Any) -> None:
+    # case Q17
+    with pytest.raises(InvalidOption, match=r"^at "):
+        config.check_moment("at", value)
+
+
+def test_moments_need_a_zone() -> None:
+    aware = dt.datetime(2030, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    assert config.check_moment("at", aware) == aware.timestamp()
+    assert config.check_moment("at", 1.5e9) == 1.5e9
+    with pytest.raises(InvalidOption, match=r"without a time zone"):
+        config.check_moment("at", dt.datetime(2030, 1, 1))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, 101, -101, 10**400, "high", None, True])
+def test_bad_priorities_are_refused(value: Any) -> None:
+    # case Q17
+    with pytest.raises(InvalidOption, match=r"^priority "):
+        config.check_priority(value)
+
+
+def test_a_number_too_long_to_print_is_refused_all_the_same() -> None:
+    # case Q17
+    for check in (config.check_priority, config.check_retries, config.check_conflict):
+        with pytest.raises(InvalidOption, match=r"a int"):
+            check(10**5000)
+
+
+def test_priorities_are_ranks_higher_first() -> None:
+    ranks = [config.check_priority(p) for p in (100, 0.5, 0, -0.5, -100)]
+    assert ranks == sorted(ranks)
+    assert len(set(ranks)) == 5
+    assert config.check_priority(0) == 1024
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-1, 1.5, "3", None, True, 10**9, 10**5000, Retries(limit=-1), Retries(delay=NAN),
+     Retries(cap=-1), Retries(factor=0.5), Retries(factor=NAN), Retries(factor="x")],  # type: ignore[arg-type]
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_bad_retries_are_refused(value: Any) -> None:
+    # case Q17
+    with pytest.raises(InvalidOption, match=r"retries"):
+        config.check_retries(value)
+
+
+def test_good_retries() -> None:
+    assert config.check_retries(0).max_attempts == 1
+    assert config.check_retries(Retries(5, delay=0.1)).max_attempts == 6
+
+
+def test_conflicts_are_four() -> None:
+    assert [config.check_conflict(c) for c in ("keep", "reject", "replace", "merge")]
+    for wrong in ("Keep", "", None, 3):
+        with pytest.raises(InvalidOption, match=r"keep, reject, replace, merge"):
+            config.check_conflict(wrong)
+
+
+def test_a_misspelt_option_is_told_the_nearest() -> None:
+    config.check_known("a task", ["queue"], {"queue", "retries"})
+    with pytest.raises(InvalidOption, match=r"'retrys' of a task; did you mean 'retries'"):
+        config.check_known("a task", ["retrys"], {"queue", "retries"})
+    with pytest.raises(InvalidOption, match=r"known are queue, retries"):
+        config.check_known("a task", ["zzz"], {"queue", "retries"})
+
+
+def test_a_body_has_a_limit() -> None:
+    config.check_size(b"x" * config.MAX_BODY, {}, [])
+    with pytest.raises(InvalidOption, match=r"the body has 1,048,577 bytes, and .* 1,048,576"):
+        config.check_size(b"x" * (config.MAX_BODY + 1), {}, [])
+
+
+def test_urls_are_taken_apart() -> None:
+    url = parse_url("LMDB://./a%20b?keep=5&x=")
+    assert (url.scheme, url.path, url.options) == ("lmdb", "./a b", {"keep": "5", "x": ""})
+    assert parse_url("lmdb:///abs/dir").path == "/abs/dir"
+    for wrong in ("", "jobs", "/tmp/jobs", "lmdb:jobs", None, 5):
+        with pytest.raises(InvalidOption, match=r"is not a broker URL"):
+            parse_url(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match=r"after \?"):
+        parse_url("lmdb://x?keep")
+
+
+@pytest.mark.parametrize("driver", ["redis", "hiredis"])
+def test_unknown_schemes_and_missing_drivers_are_named(
+    monkeypatch: pytest.MonkeyPatch, driver: str
+) -> None:
+    with pytest.raises(InvalidOption, match=r"no broker for sqs://.*lmdb://"):
+        open_broker("sqs://x")
+
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError("no", name=driver)
+
+    monkeypatch.setattr("tidemill.brokers.registry.importlib.import_module", missing)
+    with pytest.raises(FeatureMissing, match=r"tidemill\[redis\]"):
+        open_broker("memory://")
+
+
+def test_the_default_url_is_beside_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEMILL_URL", raising=False)
+    project = tmp_path / "my 100% project?"
+    deep = project / "a" / "b"
+    deep.mkdir(parents=True)
+    (project / "pyproject.toml").write_text("")
+    monkeypatch.chdir(deep)
+    assert parse_url(config.default_url()).path == str(project / ".tidemill")
+    monkeypatch.setenv("TIDEMILL_URL", "memory://")
+    assert config.default_url() == "memory://"
+
+
+@pytest.mark.parametrize("name", ["a b", "100%41", "#1", "what?x=1", "~", "grün", "a+b&c"])
+def test_odd_folders_survive_the_way_through_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # given a project in a folder with an odd name
+    monkeypatch.delenv("TIDEMILL_URL", raising=False)
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    # when an app opens its store, and another one by the first one's url
+    with Tidemill() as mill:
+        mill.queue("q").put(1)
+        url = mill.url
+    assert url.isascii()
+    monkeypatch.chdir(tmp_path)
+    with Tidemill(url) as again:
+        assert again.queues()[0].ready == 1
+    # then the store is in that folder and nowhere else
+    assert (folder / ".tidemill" / "data.mdb").exists()
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses names that are not UTF-8")
+def test_a_folder_that_lmdb_cannot_open_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEMILL_URL", raising=False)
+    folder = tmp_path / os.fsdecode(b"gr\xfcn")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert parse_url(config.default_url()).path == str(folder / ".tidemill")
+    with pytest.raises(InvalidOption, match=r"gr.udcfcn.* is not UTF-8"):
+        Tidemill().queues()
+
+
+def test_body_headers_and_tags_have_one_bound() -> None:
+    with Tidemill("memory://") as mill:
+        queue = mill.queue("q")
+        half = "x" * 600_000
+        queue.put(half)
+        queue.put(1, headers={"trace": half})
+        with pytest.raises(InvalidOption, match=r"the headers and tags have 1,200,010 bytes"):
+            queue.put(1, headers={"trace": half, "again": half})
+        with pytest.raises(InvalidOption, match="bytes together; store large data elsewhere"):
+            queue.put(half, headers={"trace": half})
+        assert queue.size() == 2

@@ -1,0 +1,163 @@
+"""Ctrl-C at any step of a put leaves the store to the others, and is not lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from bytecodes import At
+from lmdb_desk import Gate, ids, in_threads, job, join
+
+from tidemill.brokers.lmdb import group_commit
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.core import signals
+
+ROOMS = (group_commit.__file__, signals.__file__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(BaseException):
+    """What a program's own handler of SIGTERM may raise."""
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+@pytest.fixture
+def handlers() -> Iterator[list[Any]]:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, stop)
+    yield [signal.default_int_handler, stop]
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_no_interrupted_put_keeps_the_lead(
+    broker: LmdbBroker, handlers: list[Any], number: int
+) -> None:
+    over = threading.Event()
+
+    def others() -> None:
+        while not over.is_set():
+            broker.put([job()])
+
+    threads, answers = in_threads([others] * 2)
+    at = 0
+    try:
+        while True:
+            at += 1
+            interrupted = At(at, ROOMS.__contains__, number)
+            seen = False
+            try:
+                with interrupted:
+                    broker.put([job()])
+            except (KeyboardInterrupt, Stopped):
+                seen = True
+            if interrupted.left > 0:  # there are no more steps
+                break
+            assert seen, f"the signal at step {at} is lost"
+            for each, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Stopped)):
+                with pytest.raises(error):  # as before, and at once
+                    signal.raise_signal(each)
+            free, answer = in_threads([lambda: broker.put([job()])])
+            join(free)
+            assert isinstance(answer[0], list), f"nobody can write after a signal at step {at}"
+    finally:
+        over.set()
+        join(threads)
+    assert answers == [None, None]
+    assert at > 100
+
+
+class Presser:
+    """Sends signals to the main thread once that waits, each until it is noticed.
+
+    A signal that comes just before the thread blocks is seen by Python only after the next one.
+    """
+
+    def __init__(self, broker: LmdbBroker, number: int, times: int) -> None:
+        self.noticed = [threading.Event() for _ in range(times)]
+        self._pending = broker._store.commits.pending
+        self._number = number
+        self.thread = threading.Thread(target=self._press)
+        self.thread.start()
+
+    def _press(self) -> None:
+        while not self._pending:
+            os.sched_yield()
+        for noticed in self.noticed:
+            signal.pthread_kill(threading.main_thread().ident or 0, self._number)
+            while not noticed.wait(0.5):
+                signal.pthread_kill(threading.main_thread().ident or 0, self._number)
+
+    def notice(self) -> bool:
+        """In the handler; True for the last."""
+        left = [event for event in self.noticed if not event.is_set()]
+        if left:
+            left[0].set()
+        return len(left) <= 1
+
+
+def test_a_wait_for_others_is_interrupted_at_once(broker: LmdbBroker, handlers: list[Any]) -> None:
+    gate = Gate(broker._store)
+    presser = Presser(broker, signal.SIGTERM, 1)
+
+    def raising(number: int, frame: FrameType | None) -> None:
+        presser.notice()
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, raising)
+    with pytest.raises(Stopped):
+        broker.put([job(id="gone")])  # the gate is closed all the while
+    presser.thread.join(10)
+    gate.release_when(0)
+    assert ids(broker) == set()
+    assert broker.put([job(id="kept")])
+
+
+def test_a_handler_that_raises_nothing_does_not_end_the_wait(
+    broker: LmdbBroker, handlers: list[Any]
+) -> None:
+    gate = Gate(broker._store)
+    presser = Presser(broker, signal.SIGTERM, 2)
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        if presser.notice():
+            gate.open.set()
+
+    signal.signal(signal.SIGTERM, noted)
+    assert broker.put([job(id="kept")])
+    presser.thread.join(10)
+    gate.thread.join(10)
+    assert all(event.is_set() for event in presser.noticed)
+    assert signal.getsignal(signal.SIGTERM) is noted
+
+
+def test_all_signals_that_came_before_a_wait_are_handled_in_it(handlers: list[Any]) -> None:
+    seen: list[int] = []
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        if number == signal.SIGINT:
+            signal.raise_signal(signal.SIGHUP)  # comes while a handler runs
+
+    before = signal.signal(signal.SIGHUP, noted)
+    for number in SIGNALS:
+        signal.signal(number, noted)
+    with signals.SignalsDeferred():
+        for number in SIGNALS:
+            signal.raise_signal(number)
+        assert seen == []
+        signals.begin_interruptible_wait()
+        in_the_wait = list(seen)
+        signals.end_interruptible_wait()
+    signal.signal(signal.SIGHUP, before)
+    assert in_the_wait == seen == [*SIGNALS, signal.SIGHUP]

@@ -1,0 +1,212 @@
+"""An interruption that finds a shield up lands when that shield ends (law 8)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import pytest
+from lmdb_desk import Gate, ids, job
+
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.client.context import JobContext
+from tidemill.core import signals
+from tidemill.core.job import Envelope, Lease
+from tidemill.core.retry import JobTimeout, WorkerStopping
+from tidemill.core.shield import aim, lower_shield, raise_shield
+from tidemill.worker.run import Run
+from tidemill.worker.timeouts import PATIENCE, Timeouts
+from tidemill.worker.waiting_job import WaitingJob
+
+LEASE = Lease(1, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"")
+
+
+def job_of(envelope: Envelope) -> WaitingJob:
+    """A job as it waits for its slot; its task is of no account here."""
+    return WaitingJob(0, 0, 0, LEASE.token, LEASE, envelope, cast(Any, None))
+
+
+class Timekeeper:
+    """The timekeeper of a worker process: it looks when it is rung for, and when a look is due."""
+
+    def __init__(self) -> None:
+        self.timeouts = Timeouts(self.ring)
+        self.stuck: list[Run] = []
+        self.looks = 0
+        self.alarms = 0
+        self._bell = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    def _serve(self) -> None:
+        while not self._over:
+            at = self.timeouts.next_deadline()
+            self._bell.wait(5.0 if at is None else min(0.05, max(0.001, at - time.monotonic())))
+            self._bell.clear()
+            self.looks += 1
+            self.stuck += self.timeouts.look(time.monotonic())
+
+    def close(self) -> None:
+        self._over = True
+        self.ring()
+        self._thread.join()
+
+
+@pytest.fixture
+def timekeeper() -> Iterator[Timekeeper]:
+    timekeeper = Timekeeper()
+    yield timekeeper
+    timekeeper.close()
+
+
+def run_job(
+    timekeeper: Timekeeper, function: Callable[[], None], timeout: float
+) -> BaseException | None:
+    """Run a function as a job with a timeout in this thread; what it raised."""
+    envelope = Envelope(id="j")
+    run = Run(job_of(envelope), JobContext(envelope, 1), threading.get_ident(), 0.0)
+    run.deadline = time.monotonic() + timeout
+    timekeeper.ring()
+    try:
+        timekeeper.timeouts.guarded(run, function)
+    except BaseException as error:
+        return error
+    finally:
+        timekeeper.timeouts.finished(run)
+    return None
+
+
+def in_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def shielded_step(seconds: float) -> None:
+    raise_shield()
+    try:
+        time.sleep(seconds)
+    finally:
+        lower_shield()
+
+
+def fan_out(steps: list[int]) -> None:
+    """A job that is in the store all the time."""
+    while True:
+        shielded_step(0.01)
+        steps.append(1)
+
+
+def test_a_job_that_is_always_in_a_store_step_is_interrupted(timekeeper: Timekeeper) -> None:
+    errors: list[BaseException | None] = []
+    steps: list[int] = []
+    in_thread(lambda: errors.append(run_job(timekeeper, lambda: fan_out(steps), 0.05)))
+    assert isinstance(errors[0], JobTimeout)
+    assert timekeeper.stuck == []
+    assert len(steps) < 20
+
+
+@pytest.fixture
+def alarm(timekeeper: Timekeeper) -> Iterator[None]:
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        timekeeper.alarms += 1
+        timekeeper.timeouts.on_alarm(number, frame)
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    timekeeper.timeouts.main = threading.get_ident()
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_such_a_job_is_interrupted_in_the_main_thread_too(timekeeper: Timekeeper) -> None:
+    steps: list[int] = []
+    assert isinstance(run_job(timekeeper, lambda: fan_out(steps), 0.05), JobTimeout)
+    assert timekeeper.stuck == []
+    assert len(steps) < 20
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_long_step_in_the_main_thread_does_not_stop_the_thread_for_good(
+    timekeeper: Timekeeper,
+) -> None:
+    error = run_job(timekeeper, lambda: shielded_step(PATIENCE + 0.3), 0.05)
+    assert isinstance(error, JobTimeout)
+    assert len(timekeeper.stuck) == 1
+    shielded_step(0.0)  # hangs while an aim is left on this thread
+
+
+def test_a_step_that_outlasts_the_patience_is_stuck_and_ends_with_its_shield(
+    timekeeper: Timekeeper,
+) -> None:
+    errors: list[BaseException | None] = []
+    late: list[float] = []
+
+    def job() -> None:
+        shielded_step(PATIENCE + 0.4)
+        late.append(time.monotonic())  # nothing of the job runs on behind the shield
+        time.sleep(1.0)
+        late.append(time.monotonic())
+
+    in_thread(lambda: errors.append(run_job(timekeeper, job, 0.05)))
+    assert [run.token for run in timekeeper.stuck] == [LEASE.token]
+    assert isinstance(errors[0], JobTimeout)
+    assert late == []
+    assert timekeeper.looks < 40  # the shield is not polled
+
+
+def test_an_aim_does_not_outlive_its_job(timekeeper: Timekeeper) -> None:
+    def jobs() -> None:
+        for _ in range(300):
+            run_job(timekeeper, lambda: shielded_step(0.001), 0.002)
+        shielded_step(0.0)
+
+    in_thread(jobs)
+    assert aim(0)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_notice_during_a_wait_for_a_commit_lands_when_the_commit_is_made(
+    timekeeper: Timekeeper, tmp_path: Path
+) -> None:
+    # given a job in the main thread whose put waits for a leader
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    assert isinstance(broker, LmdbBroker)
+    gate = Gate(broker._store)
+    steps: list[str] = []
+
+    def put() -> None:
+        broker.put([job()])
+        steps.append("after the put")
+
+    def notify() -> None:
+        while not signals._waiting[0]:
+            os.sched_yield()
+        timekeeper.timeouts.stop_at = time.monotonic()
+        timekeeper.ring()
+        while timekeeper.alarms < 2:
+            os.sched_yield()
+        gate.release_when(1)
+
+    notifier = threading.Thread(target=notify)
+    notifier.start()
+    # when the notice comes in that wait
+    error = run_job(timekeeper, put, 3600)  # hangs while an aim is left on this thread
+    notifier.join(30)
+    # then
+    assert isinstance(error, WorkerStopping)
+    assert steps == []
+    assert len(ids(broker)) == 1
+    broker.close()

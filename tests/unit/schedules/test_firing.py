@@ -1,0 +1,327 @@
+"""How a worker's supervisor fires schedules, and what becomes of them then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from firing_desk import NOON, Desk, tick
+
+from tidemill import Tidemill
+from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.contract.schedules import Change
+from tidemill.core.clock import id_time
+from tidemill.core.errors import BadSignature, CodecError, StoreFull
+from tidemill.core.job import Planned, State
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    desk = Desk(monkeypatch)
+    yield desk
+    desk.mill.close()
+
+
+# -- firing --------------------------------------------------------------------------------------
+
+
+def test_each_time_puts_one_job(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick").using(tags=["t"]), every=60)
+    for _ in range(5):
+        desk.now += 30
+        desk.fire()
+    assert desk.times() == [60, 120]
+    job = desk.jobs()[0]
+    assert job.planned == Planned("s", NOON + 60)
+    assert job.tags == ("t",)
+    assert job.created == NOON + 60
+    assert id_time(job.id) is not None
+    shown = desk.mill.schedules.get("s")
+    assert shown.next is not None
+    assert shown.last is not None
+    assert (shown.fired, shown.last.timestamp() - NOON) == (2, 120)
+    assert shown.next.timestamp() - NOON == 180
+
+
+def test_missed_times_are_made_up_for_once(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("all", desk.mill.call("tick"), every=60, catch_up=True)
+    desk.mill.schedules.add("one", desk.mill.call("tick"), every=60)
+    desk.now += 330
+    assert desk.fire() == 1
+    by_name: dict[str, list[float]] = {"all": [], "one": []}
+    for job in desk.jobs():
+        assert job.planned
+        by_name[job.planned.schedule].append(job.planned.time - NOON)
+    assert by_name == {"all": [60, 120, 180, 240, 300], "one": [60]}
+    desk.now += 30
+    desk.fire()
+    assert desk.times()[-2:] == [360, 360]
+
+
+def test_very_much_that_was_missed_is_made_up_for_in_steps(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=1, catch_up=True)
+    desk.now += 1000
+    assert desk.fire() == 10
+    assert desk.times() == [float(n) for n in range(1, 1001)]
+
+
+def test_repeats_count_down_and_it_ends(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("few", desk.mill.call("tick"), every=60, repeats=3)
+    desk.mill.schedules.add("caught", desk.mill.call("tick"), every=60, repeats=3, catch_up=True)
+    desk.now += 200
+    desk.fire()
+    assert [s.name for s in desk.mill.schedules] == ["few"]
+    desk.now += 300
+    desk.fire()
+    desk.now += 300
+    desk.fire()
+    assert [s.name for s in desk.mill.schedules] == []
+    assert len(desk.jobs()) == 6
+    assert desk.due() == []
+
+
+@pytest.mark.parametrize("conflict", ["keep", "reject"])
+@pytest.mark.parametrize("catch_up", [False, True])
+def test_a_job_that_is_left_out_uses_up_no_repeat(
+    desk: Desk, conflict: str, catch_up: bool
+) -> None:  # case C7
+    options: dict[str, Any] = {"every": 60, "repeats": 2, "catch_up": catch_up}
+    keyed = desk.mill.call("tick").using(key="k", on_conflict=conflict)
+    desk.mill.schedules.add("keyed", keyed, **options)
+    desk.mill.schedules.add("full", desk.mill.call("tick").using(queue="full"), **options)
+    desk.broker.set_queue("full", max_size=1)
+    for _ in range(4):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60, 60]
+    assert {s.name: s.fired for s in desk.mill.schedules} == {"keyed": 1, "full": 1}
+    assert [t.timestamp() - NOON for t in desk.mill.schedules.next_times("keyed")] == [300]
+    desk.broker.delete([job.id for job in desk.jobs()])
+    desk.now += 60
+    desk.fire()
+    assert desk.times() == [300, 300]
+    assert [*desk.mill.schedules] == []
+
+
+def test_a_single_time_ends(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("once", desk.mill.call("tick"), at=NOON + 60)
+    desk.now += 59
+    assert desk.due() == []
+    desk.now += 1
+    desk.fire()
+    desk.now += 10_000
+    desk.fire()
+    assert desk.times() == [60]
+    assert [*desk.mill.schedules] == []
+
+
+def test_an_end_is_kept(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, end=NOON + 130)
+    for _ in range(10):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60, 120]
+
+
+def test_two_workers_with_the_same_schedule_fire_it_once(desk: Desk) -> None:  # case C7
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    desk.now += 60
+    first = desk.broker.exchange(Step("w1", fires=5)).schedules
+    desk.now += 2  # it is slow, and taken for dead
+    second = desk.broker.exchange(Step("w2", fires=5)).schedules
+    assert first == second
+    desk.firing.fire(desk.broker, second)
+    desk.firing.fire(desk.broker, first)
+    assert desk.times() == [60]
+
+
+def test_a_schedule_paused_meanwhile_does_not_fire(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, catch_up=True)
+    desk.now += 60
+    due = desk.broker.exchange(Step("w1", fires=5)).schedules
+    desk.mill.schedules.pause("s")
+    desk.firing.fire(desk.broker, due)
+    desk.now += 600
+    assert desk.due() == []
+    desk.mill.schedules.resume("s")
+    desk.fire()
+    assert desk.times() == []  # nor is it made up for
+    desk.now += 60
+    desk.fire()
+    assert desk.times() == [720]
+
+
+def test_a_single_time_that_passed_during_a_pause_is_over(desk: Desk) -> None:
+    # case C7: nothing done meanwhile is made up for, and what has ended gives its name free
+    schedules, call = desk.mill.schedules, desk.mill.call("tick")
+    for name, catch_up in (("once", False), ("caught", True)):
+        schedules.add(name, call, at=NOON + 60, catch_up=catch_up)
+        schedules.pause(name)
+    desk.mill.schedule("code", call, at=NOON + 60)
+    schedules.store()
+    schedules.pause("code")
+    desk.now += 120
+    for name in ("once", "caught", "code"):
+        over = schedules.resume(name)
+        assert (over.ended, over.paused, over.next, over.fired) == (True, False, None, 0)
+    assert [s.name for s in schedules] == ["code"]
+    schedules.add("once", call, every=60)
+    desk.fire()
+    assert desk.times() == []
+
+
+def test_a_set_clock_neither_doubles_nor_loses_a_job(desk: Desk) -> None:  # law 19
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=600, catch_up=True)
+    desk.now += 610
+    desk.fire()
+    desk.now -= 300  # back: 600 comes again on the clock, and has been
+    desk.fire()
+    desk.now += 300 + 580
+    desk.fire()
+    assert desk.times() == [600]
+    desk.now += 20
+    due = desk.broker.exchange(Step("w1", fires=5)).schedules
+    desk.now -= 100  # back between the hand-out and the firing: it comes when its time does
+    desk.firing.fire(desk.broker, due)
+    assert desk.times() == [600]
+    desk.now += 100
+    desk.fire()
+    assert desk.times() == [600, 1200]
+    desk.now += 1800  # forward
+    desk.fire()
+    assert desk.times() == [600, 1200, 1800, 2400, 3000]
+
+
+def test_jitter_moves_the_job_and_not_the_times(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, jitter=30)
+    late = set()
+    for _ in range(20):
+        (record,) = desk.broker.schedules(["s"])
+        assert record is not None
+        desk.now = record.due
+        desk.fire()
+        late.add(record.due - NOON - desk.times()[-1])
+    assert desk.times() == [60.0 * n for n in range(1, 21)]
+    assert all(0 <= seconds <= 30 for seconds in late)
+    assert len(late) > 10
+
+
+def test_a_full_queue_is_not_filled_further_and_a_warning_is_logged(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.broker.set_queue("default", max_size=2)
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    for _ in range(4):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60, 120]
+    assert caplog.text.count("schedule 's': a job was left out: its queue is full") == 2
+
+
+def test_a_key_keeps_jobs_from_overlapping(desk: Desk) -> None:
+    call = desk.mill.call("tick").using(key="tick")
+    desk.mill.schedules.add("s", call, every=60)
+    for _ in range(4):
+        desk.now += 60
+        desk.fire()
+    assert desk.times() == [60]
+
+
+def test_a_store_without_room_is_tried_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    desk.now += 60
+    change = desk.broker.change_schedules
+
+    def full(changes: list[Change]) -> None:
+        raise StoreFull("the disk is full")
+
+    due = desk.broker.exchange(Step("w1", fires=5)).schedules
+    monkeypatch.setattr(desk.broker, "change_schedules", full)
+    desk.firing.fire(desk.broker, due)
+    assert "wait for room: the disk is full" in caplog.text
+    monkeypatch.setattr(desk.broker, "change_schedules", change)
+    assert desk.due() == []
+    desk.now += 1
+    desk.fire()
+    assert desk.times() == [60]
+
+
+def test_an_unreadable_record_is_left_unchanged(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.broker.change_schedules([Change("new", 0, NOON + 60, b"\xc1 of a later version")])
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
+    desk.now += 60
+    desk.fire()
+    assert desk.times() == [60]  # the other one
+    assert "schedule 'new' cannot be fired here, and is left for 60 s" in caplog.text
+    (record,) = desk.broker.schedules(["new"])
+    assert record is not None
+    assert record.body == b"\xc1 of a later version"
+    assert record.due == NOON + 120
+    assert [(s.name, s.task) for s in desk.mill.schedules] == [("new", "?"), ("s", "tick")]
+    with pytest.raises(CodecError, match="another version of tidemill"):
+        desk.mill.schedules.run("new")
+    desk.mill.schedule("new", desk.mill.call("tick"), every=60)
+    desk.declare()
+    assert "schedule 'new' stays as it is" in caplog.text
+    desk.mill.schedules.remove("new")
+
+
+# -- signatures ----------------------------------------------------------------------------------
+
+
+def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # case T15
+    from tidemill.core.codec import verify
+
+    mill = Tidemill("memory://", secret_keys=["new", "old"])
+    mill.task(name="tick")(tick)
+    mill.schedules.add("s", mill.call("tick"), every=60)
+    record = mill.broker.get(mill.schedules.run("s").id)
+    assert record is not None
+    job = record.envelope
+    verify(job, mill.keys)
+    for field, value in (
+        ("planned", Planned("other", 1.0)),
+        ("planned", None),
+        ("task", "other"),
+        ("body", b"other"),
+        ("signature", b""),
+    ):
+        was = getattr(job, field)
+        setattr(job, field, value)
+        with pytest.raises(BadSignature):
+            verify(job, mill.keys)
+        setattr(job, field, was)
+    with pytest.raises(BadSignature):
+        verify(job, [b"wrong"])
+    job.planned, job.id = None, "s"  # no job with the schedule's name for its id, either
+    with pytest.raises(BadSignature):
+        verify(job, mill.keys)
+    assert record.state is State.READY
+    mill.close()
+
+
+def test_the_next_time_is_reckoned_by_the_clock_of_the_store(desk: Desk) -> None:
+    # law 19: this machine's may be ahead
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=1, start=NOON)
+    desk.now += 1.5
+    due = desk.broker.exchange(Step("w1", fires=5)).schedules
+    desk.now += 3
+    desk.firing.fire(desk.broker, due, desk.now - 3)
+    (schedule,) = desk.broker.schedules(["s"])
+    assert schedule is not None
+    assert schedule.due == NOON + 2
+
+
+def test_jitter_beyond_the_interval_drops_no_time(desk: Desk) -> None:
+    desk.mill.schedules.add("s", desk.mill.call("tick"), cron="* * * * *", jitter=300)
+    for _ in range(600):
+        desk.now += 10
+        desk.fire()
+    times = desk.times()
+    assert times == [60.0 * n for n in range(1, len(times) + 1)]
+    assert 90 <= len(times) <= 100

@@ -1,0 +1,174 @@
+"""The description of the API, and the declarations it is made of."""
+
+from __future__ import annotations
+
+import re
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.job import Envelope, Outcome, Record, State
+from tidemill.server.http.api import ENDPOINTS
+from tidemill.server.http.api.jobs import job_out
+from tidemill.server.http.docs_page import docs_page
+from tidemill.server.http.endpoints import Endpoint, Endpoints
+from tidemill.server.http.openapi import describe
+from tidemill.server.http.problems import KINDS, PREFIX, Problem, problem_of
+from tidemill.server.http.schemas import jobs as shapes
+from tidemill.server.http.validation_errors import validation_message
+from tidemill.server.tokens import Role
+
+DESCRIPTION = describe(ENDPOINTS)
+
+
+def test_the_description_has_exactly_the_endpoints() -> None:
+    described = {
+        (method.upper(), path)
+        for path, operations in DESCRIPTION["paths"].items()
+        for method in operations
+    }
+    assert described == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    assert len(ENDPOINTS) == len(described)
+
+
+def test_what_is_described_is_served() -> None:
+    endpoints = Endpoints(None, ENDPOINTS)  # type: ignore[arg-type]
+    for endpoint in ENDPOINTS:
+        path = endpoint.path.replace("{", "").replace("}", "")
+        methods, values = endpoints._find(path.encode())
+        assert methods[endpoint.method] is endpoint
+        assert values == endpoint.names
+
+
+def test_all_references_in_the_description_resolve() -> None:
+    schemas = DESCRIPTION["components"]["schemas"]
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            if "$ref" in part:
+                assert part["$ref"].rpartition("/")[2] in schemas
+            for value in part.values():
+                look(value)
+        elif isinstance(part, list):
+            for value in part:
+                look(value)
+
+    look(DESCRIPTION)
+    msgspec.json.encode(DESCRIPTION)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e.method}{e.path}")
+def test_every_endpoint_has_a_summary_and_answers(endpoint: Endpoint) -> None:
+    assert endpoint.handler.__doc__, "it says what it does"
+    assert endpoint.method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+    assert (endpoint.role is Role.VIEWER) == (endpoint.method == "GET")
+    if endpoint.method in ("GET", "DELETE"):
+        assert endpoint.body is None
+    statuses = {kind.status for kind in KINDS.values()} | {200, 201, 202, 204}
+    assert {endpoint.status, *endpoint.also} <= statuses
+
+
+def test_operation_ids_are_unique() -> None:
+    names = [endpoint.handler.__name__ for endpoint in ENDPOINTS]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_lists_all_endpoints() -> None:
+    page = docs_page(ENDPOINTS).decode()
+    for endpoint in ENDPOINTS:
+        assert f"<b>{endpoint.method}</b> {endpoint.path}</code>" in page
+    assert "<script" not in page
+    assert "<code>delay</code><td>number, 0 to 3,153,600,000<" in page
+    assert "<code>order</code><td>strict, fair, merged<" in page
+    for word in ("typing", "msgspec", "Annotated", "None", "str", "float"):  # Python's own
+        assert not re.search(rf"<td>[^<]*\b{word}\b", page), word
+
+
+def test_a_job_is_shown_as_it_is_described() -> None:
+    record = Record(envelope=Envelope(id="1"), state=State.READY, seq=1, rank=0)
+    assert set(record.public()) == set(shapes.JobOut.__struct_fields__)
+    msgspec.json.decode(msgspec.json.encode(job_out(record)), type=shapes.JobOut)
+    assert set(typing.get_args(shapes.JobOut.__annotations__["state"])) <= set(State)
+    assert set(shapes.JobQuery.__struct_fields__) - {"state", "group", "search", "limit", "cursor"}
+    assert set(Filter.__struct_fields__) >= {"queue", "task", "key", "tag"}
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b'{"delay": "x"}', "delay: expected number or null, got text"),
+        (b'{"tags": [1]}', "tags[0]: expected text, got whole number"),
+        (b'{"headers": {"a": 1}}', "headers: expected text, got whole number"),
+        (b'{"dela": 1}', "unknown field dela; did you mean delay?"),
+        (b'{"body": [', "JSON ends too early"),
+        (b'{"body" 1}', "JSON is malformed: expected ':' (byte 8)"),
+        (b"[1]", "expected object, got array"),
+        (b'{"priority": 101}', "priority: expected number <= 100"),
+        (b'{"on_conflict": "x"}', "on_conflict: expected keep, merge, reject or replace, got 'x'"),
+        (b'{"encoding": 1}', "encoding: expected base64 or json, got whole number"),
+    ],
+)
+def test_an_invalid_body_is_explained_in_one_sentence(data: bytes, sentence: str) -> None:
+    with pytest.raises(msgspec.MsgspecError) as caught:
+        msgspec.json.decode(data, type=shapes.JobIn)
+    assert validation_message(caught.value, shapes.JobIn) == sentence
+
+
+def test_problems_have_the_form_of_rfc_9457() -> None:
+    problem = Problem("conflict", "it is there", job_id="7")
+    document = msgspec.json.decode(problem.body("r1"))
+    assert document == {
+        "type": "urn:tidemill:problem:conflict",
+        "title": KINDS["conflict"].title,
+        "status": 409,
+        "detail": "it is there",
+        "request_id": "r1",
+        "job_id": "7",
+    }
+    assert problem_of(ValueError("a secret")) is None
+
+
+def test_the_description_suits_client_generators() -> None:
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            if "enum" in part:
+                assert part["type"] == "string"
+            if "description" in part and isinstance(part["description"], str):
+                assert "``" not in part["description"]
+                assert "\n " not in part["description"]
+        if isinstance(part, (dict, list)):
+            for value in part.values() if isinstance(part, dict) else part:
+                look(value)
+
+    look(DESCRIPTION)
+    schemas, paths = DESCRIPTION["components"]["schemas"], DESCRIPTION["paths"]
+    moments = schemas["JobIn"]["properties"]["at"]["anyOf"]
+    assert ("string", "date-time") in [(kind["type"], kind.get("format")) for kind in moments]
+    assert PREFIX + "too-large" in schemas["ProblemBody"]["properties"]["type"]["examples"]
+    put = paths["/v1/jobs"]["post"]
+    assert put["requestBody"]["required"]
+    assert not paths["/v1/queues/{queue}/kick"]["post"]["requestBody"]["required"]
+    assert put["responses"]["200"]["description"] != put["responses"]["201"]["description"]
+    for operations in paths.values():
+        for operation in operations.values():
+            assert {"400", "401", "403", "429", "500", "501", "503"} <= set(operation["responses"])
+            for parameter in operation["parameters"]:
+                assert {"type": "null"} not in parameter["schema"].get("anyOf", ())
+
+
+def test_options_are_explained() -> None:
+    schemas = DESCRIPTION["components"]["schemas"]
+    plain = {"body", "encoding", "task", "args", "kwargs"}  # which the shape's own text explains
+    assert {
+        name for name, field in schemas["JobIn"]["properties"].items() if "description" not in field
+    } == plain
+    parameters = DESCRIPTION["paths"]["/v1/queues/{queue}/messages"]["post"]["parameters"]
+    assert all("description" in each for each in parameters if each["in"] == "query")
+
+
+def test_an_outcome_is_one_of_those_described() -> None:
+    described = set(typing.get_args(typing.get_type_hints(shapes.AttemptOut)["outcome"]))
+    assert described == {outcome.name.lower() for outcome in Outcome}

@@ -1,0 +1,109 @@
+"""/ready: whether the store answers, and the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.server.http import application
+from tidemill.server.http.request_pipeline import RequestPipeline
+from tidemill.server.settings import Settings
+
+
+def served(info: Callable[[], Any]) -> tuple[RequestPipeline, asyncio.Event]:
+    """The application on a store that says this of itself; and what says that it is to end."""
+
+    async def run(call: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(call)
+
+    broker = SimpleNamespace(info=info, url="fake://", features=frozenset())
+    backend: Any = SimpleNamespace(
+        mill=SimpleNamespace(broker=broker),
+        run=run,
+        settings=Settings(),
+        refusal=lambda facts: facts.get("puts_refused", ""),
+        stopping=asyncio.Event(),
+        waits=None,
+    )
+    return application.make_app(backend), backend.stopping
+
+
+async def ask(pipeline: RequestPipeline, path: str) -> tuple[int, Any]:
+    """The status and the document of an answer."""
+    said: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "headers": [(b"host", b"localhost")], "root_path": "",
+    }  # fmt: skip
+    await pipeline(scope, receive, send)
+    return said[0]["status"], json.loads(said[1]["body"])
+
+
+def test_a_server_is_ready_while_its_store_answers() -> None:
+    away = False
+
+    def info() -> dict[str, Any]:
+        if away:
+            raise BrokerUnavailable("it is away")
+        return {}
+
+    async def main() -> None:
+        nonlocal away
+        pipeline, stopping = served(info)
+        assert await ask(pipeline, "/ready") == (200, {"status": "ready"})
+        away = True
+        status, problem = await ask(pipeline, "/ready")
+        assert (status, problem["detail"]) == (503, "it is away")
+        assert (await ask(pipeline, "/health"))[0] == 200  # it serves all the same
+        away = False
+        assert (await ask(pipeline, "/ready"))[0] == 200
+        stopping.set()
+        status, problem = await ask(pipeline, "/ready")
+        assert (status, problem["detail"]) == (503, "the server is shutting down")
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_store_refuses_puts_is_ready_and_reports_it() -> None:
+    async def main() -> None:
+        pipeline, _ = served(lambda: {"puts_refused": "the disk has no room"})
+        told = {"status": "ready", "puts_refused": "the disk has no room"}
+        assert await ask(pipeline, "/ready") == (200, told)
+
+    asyncio.run(main())
+
+
+def test_requests_share_one_look_at_a_hanging_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, answers = [], threading.Event()
+
+    def info() -> dict[str, Any]:
+        looks.append(1)
+        assert answers.wait(30)
+        return {}
+
+    async def main() -> None:
+        pipeline, _ = served(info)
+        monkeypatch.setattr(application, "READY_WITHIN", 0.05)
+        for status, problem in await asyncio.gather(*(ask(pipeline, "/ready") for _ in range(3))):
+            assert (status, problem["detail"]) == (503, "the store does not answer")
+        assert (await ask(pipeline, "/ready"))[0] == 503
+        assert len(looks) == 1
+        answers.set()
+        monkeypatch.setattr(application, "READY_WITHIN", 30.0)
+        assert (await ask(pipeline, "/ready"))[0] == 200
+
+    asyncio.run(main())

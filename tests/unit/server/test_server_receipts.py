@@ -1,0 +1,39 @@
+"""Receipts: what is one, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.core.clock import new_id
+from tidemill.server.http.problems import Problem
+from tidemill.server.http.receipts import Receipt, new_owner_id, parse, receipt_of, sealed
+
+
+def test_a_receipt_names_a_shared_owner() -> None:
+    shared_owner = new_owner_id()
+    assert parse(receipt_of(shared_owner, 17)) == Receipt(shared_owner, 17)
+    for job_id in ("a", "ä/ö.1~", "x" * 200):
+        assert parse(receipt_of(shared_owner, 17, job_id)) == Receipt(shared_owner, 17, job_id)
+    before = receipt_of(new_id(), 0)  # as servers gave them once
+    wrong = (
+        before,
+        "desk-.0",
+        "desk.0",
+        "desk-ä.0",
+        f"{shared_owner}.",
+        shared_owner,
+        f"{shared_owner}.0.",
+        f"{shared_owner}.0.*",
+    )
+    for forged in (*wrong, f"{shared_owner}.0.YQ.YQ", f"{shared_owner}.0._w"):
+        with pytest.raises(Problem, match="is not a valid receipt; use a receipt from"):
+            parse(forged)
+
+
+def test_a_sealed_receipt_is_valid_only_for_its_token() -> None:
+    plain = receipt_of(new_owner_id(), 17)
+    receipt = sealed(plain, "hash of a token")
+    assert parse(receipt, "hash of a token") == parse(receipt) == parse(plain)
+    for forged in (plain, f"{plain}~", sealed(plain, "hash of another"), receipt + "0"):
+        with pytest.raises(Problem, match="is not a valid receipt"):
+            parse(forged, "hash of a token")

@@ -1,0 +1,83 @@
+"""Held leases: a worker remembers its verdicts for a store that has lost its latest steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.worker import held_leases
+from tidemill.worker.held_leases import HeldLeases
+
+
+def leases(*tokens: int) -> list[Lease]:
+    return [Lease(token, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"") for token in tokens]
+
+
+def success(token: int, result: bytes = b"") -> Verdict:
+    return Verdict(token, Outcome.SUCCESS, result=result)
+
+
+def strays(leases_held: HeldLeases, *tokens: int) -> list[tuple[int, Outcome]]:
+    again = leases_held.answered(Step("w"), Reply(strays=list(tokens)))
+    return [(one.token, one.outcome) for one in again]
+
+
+def test_leases_are_named_once_the_store_is_behind() -> None:
+    leases_held = HeldLeases()
+    leases_held.lend(leases(1, 2, 3))
+    leases_held.answered(Step("w", [success(1)]), Reply())
+    assert leases_held.held() is None
+    leases_held.answered(Step("w"), Reply(behind=True))
+    held = leases_held.held()
+    assert held is not None
+    assert sorted(held) == [2, 3]
+    leases_held.answered(Step("w"), Reply())  # a step that did not ask
+    assert leases_held.held() is not None
+    leases_held.answered(Step("w", held=held), Reply())
+    assert leases_held.held() is None
+
+
+def test_strays_are_settled_as_they_were_and_others_go_back() -> None:
+    # law 4
+    leases_held = HeldLeases()
+    leases_held.lend(leases(1, 2))
+    leases_held.answered(Step("w", [success(1)]), Reply())
+    assert strays(leases_held, 1, 7) == [(1, Outcome.SUCCESS), (7, Outcome.RELEASE)]
+    # until that is stored they count as held
+    leases_held.answered(Step("w"), Reply(behind=True))
+    assert sorted(leases_held.held() or ()) == [1, 2, 7]
+
+
+def test_a_lease_that_a_verdict_holds_stays_open() -> None:
+    # law 8: the stuck process is not dead yet
+    leases_held = HeldLeases()
+    leases_held.lend(leases(1))
+    stuck = Verdict(1, Outcome.RETRY, hold=True)
+    leases_held.answered(Step("w", [stuck]), Reply(behind=True))
+    assert leases_held.held() == [1]
+    leases_held.answered(Step("w", [Verdict(1, Outcome.RELEASE)]), Reply(behind=True))
+    assert leases_held.held() == []
+    assert strays(leases_held, 1) == [(1, Outcome.RETRY), (1, Outcome.RELEASE)]
+
+
+@pytest.mark.parametrize("bound", ["KEPT_MOST", "KEPT_BYTES", "KEPT_FOR"])
+def test_memory_of_verdicts_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(held_leases, "machine_time", lambda: now)
+    leases_held = HeldLeases()
+    leases_held.settled([success(1, b"x" * 100)])
+    monkeypatch.setattr(held_leases, bound, 1 if bound == "KEPT_MOST" else 100)
+    now += 101 if bound == "KEPT_FOR" else 0
+    leases_held.settled([success(2, b"x" * 100)])
+    assert strays(leases_held, 1, 2) == [(2, Outcome.SUCCESS), (1, Outcome.RELEASE)]
+
+
+def test_a_worker_that_was_given_up_remembers_nothing() -> None:
+    leases_held = HeldLeases()
+    leases_held.lend(leases(1))
+    leases_held.settled([success(2)])
+    leases_held.answered(Step("w"), Reply(behind=True))
+    leases_held.forget()
+    assert leases_held.held() is None
+    assert strays(leases_held, 2) == [(2, Outcome.RELEASE)]

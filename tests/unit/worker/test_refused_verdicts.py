@@ -1,0 +1,78 @@
+"""A refused step: the notes and verdicts that are stored all the same, and those that are kept."""
+
+from __future__ import annotations
+
+import pytest
+from lmdb_desk import Process, job
+
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.core.job import Lease, Note, Outcome, Owner, State, Verdict
+from tidemill.worker.refused_verdicts import RefusedVerdicts
+
+POISON = "\ud800"
+"""A text that no store takes."""
+
+
+@pytest.fixture
+def leases(broker: LmdbBroker) -> list[Lease]:
+    """Two jobs that run."""
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([job(id="ended"), job(id="running")])
+    return broker.exchange(Step("o", want=Want(2))).leases
+
+
+def test_a_refused_step_stores_its_notes_and_settles_a_job_that_is_held(
+    broker: LmdbBroker, leases: list[Lease]
+) -> None:
+    # given: a verdict that cannot be stored, of a job that is stuck, and a note of another
+    ended, running = leases
+    bad = Verdict(ended.token, Outcome.FAIL, error=POISON, hold=True)
+    notes = [Note(running.token, 3.0, 4.0)]
+    settled, kept = list[Verdict](), list[Note]()
+    refusals = RefusedVerdicts("o", settled.extend, lambda _, notes: kept.extend(notes))
+    with pytest.raises(UnicodeError) as refused:
+        broker.exchange(Step("o", [bad], notes=notes))
+    # when
+    reply = refusals.settle(broker, [bad], notes, refused.value)
+    # then
+    here, there = broker.get_many(["ended", "running"])
+    assert here is not None
+    assert there is not None
+    assert here.state is State.FAILED
+    assert (there.progress, kept) == ((3.0, 4.0), [])
+    assert settled == [bad]
+    assert reply.next_due == 0.0
+
+
+def test_notes_that_cannot_be_stored_are_logged_and_not_offered_again(
+    broker: LmdbBroker, leases: list[Lease], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept: list[Note] = []
+    refusals = RefusedVerdicts("o", list[Verdict]().extend, lambda _, notes: kept.extend(notes))
+    notes = [Note(leases[0].token, line=POISON)]
+    for _ in range(3):
+        with pytest.raises(UnicodeError) as refused:
+            broker.exchange(Step("o", notes=notes))
+        refusals.settle(broker, [], notes, refused.value)
+    assert kept == []
+    assert caplog.text.count("a step was refused") == 1
+
+
+def test_notes_are_kept_while_another_process_writes(
+    url: str, broker: LmdbBroker, leases: list[Lease]
+) -> None:
+    kept: list[Note] = []
+    refusals = RefusedVerdicts("o", list[Verdict]().extend, lambda _, notes: kept.extend(notes))
+    notes = [Note(leases[0].token, 1.0, 2.0)]
+    code = """
+        def stay(moves):
+            say("inside")
+            sys.stdin.readline()
+        broker._store.commits.run(broker._transitions, stay)
+    """
+    with Process(url, code) as holder:
+        holder.expect("inside")
+        reply = refusals.settle(broker, [], notes, ValueError("refused"))
+    assert kept == notes
+    assert reply.next_due > 0

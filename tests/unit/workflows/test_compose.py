@@ -1,0 +1,677 @@
+"""Chains, groups, flows and hooks, from the calls to the handles."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tidemill import (
+    DuplicateJob,
+    Ended,
+    FeatureMissing,
+    Flow,
+    InvalidOption,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    ResultTimeout,
+    State,
+    Tidemill,
+    TidemillError,
+    chain,
+    group,
+    map_many,
+)
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.explain import explain_in
+from tidemill.core.codec import pack, unpack
+from tidemill.core.job import GROUP, Ref
+from tidemill.testing import run_all, worker
+from tidemill.workflows.enqueue import JOBS_PER_PUT
+
+MillMaker = Callable[..., Tidemill]
+SUCCEEDED, FAILED, CANCELLED = State.SUCCEEDED, State.FAILED, State.CANCELLED
+
+
+class Tasks:
+    """Some tasks of an app, and what its hooks were told."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self.mill = mill
+        self.told: list[tuple[str, Ended]] = []
+        self.inc = mill.task(name="inc")(inc)
+        self.total = mill.task(name="total")(total)
+        self.boom = mill.task(name="boom", retries=0)(boom)
+        self.pair = mill.task(name="pair")(pair)
+
+        @mill.task(name="hook", retries=0)
+        def hook(ended: Ended, why: str = "") -> None:
+            self.told.append((why, ended))
+
+        self.hook = hook
+
+    def hooked(self, what: Any) -> Any:
+        """With all three hooks, and one of them twice."""
+        return (
+            what.on_success(self.hook.call("success"))
+            .on_failure(self.hook.call("failure"))
+            .on_complete(self.hook.call("complete"))
+            .on_complete(self.hook.call("again"))
+        )
+
+    def run(self, what: Any) -> Any:
+        """Enqueue and run all there is."""
+        handle = self.mill.enqueue(what)
+        run_all(self.mill)
+        return handle
+
+    @property
+    def fired(self) -> list[str]:
+        return sorted(why for why, _ in self.told)
+
+
+def inc(x: int, by: int = 1) -> int:
+    return x + by
+
+
+def total(numbers: list[Any]) -> int:
+    return sum(total(n) if isinstance(n, list) else n for n in numbers if n is not None)
+
+
+def pair(left: Any, right: Any) -> list[Any]:
+    return [left, right]
+
+
+def boom(*_: Any) -> None:
+    raise ValueError("no")
+
+
+@pytest.fixture(params=["stored", "sync"])
+def both(request: pytest.FixtureRequest, make_mill: MillMaker) -> Tasks:
+    return Tasks(make_mill(sync=request.param == "sync"))
+
+
+@pytest.fixture
+def tasks(mill: Tidemill) -> Tasks:
+    return Tasks(mill)
+
+
+def ids(mill: Tidemill) -> set[str]:
+    return {r.envelope.id for r in mill.find(Filter(), limit=1000).records}
+
+
+# -- chains --------------------------------------------------------------------------------------
+
+
+def test_each_step_gets_the_result_before_it(both: Tasks) -> None:
+    # case C1
+    handle = both.run(chain(both.inc.call(1), both.inc, both.inc.call(by=5)))
+    assert handle.result(0) == 8
+    assert [step.result(0) for step in handle.steps] == [2, 3, 8]
+
+
+def test_a_failed_step_stops_the_chain_and_the_hook_fires_once(tasks: Tasks) -> None:
+    # case C1
+    handle = tasks.run(tasks.hooked(chain(tasks.inc.call(1), tasks.boom, tasks.inc, tasks.inc)))
+    assert [step.state for step in handle.steps] == [SUCCEEDED, FAILED, CANCELLED, CANCELLED]
+    with pytest.raises(JobFailed, match="ValueError: no"):
+        handle.result(0)
+    assert tasks.fired == ["again", "complete", "failure"]
+    end = tasks.told[0][1]
+    assert (end.id, end.state, end.error) == (handle.id, FAILED, "ValueError: no")
+    assert end.failed == handle.steps[1].id
+    assert not end.succeeded
+
+
+def test_a_chain_goes_on_when_its_failed_step_is_tried_again(tasks: Tasks) -> None:
+    handle = tasks.run(chain(tasks.boom.call(), tasks.inc, tasks.inc))
+    tasks.boom.function = lambda: 5
+    assert handle.retry()
+    run_all(tasks.mill)
+    assert handle.result(0) == 7
+
+
+def test_hooks_of_a_chain_that_ends_well(both: Tasks) -> None:
+    both.run(both.hooked(chain(both.inc.call(1), both.inc)))
+    assert both.fired == ["again", "complete", "success"]
+    assert {end.result for _, end in both.told} == {3}
+    assert all(end.succeeded and not end.error and not end.failed for _, end in both.told)
+
+
+def test_hooks_of_a_single_call(both: Tasks) -> None:
+    handle = both.run(both.hooked(both.inc.call(1)))
+    assert handle.result(0) == 2
+    assert both.fired == ["again", "complete", "success"]
+
+
+def test_a_cancelled_chain_does_nothing_more(tasks: Tasks) -> None:
+    handle = tasks.mill.enqueue(tasks.hooked(chain(tasks.inc.call(1), tasks.inc)))
+    assert handle.cancel()
+    run_all(tasks.mill)
+    assert tasks.fired == ["again", "complete", "failure"]
+    assert tasks.told[0][1].state is CANCELLED
+    with pytest.raises(JobCancelled):
+        handle.result(0)
+    assert not handle.cancel()
+
+
+def test_annotations_make_of_a_result_what_they_say(mill: Tidemill) -> None:
+    @mill.task
+    def make() -> Point:
+        return Point(1, 2)
+
+    @mill.task
+    def take(point: Point, points: list[Point]) -> int:
+        return point.x + points[0].y
+
+    flow = Flow()
+    point = flow.add(make.call())
+    flow.add(take.call(point, [point]))  # type: ignore[arg-type, list-item]
+    handle = mill.enqueue(flow)
+    run_all(mill)
+    assert handle[1].result(0) == 3
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+# -- groups --------------------------------------------------------------------------------------
+
+
+def test_results_of_a_group_come_in_order(both: Tasks) -> None:
+    # case C2
+    handle = both.run(group([both.inc.call(n) for n in range(5)]))
+    assert handle.results(0) == handle.result(0) == [1, 2, 3, 4, 5]
+    assert (len(handle), handle.count(), handle.count(failures=True)) == (5, 5, 0)
+    assert handle.state is SUCCEEDED
+    assert handle.failures == []
+    assert sorted(job.result(0) for job in handle) == [1, 2, 3, 4, 5]
+    assert handle[1].result(0) == handle[-4].result(0) == 2
+
+
+def test_groups_nest(both: Tasks) -> None:
+    # case C2
+    i = both.inc
+    nested = group([i.call(0), group([i.call(1), group([]), chain(i.call(2), i)]), i.call(5)])
+    assert both.run(nested).results(0) == [1, [2, [], 4], 6]
+    whole = chain(i.call(0), group([i, i.call(by=2), group([i.call(by=3)])]), both.total, i)
+    handle = both.run(whole)
+    assert handle.result(0) == 2 + 3 + 4 + 1
+    assert handle.steps[1].results(0) == [2, 3, [4]]
+    handle = both.run(chain(group([i.call(1), i.call(2)]), group([both.total] * 2)))
+    assert handle.result(0) == [5] * 2
+
+
+def test_a_group_with_a_failing_member(tasks: Tasks) -> None:
+    # case C2
+    members = [tasks.inc.call(1), tasks.boom.call(), group([tasks.boom.call(), tasks.inc.call(2)])]
+    handle = tasks.run(tasks.hooked(group(members)))
+    assert (handle.count(), handle.count(failures=True), handle.state) == (3, 2, FAILED)
+    assert [member.id for member in handle.failures] == [handle[1].id, handle[2].id]
+    with pytest.raises(JobFailed, match=handle[1].id):
+        handle.results(0)
+    one, two, (three, four) = handle.results(0, return_exceptions=True)
+    assert (one, four) == (2, 3)
+    assert isinstance(two, JobFailed)
+    assert isinstance(three, JobFailed)
+    assert tasks.fired == ["again", "complete", "failure"]
+    end = tasks.told[0][1]
+    assert end.result == [2, None, [None, 3]]
+    assert (end.id, end.state) == (handle.id, FAILED)
+    assert "2 of its jobs" in end.error
+    # and all of it again
+    tasks.boom.function = lambda: 7
+    assert handle.retry() == 2
+    run_all(tasks.mill)
+    assert handle.results(0) == [2, 7, [7, 3]]
+    assert tasks.fired == ["again", "complete", "failure", "success"]
+
+
+def test_the_members_of_a_group_are_retried_in_pages(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = tasks.run(group(tasks.boom.call() for _ in range(5)))
+    broker, pages = tasks.mill.broker, []
+    kick = broker.kick
+    monkeypatch.setattr(broker, "kick", lambda ids: pages.append(list(ids)) or kick(ids))
+    assert handle.retry() == 5
+    assert pages == [[handle[n].id for n in range(5)]]
+
+
+def test_what_follows_a_failed_group_is_cancelled(tasks: Tasks) -> None:
+    handle = tasks.run(chain(group([tasks.inc.call(1), tasks.boom.call()]), tasks.total))
+    assert handle.state is CANCELLED
+    assert handle.steps[0][0].state is SUCCEEDED
+    with pytest.raises(JobFailed, match="ValueError: no"):
+        handle.result(0)
+
+
+def test_counts_while_it_runs(tasks: Tasks) -> None:
+    # cases C2, C3
+    mill = tasks.mill
+    handle = mill.enqueue(group([tasks.inc.call(1), tasks.boom.call(), tasks.inc.call(2)]))
+    held = mill.enqueue(group([tasks.inc.using(queue="other").call(1), tasks.inc.call(2)]))
+    assert handle.progress == (0, 3)
+    run_all(mill, queues=["default"])
+    assert (handle.count(), handle.count(failures=True)) == (3, 1)
+    assert held.progress == (1, 2)
+    assert held.state is State.WAITING
+    with pytest.raises(ResultTimeout, match="1 of 2 members"):
+        held.results(timeout=0.01)
+    with pytest.raises(ResultTimeout):
+        held.wait(timeout=0.01, progress=True)
+    with pytest.raises(ResultTimeout):
+        list(held.as_completed(timeout=0.01))
+    assert next(iter(held)).result(0) == 3
+
+
+def test_a_map_is_one_list_in_order(both: Tasks) -> None:
+    # case C3
+    handle = both.run(map_many(both.inc, range(10)))
+    assert handle.results(0, progress=True) == list(range(1, 11))
+    assert both.run(map_many(both.inc.using(priority=1), iter([(1, 5), 2]))).results(0) == [6, 3]
+
+
+def test_a_group_lies_in_the_queue_of_its_first_member(tasks: Tasks) -> None:
+    calls = [tasks.inc.using(queue="q").call(n) for n in range(1200)]
+    for members in (calls, iter(calls), iter(calls[:3])):
+        handle = tasks.mill.enqueue(group(members))
+        assert handle.refresh().envelope.queue == "q"
+        tasks.mill.broker.purge("q")
+
+
+def test_a_group_is_found_again_by_its_id(tasks: Tasks) -> None:
+    handle = tasks.run(map_many(tasks.inc, range(3)).using(id="nightly"))
+    assert handle.id == "nightly"
+    again = tasks.mill.group("nightly")
+    assert again.results(0) == [1, 2, 3]
+    assert again == handle
+    assert len({again, handle}) == 1
+    with pytest.raises(DuplicateJob):
+        tasks.mill.enqueue(map_many(tasks.inc, range(3)).using(id="nightly"))
+    with pytest.raises(JobNotFound, match="not of a group"):
+        tasks.mill.group("nightly.0000001").refresh()
+    with pytest.raises(JobNotFound):
+        tasks.mill.group("daily").results(0)
+
+
+def test_a_long_group_is_put_piece_by_piece(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 2 * JOBS_PER_PUT + 7
+    sizes: list[int] = []
+    mill, put = tasks.mill, tasks.mill.broker.put
+
+    def counted(jobs: Any, **options: Any) -> Any:
+        sizes.append(len(jobs))
+        return put(jobs, **options)
+
+    monkeypatch.setattr(mill.broker, "put", counted)
+    for arguments in (range(count), iter(range(count))):
+        sizes.clear()
+        whole = chain(tasks.hooked(map_many(tasks.inc, arguments)), tasks.total)
+        handle = mill.enqueue(whole)
+        assert max(sizes) <= JOBS_PER_PUT + 7
+        assert len(sizes) == 3
+        run_all(mill, concurrency=2)
+        assert handle.result(0) == sum(range(1, count + 1))
+        assert len(handle.steps[0]) == count
+        assert handle.steps[0].results(0) == list(range(1, count + 1))
+    assert tasks.fired == sorted(["again", "complete", "success"] * 2)
+
+
+def test_an_iterator_that_fails_leaves_nothing_to_run(tasks: Tasks) -> None:
+    def calls() -> Iterator[Any]:
+        for n in range(JOBS_PER_PUT + 5):
+            yield tasks.inc.call(n)
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        tasks.mill.enqueue(chain(tasks.hooked(group(calls())), tasks.total))
+    run_all(tasks.mill)
+    assert tasks.told == []
+    (row,) = tasks.mill.queues()
+    assert (row.size, row.succeeded) == (0, 0)
+
+
+def test_an_iterator_serves_once(tasks: Tasks) -> None:
+    long = group(tasks.inc.call(n) for n in range(1500))
+    tasks.mill.enqueue(long)
+    with pytest.raises(InvalidOption, match="used up"):
+        tasks.mill.enqueue(long)
+
+
+def test_an_empty_group_has_succeeded(both: Tasks) -> None:
+    handle = both.run(both.hooked(group([])))
+    assert handle.results(0) == []
+    assert both.fired == ["again", "complete", "success"]
+    assert both.run(chain(both.inc.call(1), group([]), both.total)).result(0) == 0
+
+
+def test_cancelling_a_group_reaches_all_its_members(tasks: Tasks) -> None:
+    # law 14
+    inner = group([tasks.inc.call(1), chain(tasks.inc.call(1), tasks.inc)])
+    handle = tasks.mill.enqueue(tasks.hooked(group([tasks.inc.call(1), inner])))
+    assert handle.cancel() == 4 - 1  # the second step of the chain falls with the first
+    run_all(tasks.mill)
+    assert handle.state is FAILED
+    assert tasks.fired == ["again", "complete", "failure"]
+    assert tasks.mill.queues()[0].succeeded == 3
+
+
+def test_deleting_a_group_leaves_nothing(tasks: Tasks) -> None:
+    tasks.mill.enqueue(tasks.inc.call(1).using(id="other"))
+    inner = group([tasks.inc.call(1), chain(tasks.inc.call(1), tasks.inc)])
+    for whole in (group([inner, tasks.inc.call(2)]), chain(tasks.inc.call(1), tasks.inc)):
+        handle: Any = tasks.mill.enqueue(tasks.hooked(whole))
+        assert handle.delete()
+        assert ids(tasks.mill) == {"other"}
+        assert not handle.delete()
+    run_all(tasks.mill)
+    assert tasks.told == []
+
+
+def test_members_come_as_they_end(tasks: Tasks) -> None:
+    slow = tasks.inc.using(delay=0.3).call(1)
+    with worker(tasks.mill):
+        handle = tasks.mill.enqueue(group([slow, tasks.inc.call(2), tasks.inc.call(3)]))
+        found = [job.result(0) for job in handle.as_completed(timeout=20)]
+    assert found[-1] == 2
+    assert sorted(found) == [2, 3, 4]
+
+
+# -- flows ---------------------------------------------------------------------------------------
+
+
+def diamond(tasks: Tasks) -> Flow:
+    flow = Flow()
+    a = flow.add(tasks.inc.call(0))
+    b, c = flow.add(tasks.inc.call(a, by=10)), flow.add(tasks.inc.call(a, by=20))
+    flow.add(tasks.total.call([b, c]))
+    return flow
+
+
+def test_a_diamond_runs_its_end_once(both: Tasks) -> None:
+    # case C4
+    handle = both.run(both.hooked(diamond(both)))
+    assert handle.results(0) == [1, 11, 21, 32]
+    assert both.fired == ["again", "complete", "success"]
+    assert both.run(chain(diamond(both), both.total)).result(0) == 65
+
+
+def test_what_comes_after_a_failed_node(tasks: Tasks) -> None:
+    flow = Flow()
+    bad = flow.add(tasks.boom.call())
+    flow.add(tasks.inc.call(bad))
+    kept = flow.add(tasks.pair.call(bad, 1), waits="any")
+    flow.add(tasks.pair.call(kept, [kept, 2]), after=[bad], waits="any")
+    handle = tasks.run(flow)
+    assert handle[1].state is CANCELLED
+    assert [handle[n].result(0) for n in (2, 3)] == [[None, 1], [[None, 1], [[None, 1], 2]]]
+
+
+def test_nodes_may_be_compositions(both: Tasks) -> None:
+    flow = Flow()
+    a = flow.add(both.inc.call(0))
+    many = flow.add(group([both.inc.call(a), chain(both.inc.call(a), both.inc)]))
+    after = flow.add(both.inc.call(100), after=[many])
+    flow.add(chain(both.pair.call(many, after), both.total))
+    assert both.run(flow).results(0) == [1, [2, 3], 101, 106]
+
+
+def test_a_flow_may_come_after_something(both: Tasks) -> None:
+    flow = Flow()
+    first = flow.add(both.inc)
+    flow.add(both.inc.call(first))
+    assert both.run(chain(both.inc.call(1), flow, both.total)).result(0) == 3 + 4
+
+
+def test_a_node_of_another_flow_is_refused(tasks: Tasks) -> None:
+    node = Flow().add(tasks.inc.call(1))
+    with pytest.raises(InvalidOption, match="no node of this flow"):
+        Flow().add(tasks.inc.call(node))
+    with pytest.raises(InvalidOption, match="waits"):
+        Flow().add(tasks.inc.call(1), waits="failure")
+
+
+def test_a_missing_result_is_told(tasks: Tasks) -> None:
+    handle = tasks.mill.enqueue(chain(tasks.boom.call(), tasks.inc))
+    run_all(tasks.mill)
+    assert tasks.mill.broker.kick([handle.id]) == [True]  # by itself, without the step before it
+    run_all(tasks.mill)
+    error = tasks.mill.job(handle.id).error
+    assert f"the result of job {handle.steps[0].id}, which is an argument, is missing" in error
+    assert "failed: ValueError: no" in error
+    handle.steps[0].delete()
+    tasks.mill.broker.kick([handle.id])
+    run_all(tasks.mill)
+    assert "no longer kept" in tasks.mill.job(handle.id).error
+
+
+# -- hooks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["fails", "unknown", "does not fit"])
+def test_a_hook_that_fails_changes_nothing(
+    make_mill: MillMaker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    # cases C5, T2
+    monkeypatch.setenv("TIDEMILL_UNKNOWN_GRACE", "0")
+    tasks = Tasks(make_mill(allow_imports=["nowhere.*", "math.hypot"]))
+    hook: Any = tasks.boom if how == "fails" else tasks.mill.call("nowhere.to_be_found")
+    if how == "does not fit":
+        hook = tasks.mill.call("math.hypot")
+    for what, state in (
+        (tasks.inc.call(1), SUCCEEDED),
+        (tasks.boom.call(), FAILED),
+        (group([tasks.inc.call(1)]), SUCCEEDED),
+    ):
+        handle = tasks.run(what.on_complete(hook))
+        assert handle.state is state
+        assert tasks.mill.job(f"{handle.id}.on_complete").state is FAILED
+
+
+def test_hooks_of_many_calls_in_one_put(tasks: Tasks) -> None:
+    jobs = tasks.mill.enqueue_many([tasks.hooked(tasks.inc.call(1)), tasks.inc.call(2)])
+    run_all(tasks.mill)
+    assert [job.result(0) for job in jobs] == [2, 3]
+    assert tasks.fired == ["again", "complete", "success"]
+
+
+def test_steps_and_members_have_hooks_of_their_own(both: Tasks) -> None:
+    step = both.inc.call(1).on_success(both.hook.call("step"))
+    member = both.inc.call(5).on_complete(both.hook.call("member"))
+    last = both.inc.call().on_success(both.hook.call("last"))
+    whole = chain(group([step, member]), both.total, last).on_success(both.hook.call("whole"))
+    assert both.run(whole).result(0) == 9
+    assert both.fired == ["last", "member", "step", "whole"]
+
+
+# -- storing -------------------------------------------------------------------------------------
+
+
+def test_a_composition_inside_a_batch(tasks: Tasks) -> None:
+    with tasks.mill.batch():
+        one = tasks.mill.enqueue(chain(tasks.inc.call(1), tasks.inc))
+        two = tasks.mill.enqueue(tasks.hooked(map_many(tasks.inc, range(3))))
+        with pytest.raises(TidemillError):
+            two.results()
+        assert ids(tasks.mill) == set()
+    run_all(tasks.mill)
+    assert one.result(0) == 3
+    assert two.results(0) == [1, 2, 3]
+    assert tasks.fired == ["again", "complete", "success"]
+
+
+def test_a_composition_inside_a_transaction(tasks: Tasks) -> None:
+    # law 17
+    if Feature.TRANSACTIONS not in tasks.mill.broker.features:
+        with pytest.raises(FeatureMissing, match="txn="):
+            tasks.mill.enqueue(chain(tasks.inc.call(1), tasks.inc).using(txn=object()))
+        return
+    env = tasks.mill.broker._store.env  # type: ignore[attr-defined]
+    whole = chain(map_many(tasks.inc, range(JOBS_PER_PUT + 9)), tasks.total)
+    with env.begin(write=True) as txn:
+        tasks.mill.enqueue(whole.using(txn=txn))
+        txn.abort()
+    assert ids(tasks.mill) == set()
+    with env.begin(write=True) as txn:
+        handle = tasks.mill.enqueue(whole.using(txn=txn))
+        hooked = tasks.mill.enqueue(tasks.hooked(tasks.inc.using(txn=txn).call(1)))
+    run_all(tasks.mill)
+    assert handle.result(0) == sum(range(1, JOBS_PER_PUT + 10))
+    assert hooked.result(0) == 2
+
+
+@pytest.mark.parametrize("serializer", ["msgpack", "pickle"])
+def test_a_signed_body_stays_signed(make_mill: MillMaker, serializer: str) -> None:
+    # law 18
+    tasks = Tasks(make_mill(secret_keys=["k"], serializer=serializer))
+    handle = tasks.run(tasks.hooked(chain(diamond(tasks), tasks.total)))
+    assert handle.result(0) == 65
+    assert tasks.fired == ["again", "complete", "success"]
+    page = tasks.mill.find(Filter(), limit=100)
+    assert all(record.envelope.signature for record in page.records)
+
+
+def test_a_reference_travels_in_the_body() -> None:
+    for ref in (Ref(("a",)), Ref(("a", "b"), ended=True), Ref(("g",), group=True)):
+        assert unpack(pack([[ref], {"x": ref}])) == [[ref], {"x": ref}]
+        assert pickle.loads(pickle.dumps(ref)) == ref
+
+
+def test_what_cannot_be_a_part_is_refused(tasks: Tasks) -> None:
+    keyed, inc_call = tasks.inc.using(key="k"), tasks.inc.call(1)
+    behind = chain(tasks.inc.call(1), map_many(tasks.inc, range(10_001)))
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        ("key", lambda: chain(tasks.inc.call(1), keyed)),
+        ("key", lambda: group([keyed.call(1)])),
+        ("key", lambda: Flow().add(keyed.call(1))),
+        ("key", lambda: keyed.call(1).on_success(tasks.hook)),
+        ("key", lambda: tasks.mill.enqueue(tasks.inc.call(1).on_success(keyed))),
+        ("key", lambda: tasks.mill.enqueue(map_many(keyed, range(3)))),
+        ("at least one", lambda: chain()),
+        ("not 5", lambda: chain(5)),  # type: ignore[arg-type]
+        ("list of calls", lambda: group(tasks.inc.call(1))),  # type: ignore[call-overload]
+        ("without hooks", lambda: tasks.mill.enqueue(inc_call.on_success(tasks.hooked(inc_call)))),
+        ("ids of parts", lambda: tasks.mill.enqueue(group([tasks.inc.using(id="x").call(1)]))),
+        ("txn= is for", lambda: tasks.mill.enqueue(group([tasks.inc.using(txn=1).call(1)]))),
+        ("at most 10000", lambda: tasks.mill.enqueue(behind)),
+    ]
+    for match, attempt in refused:
+        with pytest.raises(InvalidOption, match=match):
+            attempt()
+    assert ids(tasks.mill) == set()
+
+
+def test_arguments_that_do_not_fit_fail_where_they_are_enqueued(both: Tasks) -> None:
+    for wrong in (
+        chain(both.inc.call(), both.inc),
+        chain(both.inc.call(1), both.inc.call(2, 3)),
+        group([both.inc.call()]),
+    ):
+        with pytest.raises(TypeError):
+            both.mill.enqueue(wrong)
+    with pytest.raises(TypeError):
+        both.inc.call(1, 2, 3)
+
+
+def test_a_broker_without_flows_refuses(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = tasks.mill.broker
+    monkeypatch.setattr(type(broker), "features", broker.features - {Feature.FLOWS})
+    for what in (chain(tasks.inc.call(1)), tasks.inc.call(1).on_success(tasks.hook)):
+        with pytest.raises(FeatureMissing, match="needs the feature flows"):
+            tasks.mill.enqueue(what)
+    with pytest.raises(FeatureMissing):
+        tasks.mill.enqueue_many([tasks.inc.call(1).on_success(tasks.hook)])
+
+
+# -- asyncio -------------------------------------------------------------------------------------
+
+
+def test_the_same_from_asyncio(tasks: Tasks) -> None:
+    mill = tasks.mill
+
+    async def main() -> None:
+        one = await mill.aenqueue(chain(tasks.inc.call(1), tasks.inc))
+        two = await mill.aenqueue(map_many(tasks.inc, range(3)))
+        three = await mill.aenqueue(tasks.inc.call(1).on_success(tasks.hook))
+        assert (await one, await two, await three) == (3, [1, 2, 3], 2)
+        assert await two.aresults(timeout=5) == [1, 2, 3]
+        assert sorted([job.result(0) async for job in two]) == [1, 2, 3]
+        assert await two.acount() == 3
+        assert await two.aprogress() == (3, 3)
+        assert await two.await_state() is SUCCEEDED
+        assert await two.aretry() == await two.acancel() == 0
+        async with mill.batch():
+            await mill.aenqueue(chain(tasks.inc.call(1), tasks.inc))
+        assert await two.adelete()
+
+    with worker(mill):
+        asyncio.run(main())
+
+
+# -- keeping -------------------------------------------------------------------------------------
+
+
+def test_members_are_kept_until_what_takes_their_results_has_run() -> None:
+    # law 15; the record of the group hands on what is behind it
+    with Tidemill("memory://?keep=0&keep_count=0") as mill:
+        tasks = Tasks(mill)
+        held = tasks.total.using(queue="later")
+        handle = mill.enqueue(chain(group([tasks.inc.call(1), tasks.inc.call(2)]), held))
+        run_all(mill, queues=["default"])
+        broker: Any = mill.broker
+        for item in list(broker._jobs.items.values()):
+            assert item.record.envelope.task != GROUP or item.record.state is SUCCEEDED
+        from tidemill.brokers.memory.workflows import is_needed
+
+        member = broker._jobs.items[handle.steps[0][0].id]
+        assert is_needed(broker._jobs, member)
+        run_all(mill)
+        assert not is_needed(broker._jobs, member)
+
+
+def test_a_hook_is_told_of_the_step_that_failed_when_an_earlier_one_is_gone(tasks: Tasks) -> None:
+    steps = chain(tasks.inc.call(1), tasks.inc, tasks.boom.using(queue="later"))
+    handle = tasks.mill.enqueue(steps.on_failure(tasks.hook))
+    run_all(tasks.mill, queues=["default"])
+    assert handle.steps[0].delete()  # as if it were pruned: what needed its result, has it
+    run_all(tasks.mill)
+    [(_, end)] = tasks.told
+    assert (end.state, end.failed) == (FAILED, handle.id)
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def test_it_is_explained_what_a_job_waits_for_and_what_dropped_it(tasks: Tasks) -> None:
+    mill = tasks.mill
+
+    def why(job_id: str) -> str:
+        return explain_in(mill.broker, mill.job(job_id).refresh())
+
+    first = group([tasks.inc.call(1), tasks.boom.call()])
+    handle = mill.enqueue(chain(tasks.inc.call(1), tasks.boom, tasks.inc).on_failure(tasks.hook))
+    whole = mill.enqueue(chain(first, tasks.total))
+    one, two, three = handle.steps
+    assert why(two.id) == f"It waits for 1 job(s) before it to succeed: {one.id} (ready)"
+    assert "forgotten if all succeed" in why(f"{handle.id}.on_failure")
+    assert mill.job(two.id).trail[-1].detail == "for 1 job(s) before it"
+    barrier = whole.steps[0].id
+    assert why(barrier) == "It stands for a group, of which 2 job(s) have not ended"
+    assert f"{barrier} (waiting)" in why(whole.id)
+    run_all(mill)
+    assert "not run, since job" in why(three.id)
+    assert "ValueError: no" in why(two.id)
+    assert mill.job(three.id).trail[-1].what == "cancelled"
+    last = mill.enqueue(chain(tasks.boom.call(), tasks.inc, tasks.inc))
+    run_all(mill)
+    assert f"it began with job {last.steps[0].id}, which failed: ValueError: no" in why(last.id)

@@ -1,0 +1,103 @@
+"""Groups that are put in several pieces, and producers that die between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tidemill import Ended, JobGroup, State, Tidemill, chain, group, map_many
+from tidemill.testing import run_all
+from tidemill.workflows import enqueue
+
+PIECE = 20
+
+
+class Killed(BaseException):
+    """Stands for a kill: the producer does nothing after it."""
+
+
+class Producer:
+    def __init__(self, mill: Tidemill) -> None:
+        self.mill = mill
+        self.ended: list[Ended] = []
+        self.inc = mill.task(name="inc")(inc)
+        self.total = mill.task(name="total")(total)
+
+        @mill.task(name="hook")
+        def hook(ended: Ended) -> None:
+            self.ended.append(ended)
+
+        self.hook = hook
+
+    def calls(self, count: int, *, dies: bool = False) -> Iterator[Any]:
+        for number in range(count):
+            yield self.inc.call(number)
+        if dies:
+            raise Killed
+
+    def enqueue_and_die(self, monkeypatch: pytest.MonkeyPatch, composition: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(enqueue, "cancel_incomplete", lambda *_: None)
+            with pytest.raises(Killed):
+                self.mill.enqueue(composition)
+
+
+@pytest.fixture
+def producer(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> Producer:
+    monkeypatch.setattr(enqueue, "JOBS_PER_PUT", PIECE)
+    return Producer(mill)
+
+
+@pytest.mark.parametrize("source", ["iterator", "sized"])
+def test_a_group_whose_producer_died_waits_until_it_is_cancelled(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    # case C2
+    class Numbers(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(1030)
+            raise Killed
+
+    members = map_many(producer.inc, Numbers([0] * 1100))
+    if source == "iterator":
+        members = group(producer.calls(1030, dies=True))
+    whole = chain(members.on_complete(producer.hook), producer.total).on_failure(producer.hook)
+    producer.enqueue_and_die(monkeypatch, whole.using(id="w"))
+    run_all(producer.mill, scheduled=True)
+    barrier: JobGroup[Any] = producer.mill.group("w.0000")
+    assert barrier.state is State.WAITING
+    assert producer.ended == []
+
+    barrier.cancel()
+    run_all(producer.mill)
+    assert barrier.state is State.CANCELLED
+    assert producer.mill.job("w").state is State.CANCELLED
+    assert sorted(end.id for end in producer.ended) == ["w", "w.0000"]
+    assert not any(end.succeeded for end in producer.ended)
+    assert not list(producer.mill.jobs(state=["waiting", "scheduled", "ready", "running"]))
+
+
+def test_a_group_in_pieces_stores_its_members_and_one_job_that_counts_them(
+    producer: Producer,
+) -> None:
+    handle = producer.mill.enqueue(group(producer.calls(1100)))
+    (row,) = producer.mill.queues()
+    assert row.accepted == 1100 + 2  # with the job of the group
+    run_all(producer.mill)
+    assert handle.state is State.SUCCEEDED
+
+
+def test_a_group_that_fits_one_put_is_never_held(producer: Producer) -> None:
+    handle = producer.mill.enqueue(group(producer.calls(PIECE - 3)))
+    run_all(producer.mill)
+    assert handle.state is State.SUCCEEDED
+
+
+def inc(number: int) -> int:
+    return number + 1
+
+
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
