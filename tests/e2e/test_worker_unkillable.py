@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -31,6 +32,12 @@ def short(): begin()
 
 @mill.task(timeout=0.4, retries=Retries(1, delay=0))
 def stats():
+    begin()
+    if current_job().attempt == 1:
+        os.stat(HERE + "/dead/file")
+
+@mill.task(retries=Retries(1, delay=0))
+def hangs():
     begin()
     if current_job().attempt == 1:
         os.stat(HERE + "/dead/file")
@@ -173,6 +180,31 @@ def test_neighbours_go_back_once_the_kernel_has_ended_their_threads(place: Place
         assert (record.state, record.attempt) == (State.RUNNING, 1)
     (record,) = place.finish([stuck])
     assert (record.state, record.attempt) == (State.SUCCEEDED, 2)
+    assert worker.stop() == 0
+    check_no_overlap(place.ledger())
+
+
+def test_a_process_that_somebody_else_kills_is_noticed_though_it_does_not_die(
+    place: Place,
+) -> None:
+    # given: a job in a system call that ends for no signal, and its neighbour
+    place.write(APP)
+    with dead_mount(place.path / "dead"):
+        worker = place.worker(slots=2).wait_ready()
+        (old,) = [child.pid for child in eventually(worker.children, "the process")]
+        hanging, neighbour = place.enqueue("hangs"), place.enqueue("waits")
+        place.wait_notes("begin", 2)
+        # when: as by the kernel, short of memory
+        os.kill(old, signal.SIGKILL)
+        # then
+        worker.wait_line(f"worker process {old} does not die of SIGKILL (state D)")
+        place.finish([place.enqueue("short")])
+        assert hanging.refresh().state is State.RUNNING
+        (place.path / "go").touch()
+    # when: the process is gone at last, then both jobs have used an attempt
+    (record,) = place.finish([hanging])
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 2)
+    place.finish([neighbour])
     assert worker.stop() == 0
     check_no_overlap(place.ledger())
 

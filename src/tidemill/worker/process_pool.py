@@ -224,6 +224,8 @@ class ProcessPool(ProcessStarter):
                 self._witness(process, now)
             if process.stuck and process.is_over(self.settings.stuck_grace, now):
                 self.end(process)
+            elif process.is_half_dead(now):
+                process.closed_at = now
         if process.dump_at and now >= process.dump_at:
             self._print_stacks(process, process.stacks())
 

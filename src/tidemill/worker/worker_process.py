@@ -37,6 +37,9 @@ REAP_PATIENCE = 1.0
 KILL_PATIENCE = 5.0
 """Seconds after which a process that outlives its SIGKILL is said to be unkillable."""
 
+_EXAMINE_EVERY = 5.0
+"""Seconds between two looks at a busy process, which somebody else may have killed."""
+
 
 class WorkerProcess:
     """One worker process, and the leases it holds."""
@@ -65,6 +68,7 @@ class WorkerProcess:
         self.dump_at = 0.0  # machine time at which its stacks are taken from outside
         self.exit_patience = 0.0  # seconds to exit in, after a proper end
         self.closed_at = 0.0  # machine time at which its socket ended
+        self._examined = 0.0  # machine time of the last look whether somebody killed it
         self.born = machine_time()
         self.pid = 0
         self._popen: subprocess.Popen[bytes] | None = None
@@ -227,6 +231,8 @@ class WorkerProcess:
             times.append(now + (0.02 if now - self.closed_at < REAP_PATIENCE else 0.25))
         if not self.socket.push():
             times.append(now + 0.005)
+        if self.held and self._popen is not None:
+            times.append(max(now, self._examined + _EXAMINE_EVERY))
         if self.doomed:
             self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
             times += self.doomed.values()
@@ -270,6 +276,17 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def is_half_dead(self, now: float) -> bool:
+        """True when somebody killed a busy process, and a system call keeps one of its threads.
+
+        Such a process closes no socket and sends no signal. Looks every few seconds only.
+        """
+        if self._popen is None or not self.held or now < self._examined + _EXAMINE_EVERY:
+            return False
+        self._examined = now
+        threads = live_threads(self.pid)
+        return threads is not None and bool(threads) and self.pid not in threads
 
     def abandon(self, now: float) -> bool:
         """Reap a process that closed its socket and lives on. True once the process is dead.
