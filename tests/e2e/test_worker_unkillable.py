@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -135,6 +137,11 @@ def test_a_process_that_went_by_itself_and_does_not_die_is_reported(
     assert [pid for pid, _ in read_unkillable(owner.board, owner.id)] == [old]
     place.finish([place.enqueue("short")])
     assert job.refresh().state is State.RUNNING
+    command = [sys.executable, "-m", "tidemill", "doctor", "--url", place.url]
+    doctor = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    words = " ".join(doctor.stdout.split())
+    assert f"process {old} of {owner.name} does not die since" in words
+    assert "look for a dead mount or disk" in words
     # when: the process is gone at last
     reap(old)
     # then: the job has used an attempt
