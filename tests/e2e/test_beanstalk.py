@@ -189,6 +189,15 @@ def test_a_closing_port_answers_the_current_command_and_hangs_up(
     assert client.read() == b""
 
 
+def test_tubes_are_listed_in_the_order_in_which_they_came(client: Tongue) -> None:
+    names = [b"zebra", b"ant", b"m"]
+    for name in names:
+        client.ask(b"use " + name + b"\r\n")
+        client.put(b"x")
+    listed = b"".join(b"- " + name + b"\n" for name in names)
+    assert client.ask(b"list-tubes\r\n").endswith(b"---\n- default\n" + listed)
+
+
 def test_an_unused_empty_tube_disappears(come: Callable[[], Tongue]) -> None:
     client = come()
     client.ask(b"use a\r\n")

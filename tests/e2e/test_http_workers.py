@@ -17,6 +17,7 @@ from servers.http import JobServer
 from tidemill import Tidemill
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
+from tidemill.server.http.receipts import is_server_owner
 
 S = State
 
@@ -160,6 +161,11 @@ def test_roles_decide_which_calls_are_allowed(tmp_path: Path, token: Callable[..
                 with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
                     by_hand()
             assert [schedule.name for schedule in mill.schedules] == ["declared"]
+            # nor for the owner that the server shares among its clients
+            shared = [owner.id for owner in mill.broker.owners() if is_server_owner(owner.id)]
+            assert shared
+            with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
+                mill.broker.release(shared[0], None)
         with Tidemill(url.format(admin)) as mill:
             mill.queue("q").purge()
             mill.limits.set_queue("q", rate="1/s")
