@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.store import Store
-from tidemill.brokers.registry import check_url, open_broker
+from tidemill.brokers.registry import check_url, instrumented, open_broker
 from tidemill.client.batch import Batch
 from tidemill.client.call import Call
 from tidemill.client.consumers import Consumers
@@ -170,7 +170,7 @@ class Tidemill:
             if self._broker is None and env is not None:
                 from tidemill.brokers.lmdb import LmdbBroker
 
-                self._broker = LmdbBroker.around(env, prefix)
+                self._broker = instrumented(LmdbBroker.around(env, prefix))
             elif self._broker is None:
                 self._broker = open_broker(self.url, reading=self.reading)
                 if self._found:

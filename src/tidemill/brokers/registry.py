@@ -1,6 +1,6 @@
 """Open the broker that a URL names. A driver is imported only when a URL names it.
 
-Every broker is opened here, so tracing and metrics attach here, too: :func:`instrument_calls`.
+Tracing and metrics attach here to every broker, too: :func:`instrument_calls`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "check_url",
     "features_of",
     "instrument_calls",
+    "instrumented",
     "migrate_store",
     "open_broker",
     "register_scheme",

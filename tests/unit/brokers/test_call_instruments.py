@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import lmdb
+
+from tidemill import Tidemill
 from tidemill.brokers.registry import instrument_calls, open_broker
 from tidemill.core.job import Envelope
 
 
-def test_an_instrument_sees_each_call_of_a_broker_by_name() -> None:
-    seen: list[str] = []
+def counter(seen: list[str]) -> Callable[[str, Callable[..., Any]], Callable[..., Any]]:
+    """An instrument that notes the name of each call."""
 
     def count(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -19,8 +23,13 @@ def test_an_instrument_sees_each_call_of_a_broker_by_name() -> None:
 
         return counted
 
+    return count
+
+
+def test_an_instrument_sees_each_call_of_a_broker_by_name() -> None:
+    seen: list[str] = []
     before = open_broker("memory://")
-    undo = instrument_calls(count)
+    undo = instrument_calls(counter(seen))
     try:
         broker = open_broker("memory://")
     finally:
@@ -31,3 +40,18 @@ def test_an_instrument_sees_each_call_of_a_broker_by_name() -> None:
         one.put([Envelope(id="a")])
     assert broker.get("a") is not None
     assert seen == ["put", "get"]
+
+
+def test_an_instrument_sees_the_calls_of_a_store_in_the_apps_own_environment(
+    tmp_path: Path,
+) -> None:
+    seen: list[str] = []
+    env = lmdb.open(str(tmp_path), max_dbs=40)
+    undo = instrument_calls(counter(seen))
+    try:
+        with Tidemill(env=env) as mill:
+            mill.broker.put([Envelope(id="a")])
+    finally:
+        undo()
+        env.close()
+    assert seen[0] == "put"
