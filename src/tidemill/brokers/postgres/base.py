@@ -15,7 +15,7 @@ __all__ = ["ServerCalls"]
 
 
 class ServerCalls:
-    """What every call of the broker builds on."""
+    """The base of all calls of the broker."""
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown
@@ -25,7 +25,7 @@ class ServerCalls:
         tell_of_forks(self)
 
     def _enter(self) -> None:
-        """Begin in this process, which may be a fork of the one that opened the broker."""
+        """Begin in this process, which may be a fork of the process that opened the broker."""
         self._pid = os.getpid()
         self._next_tick = 0.0
         self._session = Session(self._address, self._heard, self._back)
@@ -38,12 +38,12 @@ class ServerCalls:
         self._owners.heard(word)
 
     def _back(self) -> None:
-        """What was said while the connection was broken was not heard."""
+        """Wake everybody: notifications were lost while the connection was broken."""
         self._owners.wake_all()
         self.waits.heard()
 
     def after_fork_child(self) -> None:
-        """In a forked child: connections, owners and sleepers are the parent's."""
+        """Leave connections, owners and sleepers to the parent, in a forked child."""
         if not self._closed:
             self._session.after_fork_child()
             self._owners.after_fork_child()

@@ -1,8 +1,8 @@
 """``postgresql://``: the broker in a PostgreSQL database.
 
 This file has the core of the contract; :mod:`.calls` has the calls beside the core.
-Each call becomes one call of the server: see ``sql/``. :mod:`.owners` holds the owners of this
-process, and :mod:`.waits` its waiters.
+Each call becomes one statement (see ``sql/``). :mod:`.owners` holds the owners of this process, and
+:mod:`.waits` its waiters.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TICK = 30.0
 
 
 def open_url(url: Url) -> PostgresBroker:
-    """The broker of a ``postgresql://`` URL."""
+    """Open the broker of a ``postgresql://`` URL."""
     return PostgresBroker(check_url(url))
 
 
 def migrate_url(url: Url) -> tuple[int, int]:
-    """Make the tables of a ``postgresql://`` URL, or change them; the versions before and after."""
+    """Migrate the tables of a ``postgresql://`` URL; return the versions before and after."""
     return bring_up(check_url(url))
 
 
@@ -59,12 +59,12 @@ class PostgresBroker(
 
     @property
     def identity(self) -> str:
-        """What tells this store from every other."""
+        """The name of this store, which no other store has."""
         return f"postgresql {self._session.installed.store}"
 
     @property
     def boards(self) -> str:
-        """Where boards may lie."""
+        """The folder in which scoreboards may lie."""
         return self._owners.boards
 
     def put(
@@ -124,13 +124,13 @@ class PostgresBroker(
         return self._owners.release(owner_id, causes)
 
     def reap(self) -> int:
-        """Give back what owners that died held; how many owners that were."""
+        """Give back the leases of dead owners; return how many owners were dead."""
         self._check_open()
         return self._owners.reap()
 
     def tick(self) -> float:
         self._check_open()
-        # Whoever waits looks after the dead as often as owners renew their leases.
+        # Each waiting owner looks for dead owners as often as owners renew their leases.
         self._next_tick = time.monotonic() + min(_TICK, self._address.owner_lease / 3)
         self._session.look_for_upgrade()
         self.reap()

@@ -1,7 +1,7 @@
-"""Puts inside a transaction of the caller's own, on a connection as the caller has it.
+"""Puts inside a transaction of the caller, on the caller's own connection.
 
-Its cursors and row factories may be of any kind, and it may be an async one: the statement runs on
-a plain cursor, and in the loop that the connection belongs to.
+The connection may have any cursor class and row factory, and it may be async. The statement runs on
+a plain cursor; on an async connection it runs in the connection's event loop.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _Async = psycopg.AsyncConnection[Any]
 
 
 def check_inside(session: Session, txn: Any) -> None:
-    """Refuse what has no transaction that could commit jobs later.
+    """Refuse a ``txn`` without a transaction that could commit jobs later.
 
     Raises:
-        InvalidOption: the sentence says what to pass instead.
+        InvalidOption: the message says what to pass instead.
     """
     if not isinstance(txn, (psycopg.Connection, psycopg.AsyncConnection)):
         raise InvalidOption(
@@ -51,10 +51,10 @@ def check_inside(session: Session, txn: Any) -> None:
 
 
 def run_inside(txn: _Sync | _Async, statement: bytes, arguments: Sequence[Any]) -> Any:
-    """What the statement answers. Refused, the transaction goes on without it.
+    """Run the statement and return its answer. If it fails, the transaction goes on without it.
 
     Raises:
-        psycopg.Error: as the server says it.
+        psycopg.Error: the server refused the statement.
     """
     if isinstance(txn, psycopg.Connection):
         return _run(txn, statement, arguments)
@@ -68,10 +68,10 @@ def _is_idle(txn: _Sync | _Async) -> bool:
 
 
 def _run(txn: _Sync, statement: bytes, arguments: Sequence[Any]) -> Any:
-    # The classes, not txn.cursor(): ClientCursor and RawCursor have other placeholders.
+    # Do not use txn.cursor(): ClientCursor and RawCursor have other placeholders.
     with psycopg.Cursor(txn, row_factory=tuple_row) as cursor:
         if _is_idle(txn):
-            cursor.execute("SELECT")  # begins one, that the savepoint is not taken for it
+            cursor.execute("SELECT")  # begin, or txn.transaction() would commit
         prepare(cursor)
         with txn.transaction():
             row = cursor.execute(statement, arguments).fetchone()

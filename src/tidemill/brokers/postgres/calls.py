@@ -39,7 +39,7 @@ class InspectionCalls(ServerCalls):
         return self.get_many([job_id])[0]
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of several jobs, of one moment."""
+        """Return the records of several jobs, all of one moment."""
         self._check_open()
         return inspect.get(self._session, ids)
 
@@ -124,7 +124,7 @@ class AdminCalls(ServerCalls):
         self._check_open()
         given, there = 0, sum(row.carried for row in inspect.stats(self._session))
         while given < there and (batch := self._session.once("recall", [_PURGE_MOST], "int")):
-            given += batch  # not for ever: what went back may be carried again already
+            given += batch  # bounded: the relay may carry returned jobs again meanwhile
         return given
 
     def backup(self, target: str) -> None:
@@ -134,7 +134,7 @@ class AdminCalls(ServerCalls):
 
 
 class LimitCalls(ServerCalls):
-    """See :mod:`~tidemill.brokers.contract.limits`."""
+    """Calls about limits: see :mod:`~tidemill.brokers.contract.limits`."""
 
     def set_limit(
         self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
@@ -152,7 +152,7 @@ class LimitCalls(ServerCalls):
 
 
 class JobNumberCalls(ServerCalls):
-    """See :mod:`~tidemill.brokers.contract.job_numbers`."""
+    """Calls by job number: see :mod:`~tidemill.brokers.contract.job_numbers`."""
 
     def numbers(self, count: int) -> int:
         self._check_open()
@@ -168,7 +168,7 @@ class JobNumberCalls(ServerCalls):
 
 
 class ScheduleCalls(ServerCalls):
-    """See :mod:`~tidemill.brokers.contract.schedules`."""
+    """Calls about schedules: see :mod:`~tidemill.brokers.contract.schedules`."""
 
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         self._check_open()

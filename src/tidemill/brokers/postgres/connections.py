@@ -1,11 +1,11 @@
-"""The connections to the server, and doing something over one although it may break at any moment.
+"""The connections to the server, and calls over connections that may break at any moment.
 
-A stack of them, the last used on top; made when needed, up to ``pool``. Not psycopg_pool: its
-threads do not survive a fork, and it connects again by a clock of its own, where we must say at
-once that a server is away.
+The free connections are a stack, the last used on top. A call makes a new connection when none is
+free, up to ``pool``. This is not psycopg_pool: its threads do not survive a fork. It also
+reconnects by its own clock, but a call must report at once that the server is away.
 
 A :class:`ServerConnection` outlives its TCP connection. It numbers its calls, and the server keeps
-the last answer of each, so that a call whose reply was lost can be made again.
+its last answer. So a call whose reply was lost can be repeated.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["Connections", "ServerConnection"]
 T = TypeVar("T")
 _PAUSE, _PAUSE_MOST = 0.05, 2.0
 _AGAIN_MOST = 20
-_LONGEST = 2**31 - 1  # milliseconds that the server takes for a limit
+_LONGEST = 2**31 - 1  # milliseconds: the longest timeout that the server accepts
 
 
 class ServerConnection:
-    """One connection at a time, and the calls made over it, counted."""
+    """One TCP connection at a time, and the number of the last call."""
 
     __slots__ = ("conn", "id", "serial")
 
@@ -57,7 +57,7 @@ class ServerConnection:
 
 
 class Connections:
-    """The lines of one broker in one process."""
+    """The connections of one broker in one process."""
 
     def __init__(
         self, address: Address, greet: Callable[[Connection], None] = lambda conn: None
@@ -66,20 +66,20 @@ class Connections:
         self._greet = greet  # called with each new connection
         self._free: list[ServerConnection] = []
         self._count = 0
-        self._main = 0  # calls that the main thread is in: more than one with a signal handler
+        self._main = 0  # running calls of the main thread: a signal handler may add one
         self._changed = Condition()
         self._pause = 0.0
         self._not_before = 0.0
-        self._took = 0.0  # seconds that the last try to connect took, which failed
+        self._took = 0.0  # seconds that the last failed try to connect took
         self._why: BrokerUnavailable | None = None
-        self.pooled: bool | None = None  # True behind PgBouncer, None as long as nobody has looked
+        self.pooled: bool | None = None  # True behind PgBouncer, None before the first look
         self._closed = False
 
     def run(self, work: Callable[[ServerConnection, Connection], T], *, patience: float = 0.0) -> T:
-        """Do something over a line; again, over a new connection, when it breaks.
+        """Do ``work`` over a connection, and repeat it over a new connection when that breaks.
 
-        A server that is away is tried once more at once, then until ``patience`` is over. So what
-        ``work`` does may be done twice. All of it ends when the limit of the address is over.
+        If the server is away, retry once immediately, then until ``patience`` is over. So the
+        server may do ``work`` twice. All tries end when the limit of the address is over.
 
         Raises:
             BrokerUnavailable: the server is away or silent; the work may have been done.
@@ -95,7 +95,7 @@ class Connections:
                     return self._run_on(connection, work, deadline, until + OVER)
                 finally:
                     if connection.conn is not None and connection.conn.info.transaction_status:
-                        connection.drop()  # interrupted in the middle of something
+                        connection.drop()  # interrupted inside a transaction
                     lower_shield()
             finally:
                 self._give_back(connection, deferred)
@@ -119,7 +119,7 @@ class Connections:
                 result = work(connection, connection.conn)
             except Stalled as error:
                 connection.drop()
-                self._drop_free()  # they lead to the same server
+                self._drop_free()  # the free connections lead to the same server
                 raise translated(error, self._address.where) from error
             except psycopg.Error as error:
                 if is_worth_repeating(error) and repeated < _AGAIN_MOST:
@@ -129,7 +129,7 @@ class Connections:
                 if not is_lost(error, connection.conn):
                     raise failure from error
                 connection.drop()
-                self._drop_free()  # they are most likely broken as well
+                self._drop_free()  # the free connections are most likely broken too
                 if not broken or time.monotonic() < deadline:
                     broken += 1
                     continue
@@ -137,7 +137,7 @@ class Connections:
             except Refused:
                 raise
             except BrokerUnavailable:
-                # A try that ends long after the deadline is not begun.
+                # Do not begin a try that would end long after the deadline.
                 if time.monotonic() + max(0.0, self._took - 1) >= deadline:
                     raise
                 with InterruptibleWait():
@@ -146,7 +146,7 @@ class Connections:
             return result
 
     def _connect(self, until: float) -> Connection:
-        """A new connection, unless the last try was a moment ago and failed."""
+        """Make a new connection, unless a try failed a moment ago."""
         with self._changed:
             if self._why is not None and time.monotonic() < self._not_before:
                 raise type(self._why)(str(self._why)) from self._why.__cause__
@@ -170,17 +170,17 @@ class Connections:
         return conn
 
     def _look_for_pooler(self, conn: Connection) -> None:
-        """Behind PgBouncer nothing of a session lasts: not what it prepared, nor its locks."""
+        """Look for PgBouncer, behind which a session keeps no prepared statements and no locks."""
         row = conn.execute("SELECT pg_backend_pid()").fetchone()
         self.pooled = row != (conn.info.backend_pid,)
         if self.pooled:
             conn.prepare_threshold = None
             return
         settings = {
-            # Steps look again for what others did meanwhile, whatever this database's default.
+            # A step must see what others committed meanwhile, whatever the database's default is.
             "default_transaction_isolation": "read committed",
-            # A statement has no limit besides: it would end the wait for a synchronous standby, and
-            # the server would then say that all is well.
+            # No statement_timeout: it would end the wait for a synchronous standby, and the server
+            # would then report success.
             "lock_timeout": str(min(int(self._address.limit * 1000), _LONGEST)),
         }
         names = ", ".join(f"set_config('{name}', %s, false)" for name in settings)
@@ -192,7 +192,7 @@ class Connections:
         with self._changed:
             while not self._free and self._count >= self._address.pool:
                 if main and self._main:
-                    break  # a signal handler cannot wait for the call it has interrupted
+                    break  # a signal handler cannot wait for the call that it interrupted
                 left = until - time.monotonic()
                 if left <= 0:
                     raise BrokerUnavailable(
@@ -223,12 +223,12 @@ class Connections:
                 connection.drop()
 
     def close(self) -> None:
-        """Close all that are not in use."""
+        """Close all connections that are not in use."""
         self._closed = True
         self._drop_free()
 
     def after_fork_child(self) -> None:
-        """In a forked child: the connections are the parent's; let go of our copies, unclosed."""
+        """Leave the connections to the parent, in a forked child: drop the copies unclosed."""
         for connection in self._free:
             if connection.conn is not None:
                 leave_to_parent(connection.conn)

@@ -1,7 +1,7 @@
-"""What crosses the line, packed: arrays as PostgreSQL's binary format has them, leases as ours.
+"""The packing of arguments and answers: arrays in PostgreSQL's binary format, leases in our own.
 
-psycopg packs a list item by item, each with its own lookup; a batch has thousands of items, so that
-this would cost more than all the rest.
+psycopg packs a list item by item, and looks up the packer of each item. A batch has thousands of
+items, so this would cost more than all the rest of a call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _json = msgspec.json.Encoder()
 
 
 class _Packed:
-    """An array that is packed already; a class for each type of items."""
+    """A packed array; each type of items has a subclass."""
 
     __slots__ = ("data",)
 
@@ -67,32 +67,32 @@ def _varying(oid: int, values: Sequence[bytes]) -> bytes:
 
 
 def ints(values: Sequence[int]) -> Any:
-    """A ``bigint[]``."""
+    """Pack a ``bigint[]``."""
     return _Ints(_fixed("q", 20, values))
 
 
 def floats(values: Sequence[float]) -> Any:
-    """A ``float8[]``."""
+    """Pack a ``float8[]``."""
     return _Floats(_fixed("d", 701, values))
 
 
 def texts(values: Sequence[str]) -> Any:
-    """A ``text[]``."""
+    """Pack a ``text[]``."""
     return _Texts(_varying(25, [value.encode() for value in values]))
 
 
 def blobs(values: Sequence[bytes]) -> Any:
-    """A ``bytea[]``."""
+    """Pack a ``bytea[]``."""
     return _Blobs(_varying(17, values))
 
 
 def clean(text: str) -> str:
-    """Text as PostgreSQL can store it: it has no NUL."""
+    """Replace NUL characters, which PostgreSQL cannot store in a text."""
     return text.replace("\0", "\ufffd") if "\0" in text else text
 
 
 def json(value: Any) -> str:
-    """A ``jsonb``, as text."""
+    """Encode a ``jsonb``, as text."""
     return _json.encode(value).decode()
 
 
@@ -116,14 +116,14 @@ _DUMPERS = [
 def prepare(
     context: psycopg.Connection[Any] | psycopg.Cursor[Any] | psycopg.AsyncCursor[Any],
 ) -> None:
-    """Teach a connection, or a cursor, our arrays."""
+    """Register the packed arrays and the JSON decoder at a connection or a cursor."""
     for kind, dumper in _DUMPERS:
         context.adapters.register_dumper(kind, dumper)
     set_json_loads(msgspec.json.decode, context)
 
 
 def leases_of(packed: bytes) -> list[Lease]:
-    """The leases that ``pack`` in ``sql/46_claim.sql`` wrote."""
+    """Unpack the leases that ``pack`` in ``sql/46_claim.sql`` wrote."""
     leases = []
     at = 0
     while at < len(packed):

@@ -1,4 +1,4 @@
-"""The server's and the driver's errors, as ours: one sentence each that says what to do."""
+"""The translation of errors of server and driver into ours: each message says what to do."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ __all__ = [
 
 
 class Refused(BrokerUnavailable):
-    """The server is there and does not let us in: waiting does not help."""
+    """The server is up and refuses us: waiting does not help."""
 
 
 class Outgrown(Refused):
-    """A newer release has migrated the store: this code cannot migrate it, or work on it."""
+    """A newer release has migrated the store: this code can neither migrate it nor work on it."""
 
 
 class Renumbered(Refused):
-    """The server has lost queues that this process knew, and gives them other numbers."""
+    """The server has lost queues that this process knew, and has given them other numbers."""
 
 
 class Unfit(BrokerUnavailable):
-    """The store is not as this code knows it: it is gone, or of another version."""
+    """The store does not fit this code: it is gone, or has another version."""
 
 
 class Stalled(psycopg.OperationalError):
-    """The server did not answer in time; what it was asked for may have been done."""
+    """The server did not answer in time; it may have done the call."""
 
 
 class SerializationConflict(TidemillError, psycopg.errors.SerializationFailure):
-    """A transaction under REPEATABLE READ or SERIALIZABLE must be done again, from its start."""
+    """A transaction under REPEATABLE READ or SERIALIZABLE must be repeated from its start."""
 
 
 NOT_MIGRATED = "run: tidemill migrate URL"
-"""What to do where the tables are missing or old."""
+"""The advice for tables that are missing or old."""
 
 _REFUSED = {
     "28P01": "the password is wrong; check the url",
@@ -78,7 +78,7 @@ _FULL = ("53100", "53200", "54000", "53400")
 
 
 def is_lost(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
-    """True when the connection is gone, and with it perhaps the reply."""
+    """True when the connection is gone: the reply may be lost."""
     if conn is None or conn.closed or conn.broken:
         return True
     state = error.sqlstate or ""
@@ -86,14 +86,14 @@ def is_lost(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
 
 
 def is_unsure(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
-    """True when nobody can tell whether the call was done: it commits in the middle."""
+    """True when the call may have been done: it commits before its end."""
     return is_lost(error, conn) or error.sqlstate in _GIVEN_UP
 
 
 def is_worth_repeating(error: psycopg.Error) -> bool:
-    """True when the server gave up a step for another's sake: it did not happen.
+    """True when the server rolled the call back for another call's sake.
 
-    Or when the functions were put in anew in the middle of it.
+    Also true when a migration replaced the functions during the call.
     """
     if error.sqlstate == "XX000":
         return "cache lookup failed for function" in str(error)
@@ -101,7 +101,7 @@ def is_worth_repeating(error: psycopg.Error) -> bool:
 
 
 def translated(error: psycopg.Error, where: str) -> TidemillError:
-    """What a user is told."""
+    """Return the error that the user sees."""
     if isinstance(error, Stalled):
         return BrokerUnavailable(
             f"PostgreSQL at {where} did not answer within patience; look whether it is overloaded, "
@@ -117,7 +117,7 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
         return not_waiting(diag.message_detail or "")
     if state == "TM003":
         return StoreMoved(f"this store moves to {diag.message_detail}; use that url")
-    # It did happen, but for the end of it; where nobody can be told any more, when that commits.
+    # The first commit happened. A full NOTIFY queue fails the commit of the notifications.
     if state == "TM005" or (state == "54000" and "NOTIFY" in _said(error)):
         return BrokerUnavailable(f"PostgreSQL at {where} broke off: {_said(error)}")
     if state in _FULL:
@@ -143,9 +143,9 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
 
 
 def conflict(error: psycopg.Error) -> SerializationConflict | None:
-    """What a caller's transaction met that a stricter isolation hid from it, or None.
+    """Return the conflict of a caller's transaction under a stricter isolation, or None.
 
-    23505 is a row that the transaction could not see: ours look before they insert.
+    23505 is a row that the transaction could not see: our functions look before they insert.
     """
     if error.sqlstate not in ("40001", "23505"):
         return None
@@ -163,7 +163,7 @@ def _duplicate(diag: psycopg.errors.Diagnostic) -> DuplicateJob:
 
 
 def _guess(error: psycopg.Error) -> str:
-    """While it connects, libpq tells what the server said only as text."""
+    """Guess the state from the text: libpq gives only a text while it connects."""
     text = str(error)
     for words, state in (
         ("password authentication failed", "28P01"),

@@ -1,4 +1,4 @@
-"""One exchange: the step packed into one call, and its answer unpacked."""
+"""An exchange: pack a step into one call, and unpack its answer."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _NOTHING = Want(0, sleep=False)
 
 
 class _Answer(msgspec.Struct):
-    """What a step says besides its leases. Places count from one."""
+    """The answer to a step, without its leases. Places count from one."""
 
     gone: bool = False
-    last: int = 0  # the step came late, after this one
-    missed: Sequence[int] = ()  # plain verdicts that found no lease
-    lost: Sequence[int] = ()  # other verdicts
-    late: Sequence[int] = ()  # touches
-    kept: Sequence[int] = ()  # verdicts that hand a lease over
-    stale: Sequence[int] = ()  # leases to take from the carrier
+    last: int = 0  # serial of a later step that was done: this step came too late
+    missed: Sequence[int] = ()  # plain verdicts without a lease
+    lost: Sequence[int] = ()  # other verdicts without a lease
+    late: Sequence[int] = ()  # touches without a lease
+    kept: Sequence[int] = ()  # leases that could not be handed over
+    stale: Sequence[int] = ()  # leases that could not be taken from the carrier
     commands: Sequence[tuple[str, int]] = ()
     due: float | None = None
-    firing: float | None = None  # the next schedule
-    leaves: str | None = None  # the store goes there
+    firing: float | None = None  # seconds until the next schedule is due
+    leaves: str | None = None  # the store moves to this URL
     turn: int = 0
     unknown: Sequence[str] = ()
     told: int = 0
@@ -51,7 +51,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Parts(msgspec.Struct):
-    """The verdicts of a step by how they are settled."""
+    """The verdicts of a step, by the way of settling them."""
 
     plain: list[Verdict]
     carried: list[Verdict]
@@ -59,7 +59,7 @@ class _Parts(msgspec.Struct):
 
 
 def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> Reply:
-    """Carry a step to the store; the same step under the same serial is done once.
+    """Send a step to the store, which does the same step under the same serial once.
 
     A step on behalf of a remote owner has the serial 0.
     """
@@ -92,7 +92,7 @@ def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> 
 
 
 def _without_want(unserved: Exception, attached: AttachedOwner, step: Step) -> Step:
-    """The step without its want: a newer release no longer serves this one."""
+    """Return the step without its want: a newer release no longer serves this release."""
     if step.want is None:
         return step
     if attached.owner.kind == "consumer":
@@ -120,7 +120,7 @@ def _pack(
     parts: _Parts,
     queues: Mapping[str, int],
 ) -> list[Any]:
-    """The arguments of ``exchange``: the request, the followers, the want, and the preferences."""
+    """Pack the arguments of ``exchange``: request, followers, want, preferences and chores."""
     return [
         *(attached.number, serial),
         ints([v.token for v in parts.plain]),
@@ -161,7 +161,7 @@ def _want(attached: AttachedOwner, asked: Want | None, queues: Mapping[str, int]
 def _call(
     session: Session, arguments: list[Any], queues: Mapping[str, int]
 ) -> tuple[_Answer, bytes]:
-    """The answer to a step, and the packed leases of both its transactions."""
+    """Return the answer to a step, and the packed leases of both its transactions."""
 
     def work(_: object, conn: Connection) -> tuple[Any, ...]:
         session.check_numbers(queues)
@@ -190,13 +190,13 @@ def _go_on(
         if attached.owner.kind == "consumer":
             raise StoreMoved(f"this store moves to {answer.leaves}; use that url")
         reply.commands.append(Command("quiet"))
-    # The store did not mark the owner asleep: what it got starts at once, and then it looks again.
+    # The store did not mark this owner asleep. Its jobs start at once, and then it asks again.
     want = step.want or _NOTHING
     attached.partial = want.sleep and 0 < len(reply.leases) < want.count
 
 
 def _leave(attached: AttachedOwner, step: Step, error: Unfit) -> Reply:
-    """A worker that the store has outgrown ends what it runs and goes, so that others run that."""
+    """Tell a worker that the store has outgrown to go, so that others run its jobs."""
     _leaves(attached, error)
     lost = [False] * len(step.verdicts), [False] * len(step.touch)
     return Reply(*lost, commands=[Command("quiet")], next_due=float("inf"))
@@ -209,20 +209,20 @@ def _leaves(attached: AttachedOwner, error: Exception) -> None:
 
 
 def _may_be_handed(owner: Owner) -> bool:
-    """Whether a put may lease a job to an owner that sleeps.
+    """Whether a put may lease a job to this owner while it sleeps.
 
-    One elsewhere may be gone. A consumer has a task for its ttr, and no ttr runs unheard.
+    A remote owner may be gone. A consumer's ttr must not run before it hears of the lease.
     """
     return not owner.lease and owner.kind != "consumer"
 
 
 def _is_plain(verdict: Verdict) -> bool:
-    """True for a success with nothing else to do: those are settled in bulk."""
+    """True for a success with nothing else to do: such verdicts are settled in bulk."""
     return not (verdict.outcome or verdict.error or verdict.traceback or verdict.followers)
 
 
 def _goes_over(verdict: Verdict) -> bool:
-    """True for a lease that is handed over to the carrier, and nothing else: in bulk, too."""
+    """True for a lease that only goes to the carrier: such verdicts are settled in bulk, too."""
     return verdict.outcome == Outcome.CARRY and not verdict.followers
 
 
@@ -242,7 +242,7 @@ def _row(v: Verdict) -> dict[str, Any]:
 
 
 def _followers(session: Session, verdicts: Sequence[Verdict]) -> Sequence[Any]:
-    """What verdicts bring with them, each with the place of its verdict."""
+    """Pack the followers of verdicts, each with the place of its verdict."""
     followers = [(place, f) for place, v in enumerate(verdicts, 1) for f in v.followers]
     if not followers:
         return (None, None, None, None)
@@ -250,7 +250,7 @@ def _followers(session: Session, verdicts: Sequence[Verdict]) -> Sequence[Any]:
 
 
 def _reply(step: Step, parts: _Parts, answer: _Answer, leases: bytes) -> Reply:
-    if answer.gone:  # given up for dead: all it held is lost
+    if answer.gone:  # the owner was given up for dead: all its leases are lost
         return lost(step)
     missed = iter(_settled(len(parts.plain), answer.missed))
     kept = iter(_settled(len(parts.carried), answer.kept))

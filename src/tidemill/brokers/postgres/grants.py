@@ -1,7 +1,7 @@
-"""What a user needs who puts and runs jobs, and is not the one who migrates.
+"""The rights of a user who puts and runs jobs, but does not migrate.
 
-The rights on sequences hold ``UPDATE``: after a crash of the server, or on a standby that takes
-over, the first call moves the sequence past all numbers that may be lost (``25_handoff.sql``).
+The rights on sequences include ``UPDATE``. After a crash of the server, or on a standby that takes
+over, numbers may be lost. The first call moves the sequence past them (``25_handoff.sql``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ORDER BY what
 
 
 def statements(schema: str, role: str) -> list[str]:
-    """The SQL that lets a role use a store; also what later migrations make.
+    """Return the SQL that lets a role use a store, including tables of later migrations.
 
     Raises:
         InvalidOption: no role can have this name.
@@ -70,5 +70,5 @@ def statements(schema: str, role: str) -> list[str]:
 
 
 def missing(session: Session) -> list[str]:
-    """The rights that the user of a session lacks."""
+    """Return the rights that the user of a session lacks."""
     return [text for (text,) in session.query(_MISSING, {"schema": session.address.schema})]

@@ -1,8 +1,8 @@
-"""Jobs that a put leased to an owner of this process while it slept: see ``sql/25_handoff.sql``.
+"""Jobs that a put leased to a sleeping owner of this process: see ``sql/25_handoff.sql``.
 
-The lease travels with the notification, so that the owner can begin without asking the server. It
-holds only as long as no other step of the owner has begun: that would bring the same lease. Each
-names the turn of the step after which it was made, and the reply to a step says which turn it was.
+The lease travels with the notification, so the owner begins without asking the server. The lease is
+good only until the next step of the owner begins, which would bring the same lease. A notification
+names the turn of the owner's last step before it. The reply to a step names its turn, too.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ __all__ = ["HandOff"]
 
 
 class HandOff:
-    """What one owner was handed, and has yet to take or to tell that it did."""
+    """The leases handed to one owner that it has yet to take, or to confirm."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []  # tokens that the next step says we heard of
+        self.told: list[int] = []  # tokens that the next step confirms
         self._lock = Lock()
-        self._turn = 0  # of the last step, if that was answered
+        self._turn = 0  # of the last step; 0 until that is answered
         self._arrived: list[tuple[int, str]] = []  # turn, lease
         self._asked: Want | None = None
-        self._due = 0.0  # monotonic time at which something comes due
-        self._waited = False  # since its last step: it is one that comes when it is hinted
+        self._due = 0.0  # monotonic time at which the next job comes due
+        self._waited = False  # since its last step: the owner comes when it is hinted
 
     def arrived(self, turn: int, packed: str) -> None:
-        """A notification brought a lease."""
+        """Keep a lease that a notification brought."""
         with self._lock:
             self._arrived.append((turn, packed))
 
     def waits(self) -> None:
-        """The owner begins to wait."""
+        """Note that the owner begins to wait."""
         self._waited = True
 
     def may_come(self, want: Want) -> bool:
-        """Whether a put may lease to the owner while it sleeps, beginning with this step."""
+        """Whether a put may lease to the owner while it sleeps, from this step on."""
         waited, self._waited = self._waited, False
         return waited and want.sleep and want.tasks and not want.messages
 
     def take(self, step: Step) -> Reply | None:
-        """The answer to a step by what has arrived; None when the server must be asked."""
+        """Answer a step with leases that have arrived; None when the server must be asked."""
         want = step.want
         if want is None or step.verdicts or step.notes or step.touch or step.take:
             return None
@@ -58,15 +58,15 @@ class HandOff:
         for packed in arrived:
             leases += leases_of(binascii.a2b_base64(packed))
         self.told += [lease.token for lease in leases]
-        self._waited = True  # it has not stepped
+        self._waited = True  # the owner made no step at the server
         return Reply(leases=leases, next_due=max(0.0, self._due - time.monotonic()))
 
     def sent(self) -> None:
-        """A step goes to the server. Until that is answered nothing holds."""
+        """Note that a step goes to the server: no arrived lease is good until its answer."""
         self._turn = 0
 
     def answered(self, turn: int, want: Want | None, told: int, due: float) -> None:
-        """It was answered, and the server knows what we had told by then."""
+        """Note the answer to a step, and drop the ``told`` tokens that the step confirmed."""
         del self.told[:told]
         if want is not None:
             self._asked = want
@@ -77,7 +77,7 @@ class HandOff:
 
 
 def _alike(want: Want, asked: Want | None) -> bool:
-    """Whether what was leased by the terms of the one is what the other would take."""
+    """Whether ``want`` would take the jobs that were leased for the want ``asked``."""
     return asked is not None and (want.queues, want.tasks, want.messages) == (
         asked.queues,
         asked.tasks,

@@ -1,4 +1,4 @@
-"""Looking at jobs: records, queues, and facts about the store and its server."""
+"""Inspection: records of jobs, queues, and facts about the store and its server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["find", "get", "head", "info", "stats", "unknown_tasks"]
 
 _STATES = tuple(State)
 _SCAN = 2000
-"""Jobs looked at in one query, when what is looked for is inside the envelope."""
+"""Jobs that one query reads when the filter looks inside envelopes."""
 
 _COLUMNS = (
     *("seq", "rank", "tries", "losses", "due", "expires", "cancelling", "trail", "envelope"),
@@ -66,7 +66,7 @@ class _Row(msgspec.Struct):
     unknown: bool
 
     def record(self) -> Record:
-        """As it is shown."""
+        """Return the record of the job."""
         attempts = [msgspec.convert(row, Attempt) for row in self.trail or ()]
         if self.last is not None:
             times = self.last_leased, self.started, self.ended
@@ -103,7 +103,7 @@ def _select(session: Session) -> str:
 
 
 def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
-    """Records of one moment, in the order of the ids."""
+    """Return records of one moment, in the order of the ids."""
     wanted = [job_id for job_id in ids if "\0" not in job_id]
     rows = session.query(_select(session) + "id = ANY (%s)", [texts(wanted)])
     records = [_Row(*row).record() for row in rows]
@@ -112,7 +112,7 @@ def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
 
 
 def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
-    """Newest first. The cursor is the number of the record to go on below."""
+    """Find records, newest first. The cursor is the number below which the next page goes on."""
     where, arguments = _conditions(session, what)
     inside = bool(what.task or what.tag or what.text)
     below = number_of(cursor) if cursor else 1 << 62
@@ -133,7 +133,7 @@ def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
 
 
 def _conditions(session: Session, what: Filter) -> tuple[str, list[Any]]:
-    """What the server can tell by its columns."""
+    """Return the conditions that the server can check by its columns."""
     parts = ["true"]
     arguments: list[Any] = []
     if what.states:
@@ -160,7 +160,7 @@ _ORDER = {
 
 
 def head(session: Session, queue: str, state: State, count: int) -> list[Record]:
-    """The first jobs of a queue that are of a state."""
+    """Return the first jobs of a queue in one state."""
     schema = session.address.schema
     table, order = f'"{schema}".{_ORDER[state][0]}', _ORDER[state][1]
     where = f"""seq IN (
@@ -184,7 +184,7 @@ _PLACE: dict[State, Callable[[Record], tuple[float, int]]] = {
 
 
 def stats(session: Session) -> list[QueueStats]:
-    """Every queue that was used, by name."""
+    """Return every queue that was used, by name."""
     rows = session.query(f'SELECT * FROM "{session.address.schema}".queue_stats()')
     return [
         QueueStats(
@@ -199,7 +199,7 @@ def stats(session: Session) -> list[QueueStats]:
 
 
 def unknown_tasks(session: Session) -> list[UnknownTask]:
-    """The tasks that have jobs set aside, by name."""
+    """Return the tasks that have jobs set aside, by name."""
     rows = session.query(f'SELECT * FROM "{session.address.schema}".unknown_tasks()')
     return [
         UnknownTask(task, queues, min(many, MOST_COUNTED), decode_envelope(oldest).created)
@@ -208,7 +208,7 @@ def unknown_tasks(session: Session) -> list[UnknownTask]:
 
 
 def info(session: Session) -> dict[str, Any]:
-    """Facts about the store and its server."""
+    """Return facts about the store and its server."""
     schema = session.address.schema
     [(jobs, size, version, sync, commit, names, connections, most, now, moves_to)] = session.query(
         f'SELECT (SELECT count(*) FROM "{schema}".job), '

@@ -1,4 +1,4 @@
-"""Limits as they cross the line; ``sql/26_limiter.sql`` and ``sql/27_limits.sql`` do the rest."""
+"""Limits as they travel; ``sql/26_limiter.sql`` and ``sql/27_limits.sql`` hold the rules."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tidemill.limits.arithmetic import Held, LimitStats
 __all__ = ["all_limits", "held", "lane_of", "numbers", "set_limit"]
 
 _CUT = "\x1f"
-"""Between the name and the key of a lane: neither has control characters."""
+"""Between the name and the key of a partition: neither has control characters."""
 
 
 def lane_of(claim: JobLimit) -> str:
-    """The lane of a job: one key of one limit."""
+    """Return the name of a job's partition: one key of one limit."""
     return f"n{claim.name}{_CUT}{claim.key}"
 
 
 def numbers(terms: LimitSettings) -> list[float | None]:
-    """Terms as the server has them."""
+    """Return limit settings as the server has them."""
     none = (None, None)
     rate, window, breaker = terms.rate or none, terms.window or none, terms.breaker or none
     given = (*rate, terms.burst, *window, terms.concurrency, *breaker)
@@ -31,18 +31,18 @@ def numbers(terms: LimitSettings) -> list[float | None]:
 def set_limit(
     session: Session, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
 ) -> None:
-    """Have these terms hold."""
+    """Set the settings of a limit, and bring them to its partitions."""
     queues = session.known([name]) if queue else session.queues
     which = f"q{queues[name]}" if queue else f"n{name}"
     given = None if terms is None else numbers(terms)
     arguments = [which, given, declared]
     session.once("set_limit", arguments, "text, float8[], bool", queues=queues)
-    while _empty_inbox(session):  # it has yet to reach keys
+    while _empty_inbox(session):  # the settings have yet to reach some partitions
         pass
 
 
 def all_limits(session: Session) -> list[LimitStats]:
-    """Every limit in numbers, by name, queues first."""
+    """Return every limit in numbers, by name, queues first."""
     _empty_inbox(session)
     rows = [
         LimitStats(
@@ -64,7 +64,7 @@ def all_limits(session: Session) -> list[LimitStats]:
 
 
 def held(session: Session, job_id: str) -> Held | None:
-    """What keeps a ready job waiting."""
+    """Return the limit that keeps a ready job waiting, or None."""
     _empty_inbox(session)
     for name, key, queue, until, running, terms, broken in session.rows("held", [job_id], "text"):
         return Held(name, key, queue, until, running, _terms(terms), broken)
@@ -72,7 +72,7 @@ def held(session: Session, job_id: str) -> Held | None:
 
 
 def _empty_inbox(session: Session) -> bool:
-    """Have what happened be counted before somebody looks; True when there is more of it."""
+    """Have limiters empty their inbox; True when new settings have yet to reach some of them."""
     schema = session.address.schema
     text = f'CALL "{schema}".empty_inbox(%s::"{schema}".prefs, NULL)'
     [(more,)] = session.query(text, [session.prefs()])

@@ -1,7 +1,8 @@
-"""Making or changing the tables of a store beside others who use them.
+"""Making or changing the tables of a store while others use them.
 
-A migration needs its tables for itself. While it waits for whoever has them, all others wait behind
-it. So it waits half a second at most, lets them through, and tries again while patience lasts.
+A migration needs its tables for itself. While it waits for a transaction that uses them, all others
+wait behind it. So it waits half a second at most, lets the others through, and tries again while
+patience lasts.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _PAUSE = 0.5
 
 
 def bring_up(address: Address) -> tuple[int, int]:
-    """Bring a store to this version; the versions before and after.
+    """Bring a store to this version; return the versions before and after.
 
     Raises:
-        BrokerUnavailable: it is newer than this code, others use its tables all the time, or its
-            server is away.
+        BrokerUnavailable: the store is newer than this code, others use its tables all the time, or
+            its server is away.
     """
     until = time.monotonic() + address.limit
     while True:

@@ -1,4 +1,4 @@
-"""An owner that is attached in this process: its number, its repeated calls, its sleep."""
+"""An owner attached in this process: its number, its repeated calls, its sleep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Ended = tuple[list[int], bool]
 
 
 class AttachedOwner:
-    """An owner that is attached in this process; ``send`` carries its steps to the store."""
+    """An owner attached in this process; ``send`` sends its steps to the store."""
 
     def __init__(
         self, send: Callable[[AttachedOwner, Step, int], Reply], owner: Owner, number: int
@@ -33,10 +33,10 @@ class AttachedOwner:
         self._alone = LongLock()
         self.hand_off = HandOff()
         self.renewed = time.monotonic()
-        self.partial = False  # the last step took something, and less than was wanted
-        self.outgrown = False  # the store is of another version by now
-        self.near = False  # its steps bear no serials: whoever makes them attached it here
-        self.hears = False  # here, if it is elsewhere; else in another process
+        self.partial = False  # the last step took some jobs, but fewer than wanted
+        self.outgrown = False  # the store has another version by now
+        self.near = False  # its steps have no serials: their caller attached it here
+        self.hears = False  # a remote owner hears in this process, not in another
         self.asleep = Asleep()
         self._turn = 0
         self.watched: list[int] = []
@@ -44,7 +44,7 @@ class AttachedOwner:
         self._pipe = WakePipe()
 
     def exchange(self, step: Step) -> Reply:
-        """One step. Who gives a serial repeats it, perhaps while the first is still under way."""
+        """Make one step. A caller with serials may repeat a step while the first is under way."""
         if step.behalf:
             return self._send(step, 0)
         if not step.serial:
@@ -54,19 +54,19 @@ class AttachedOwner:
             return self._send(step, step.serial)
 
     def goes_on(self, owner: Owner) -> None:
-        """It attached once more."""
+        """Note that the owner attached once more."""
         self.owner, self._turn = owner, 0
 
     def turned(self, turn: int) -> None:
-        """A step was answered; each has a turn, wherever it is made."""
-        if self._turn and turn != self._turn + 1:  # it spoke through another process since
+        """Note the turn of an answered step; steps from all processes count."""
+        if self._turn and turn != self._turn + 1:  # it made a step through another process since
             self.hears = False
         self._turn = turn
 
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
-        """Until a hint, a wake, a death, a readable descriptor or the timeout.
+        """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
 
-        The descriptors that are readable, and whether one of those it watches has died.
+        Return the readable descriptors, and whether an owner that this owner watches has died.
         """
         ready = set((yield Until(timeout, [self._pipe.fd, *fds], self.watched_fds)))
         if self._pipe.fd in ready:
@@ -74,14 +74,14 @@ class AttachedOwner:
         return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)
 
     def wake(self) -> None:
-        """End its sleep, from any thread."""
+        """End the owner's sleep, from any thread."""
         self._pipe.wake()
 
     def close(self) -> None:
-        """Give up where it sleeps, once nobody does."""
+        """Give up the pipe of the owner's sleep, once nobody sleeps there."""
         self.asleep.end(self.wake)
         self.after_fork_child()
 
     def after_fork_child(self) -> None:
-        """Close what a child has of it; who slept there is not in the child."""
+        """Close the pipe, in a forked child, where nobody sleeps."""
         self._pipe.after_fork_child()

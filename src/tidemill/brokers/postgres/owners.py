@@ -1,16 +1,16 @@
-"""The owners of this process: coming, going, sleeping, and noticing who died.
+"""The owners of this process: attaching, detaching, sleeping, and detecting deaths.
 
-When is an owner dead? It has three signs of life: a FIFO that its kernel hangs up (on its own
-machine), a session lock that its server frees, and a lease in the table that it renews.
+An owner has three signs of life: a FIFO, a session lock, and a lease in the table. The kernel of
+its machine hangs up the FIFO, the server frees the lock, and the owner renews the lease.
 
     FIFO here, nobody holds it         dead, at once: its process is gone
     FIFO here, held                    alive, whatever the server says
     no FIFO here, lock held            alive: its session lasts, however slow it is
     no FIFO here, lock free, lease on  alive: its connection was cut, and it has time to come back
-    no FIFO here, lock free, lease off dead; its neighbours on its own machine come first
+    no FIFO here, lock free, lease off dead; owners on its own machine reap it first
 
-The server frees every lock when it ends, and the leases run out while it is away: so nobody is
-given up by the lease until the server, and our own hearing of it, have lasted as long as a lease.
+The server frees every lock when it ends, and leases run out while it is away. So the lease counts
+only once the server and our listening connection have lasted as long as a lease.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = ["Owners"]
 
 _LOG = logging.getLogger("tidemill.postgres")
 _PRECEDENCE = 5.0
-"""Seconds that neighbours on a dead owner's own machine have to find it, who can read its board."""
+"""Seconds in which only owners on the dead owner's machine reap it: they read its scoreboard."""
 
 _owner = msgspec.msgpack.Encoder()
 _OWNER = msgspec.msgpack.Decoder(Owner)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """An owner on the list. ``late`` is how long ago its lease ran out, negative before."""
+    """An owner on the list. ``late`` is the seconds since its lease ran out, negative before."""
 
     number: int
     id: str
@@ -66,12 +66,12 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> Owner:
-        """All that is known of it."""
+        """The owner's own facts, decoded."""
         return _OWNER.decode(self.facts)
 
 
 class Owners:
-    """The members this process has in one store."""
+    """The owners that this process has in one store."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -87,10 +87,10 @@ class Owners:
         self._list_changed = True
 
     def __getitem__(self, owner_id: str) -> AttachedOwner:
-        """A member that is attached; one elsewhere may have been in another process.
+        """Return an attached owner; a remote owner may have attached in another process.
 
         Raises:
-            TidemillError: it is not, or not here.
+            TidemillError: the owner is not attached, or not here.
         """
         attached = self.find(owner_id)
         if attached is None:
@@ -98,12 +98,12 @@ class Owners:
         return attached
 
     def find(self, owner_id: str) -> AttachedOwner | None:
-        """A member that is attached, or None."""
+        """Return an attached owner, or None."""
         return self._by_id.get(owner_id) or self._go_on(owner_id)
 
     @property
     def boards(self) -> str:
-        """Where boards may lie: on this machine, as the FIFOs do."""
+        """The folder in which scoreboards may lie: on this machine, like the FIFOs."""
         folder = os.path.join(self._folder, "boards")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
@@ -111,7 +111,7 @@ class Owners:
     # -- coming and going -----------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Make an owner known, and alive as long as this process is, or it is not silent."""
+        """Register an owner, which lives as long as this process; if remote, until it is silent."""
         here = self._by_id.get(owner.id)
         if not (owner.lease and here and here.owner.lease):
             self.detach(owner.id)
@@ -148,14 +148,14 @@ class Owners:
             return attached
 
     def _drop(self, attached: AttachedOwner) -> None:
-        """It is none of ours any more."""
+        """Forget an owner of this process."""
         del self._by_number[attached.number], self._by_id[attached.owner.id]
         attached.close()
 
-    # -- owners elsewhere -----------------------------------------------------------------------
+    # -- remote owners --------------------------------------------------------------------------
 
     def _go_on(self, owner_id: str) -> AttachedOwner | None:
-        """Make the calls of an owner elsewhere from now on, if one of that id is on the list."""
+        """Take over the calls of a remote owner, if the list has one with this id."""
         with self._joining:
             if owner_id in self._by_id:  # another thread was faster
                 return self._by_id[owner_id]
@@ -164,12 +164,12 @@ class Owners:
                 return None
             [(number, facts)] = rows
             attached = self._enter(_OWNER.decode(facts), number)
-            attached.wake()  # who waits first looks: something may have happened meanwhile
+            attached.wake()  # its first wait ends at once: a hint may have been missed
         self._watch(attached)
         return attached
 
     def anew(self, attached: AttachedOwner) -> AttachedOwner | None:
-        """An owner elsewhere that is lost here, if it attached anew through another server."""
+        """Return a remote owner anew, if it attached again through another server."""
         with self._joining:
             rows = self._session.rows("elsewhere", [attached.owner.id], "text")
             if not rows or rows[0][0] == attached.number:
@@ -180,7 +180,7 @@ class Owners:
             return anew
 
     def count_silence(self) -> float:
-        """Give up owners elsewhere that were silent for their lease; see the contract."""
+        """Give up remote owners that were silent for their lease; see the contract."""
         away = [m for m in list(self._by_number.values()) if m.owner.lease and not m.near]
         words: dict[str, SignOfLife] = {}
         listed: set[int] = set()
@@ -194,10 +194,10 @@ class Owners:
         return again
 
     def _forget(self, gone: Collection[AttachedOwner]) -> None:
-        """Give up the places of owners elsewhere that are off the list, whoever struck them.
+        """Forget remote owners that anybody has taken off the list.
 
-        They may never call again. Who is asleep is woken, and forgotten another time; one that is
-        near is kept to be told that it is lost.
+        They may never call again. A sleeping owner is woken, and forgotten another time. An owner
+        that is ``near`` is kept, so that its next step tells it that it is lost.
         """
         for attached in gone:
             if not attached.asleep.end_if_empty():
@@ -211,7 +211,7 @@ class Owners:
     # -- going ----------------------------------------------------------------------------------
 
     def detach(self, owner_id: str) -> None:
-        """Take an owner off the list; what it held goes back uncounted."""
+        """Take an owner off the list; its leases go back without an attempt or a loss."""
         attached = self._by_id.get(owner_id)
         if attached is None:
             if any(row.id == owner_id and row.lease for row in self.rows()):
@@ -226,7 +226,7 @@ class Owners:
         self._liveness.let_go(attached.number)
 
     def leave(self) -> None:
-        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        """Close: owners of this process leave the list, remote owners stay on it."""
         for owner_id, attached in list(self._by_id.items()):
             if attached.owner.lease:
                 attached.close()
@@ -234,7 +234,7 @@ class Owners:
                 self.detach(owner_id)
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        """Take an owner of any process off the list; how many leases it had."""
+        """Take an owner of any process off the list; return how many leases it had."""
         ran = causes or {}
         held: int = self._session.once(
             "let_go",
@@ -249,7 +249,7 @@ class Owners:
     # -- sleeping -------------------------------------------------------------------------------
 
     def parked(self, attached: AttachedOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as a member, and give back what owners held that died meanwhile."""
+        """Sleep as an owner; if others die meanwhile, give back their leases."""
         session = self._session
         attached.hand_off.waits()
         if attached.partial:
@@ -258,7 +258,7 @@ class Owners:
         lease = lease / 3 - (time.monotonic() - attached.renewed)
         with attached.asleep.inside() as may:
             if not may:
-                return []  # it was given up a moment ago, or attached once more
+                return []  # the owner was given up a moment ago, or attached again
             timeout = min(timeout, lease, session.longest_sleep())
             ready, died = yield from attached.parked(timeout, fds)
         if died:
@@ -268,7 +268,7 @@ class Owners:
         return ready
 
     def heard(self, word: str) -> None:
-        """Something was said to owners of this process: to one, or to all."""
+        """Pass on a notification to one owner of this process, or to all."""
         if word[0].isdecimal():  # number, or number:turn:lease
             number, _, lease = word.partition(":")
             attached = self._by_number.get(int(number))
@@ -294,27 +294,27 @@ class Owners:
             attached.wake()
 
     def renewed(self, attached: AttachedOwner, step: Step) -> None:
-        """An exchange renewed its lease: see that it has its lock, too, or hears here.
+        """Note that an exchange renewed the owner's lease; renew its lock, or have it hear here.
 
-        Who wants nothing does not mean to sleep here: it may be asleep in another process by now.
+        An owner without a want does not mean to sleep here: it may sleep in another process by now.
         """
         attached.renewed = time.monotonic()
         if attached.owner.lease:
             if step.want is not None and not attached.hears:
                 self._session.call("hear", [attached.number, self._session.listen()], "int, text")
-                attached.hears = attached.partial = True  # it looks again, now that it hears
+                attached.hears = attached.partial = True  # it asks again, now that it hears
         elif self._session.wake_ups is not None:
             self._session.wake_ups.renew(attached.number)
 
     # -- deaths ---------------------------------------------------------------------------------
 
     def rows(self) -> list[Row]:
-        """The list of owners."""
+        """Return the list of owners."""
         rows = self._session.rows("roster", [])
         return [Row(*row) for row in rows]
 
     def _watch(self, attached: AttachedOwner) -> None:
-        """Have the member's sleep end when a neighbour on this machine dies."""
+        """End the owner's sleep when one of its neighbours on this machine dies."""
         self._list_changed = False
         rows = [r for r in self.rows() if r.host == attached.owner.host and not r.lease]
         numbers = neighbours(attached.number, [(row.number, row.kind == "worker") for row in rows])
@@ -323,7 +323,7 @@ class Owners:
             attached.watched_fds, gone = self._liveness.watch(numbers)
             attached.watched = numbers
             self._unwatch()
-        if gone:  # it died before it could be watched
+        if gone:  # a neighbour died before it could be watched
             self.reap()
 
     def _unwatch(self) -> None:
@@ -332,7 +332,7 @@ class Owners:
         self._liveness.unwatch(wanted)
 
     def reap(self) -> int:
-        """Give back what owners that died held; how many owners that were."""
+        """Give back the leases of dead owners; return how many owners were dead."""
         self._liveness.keep()
         rows = self.rows()
         others = [row for row in rows if row.number not in self._by_number]
@@ -362,11 +362,11 @@ class Owners:
         return self._near(row) or not near or row.late > _PRECEDENCE
 
     def _near(self, row: Row) -> bool:
-        """Whether it is, or was, on this machine: only then are its files here."""
+        """Whether the owner is, or was, on this machine: only then are its files here."""
         return any(attached.owner.host == row.host for attached in list(self._by_number.values()))
 
     def _causes(self, row: Row, owner: Owner) -> dict[int, str] | None:
-        """What a dead owner ran: a worker's board says; a consumer runs all it has taken."""
+        """Return the jobs that a dead owner ran: by its scoreboard, or all that a consumer took."""
         if row.kind == "consumer":
             tokens = self._session.call("tokens_of", [row.number], "int", plain=True)
             return dict.fromkeys(tokens, f"{owner.name} died")
@@ -377,9 +377,9 @@ class Owners:
         return dict.fromkeys(running, f"worker {owner.name} died with its processes")
 
     def after_fork_child(self) -> None:
-        """In a forked child: all are the parent's; close our copies at once.
+        """Leave the owners to the parent, in a forked child, and close our copies at once.
 
-        Else the parent would seem alive for as long as any child of it is.
+        Else the parent would seem alive as long as any of its children lives.
         """
         self._liveness.after_fork_child()
         for attached in list(self._by_number.values()):

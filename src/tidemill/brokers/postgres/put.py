@@ -1,7 +1,6 @@
-"""Jobs packed for a put: ids, envelopes, and for each the number of its shape.
+"""Puts of jobs, packed as ids, envelopes, and the number of each job's shape.
 
-The shape is all else that the server wants to know of a job, which is mostly the same for all jobs
-of a call.
+The shape is all else that the server needs of a job. Most jobs of a call have the same shape.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _FIELDS = (
 def pack_jobs(
     session: Session, jobs: Sequence[Envelope], verdicts: Sequence[int] = ()
 ) -> tuple[Any, Any, Any, str]:
-    """Ids, envelopes, numbers of shapes, and the shapes."""
+    """Pack jobs: ids, envelopes, numbers of shapes, and the shapes."""
     queues = session.known({job.queue for job in jobs})
     known: dict[tuple[Any, ...], int] = {}
     shape = []
@@ -97,10 +96,10 @@ def put(
 
     def work(connection: ServerConnection, conn: Connection) -> Any:
         nonlocal packed, queues, unsure
-        if queues is not session.queues:  # the server has lost some, and gives other numbers
+        if queues is not session.queues:  # the server has lost queues, and gave them other numbers
             queues = session.queues
             packed = _pack(session, jobs, hold, let_go)
-        if connection.id not in serials:  # else it is done again, its reply was lost
+        if connection.id not in serials:  # else this repeats a call whose reply was lost
             connection.serial += 1
             serials[connection.id] = connection.serial
         call = (f"once {clean(nonce)}", 1) if nonce else (connection.id, connection.serial)
@@ -126,7 +125,7 @@ def put(
 
 
 def _perhaps(jobs: Sequence[Envelope]) -> str:
-    """What to do when nobody knows whether the commit happened."""
+    """Return the advice for a put that may have been committed."""
     if len(jobs) == 1:
         return f"job {jobs[0].id!r} may have been accepted: put it again with the same id"
     return (
@@ -136,7 +135,7 @@ def _perhaps(jobs: Sequence[Envelope]) -> str:
 
 
 def _await_disk(session: Session) -> None:
-    """What is there already may be seen before it is on disk: its caller relies on it."""
+    """Wait until the existing job is on disk: the caller relies on it, and it may be new."""
     session.call("flush", [], "", plain=True)
 
 
@@ -155,11 +154,11 @@ def put_inside(
     hold: Collection[str],
     let_go: Collection[str],
 ) -> list[Put]:
-    """Accept jobs in the caller's transaction. When they are refused it goes on without them.
+    """Accept jobs in the caller's transaction. If they are refused, it goes on without them.
 
     Raises:
-        InvalidOption: there is no transaction that could commit them later.
-        SerializationConflict: the transaction is of a stricter kind and must be done again.
+        InvalidOption: ``txn`` has no transaction that could commit the jobs later.
+        SerializationConflict: the transaction has a stricter isolation and must be repeated.
     """
     check_inside(session, txn)
     session.meet(txn)

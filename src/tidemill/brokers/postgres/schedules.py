@@ -1,4 +1,4 @@
-"""Schedules as they cross the line; ``sql/55_schedules.sql`` has the other side of it."""
+"""Schedules as they travel; ``sql/55_schedules.sql`` is the server's side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIELDS = "name, version, due, body"
 
 
 def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
-    """The records of these names, of one moment."""
+    """Return the records of these names, all of one moment."""
     table = f'"{session.address.schema}".schedule'
     text = f"SELECT {_FIELDS} FROM {table} WHERE name = ANY (%b::text[])"
     rows = session.query(text, [texts(names)])
@@ -31,18 +31,18 @@ def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
 
 
 def page(session: Session, after: str, limit: int) -> list[Schedule]:
-    """Records by name, from the first one behind ``after`` on."""
+    """Return records by name, from the first name behind ``after`` on."""
     table = f'"{session.address.schema}".schedule'
     text = f"SELECT {_FIELDS} FROM {table} WHERE name > %s ORDER BY name LIMIT %s"
     return [Schedule(*row) for row in session.query(text, [after, limit])]
 
 
 def hand_out(session: Session, step: Step, reply: Reply, firing: float) -> None:
-    """Take what is due; ``firing`` is in how many seconds that is."""
+    """Take the schedules that are due; ``firing`` is the seconds until the next is due."""
     if firing <= 0:
         try:
             [(*columns, wait, wall)] = session.rows("hand_out", [step.fires], "int")
-        except TidemillError as error:  # what the step did counts; these are handed out again
+        except TidemillError as error:  # the step counts; the schedules are handed out again later
             if not isinstance(error, BrokerUnavailable):
                 _LOG.warning("schedules are not handed out: %s", error)
             columns, wait, wall = [()] * 4, CLAIM, None
@@ -53,7 +53,7 @@ def hand_out(session: Session, step: Step, reply: Reply, firing: float) -> None:
 
 
 def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
-    """Change what still is as expected, and put the jobs that come with it."""
+    """Change the records that still have the expected version, and put their jobs."""
     if not changes:
         return []
     jobs = [job for change in changes for job in change.jobs]
@@ -74,7 +74,7 @@ def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
 
     def work(connection: ServerConnection, conn: Connection) -> Any:
         session.check_numbers(queues)
-        if connection.id not in serials:  # else it is done again, its reply was lost
+        if connection.id not in serials:  # else this repeats a call whose reply was lost
             connection.serial += 1
             serials[connection.id] = connection.serial
         values = [connection.id, serials[connection.id], *arguments]

@@ -1,12 +1,12 @@
-"""The tables and functions in a database: making them, changing them, and knowing which are there.
+"""The tables and functions in a database: making them, changing them, and checking their version.
 
-``sql/migrations/NNNN_name.sql`` change the tables, once each and in order; ``sql/NN_name.sql`` are
-the functions, put in anew when any of them has changed. All of it is one transaction under a lock,
-so that any number may migrate at once. The files say ``tidemill`` where the name of the schema
-goes.
+``sql/migrations/NNNN_name.sql`` change the tables, once each and in order. ``sql/NN_name.sql`` are
+the functions; a change in any of these files replaces all functions. A migration is one transaction
+under a lock, so any number of processes may migrate at once. The files say ``tidemill`` in place of
+the schema's name.
 
-Versions have an order. A release never migrates a store that a newer release has migrated, and it
-works on such a store as long as that release answers its calls.
+Versions have an order. A release never migrates a store that a newer release has migrated. It works
+on such a store as long as the newer release answers its calls.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = [
 
 _LOCK = 0x7469_6465  # "tide"
 LOCK_TIMEOUT = 500
-"""Milliseconds that a migration waits for a lock, before it lets the others through."""
+"""Milliseconds that a migration waits for a lock before it lets others through."""
 
 _NAME = re.compile(r"\btidemill\b")
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """What a schema holds: ``version`` of the tables, ``functions`` a digest of the functions.
+    """The contents of a schema: the version of its tables, and a digest of its functions.
 
     ``serves`` is the oldest version whose code the functions answer.
     """
@@ -78,17 +78,17 @@ def _functions() -> tuple[str, str]:
 
 
 VERSION = len(_migrations())
-"""Of the tables this code works on. A release that changes a function adds a migration, too."""
+"""The version of the tables of this code. A release that changes a function adds a migration."""
 
 SERVES = 17
-"""The oldest version whose calls the functions answer: that of the release before, or older.
+"""The oldest version whose calls the functions answer: of the release before, or older.
 
 So workers of two releases work side by side while one replaces the other.
 """
 
 
 def installed(conn: psycopg.Connection, schema: str) -> Installed | None:
-    """What a schema holds; None when it holds nothing of ours."""
+    """Return the contents of a schema; None when it holds no store."""
     found = conn.execute("SELECT to_regclass(%s)", [f"{schema}.meta"]).fetchone()
     if not found or found[0] is None:
         return None
@@ -99,16 +99,16 @@ def installed(conn: psycopg.Connection, schema: str) -> Installed | None:
 
 
 def version_of(conn: psycopg.Connection, schema: str) -> int:
-    """The version of the tables in a schema; 0 when there are none."""
+    """Return the version of the tables in a schema; 0 when there are none."""
     found = installed(conn, schema)
     return found.version if found else 0
 
 
 def check(conn: psycopg.Connection, schema: str, where: str) -> Installed:
-    """What is there, if this code can work on it.
+    """Return the contents of a schema, if this code can work on it.
 
     Raises:
-        BrokerUnavailable: there is nothing, or it is older, or newer; the sentence says what to do.
+        BrokerUnavailable: there is no store, or an older or newer one; the message says what to do.
     """
     found = installed(conn, schema)
     if found is None:
@@ -131,7 +131,7 @@ def refuse_outgrown(found: Installed, schema: str, where: str) -> None:
     """Refuse a store that a newer release has migrated and that no longer answers our calls.
 
     Raises:
-        Outgrown: the sentence names both versions.
+        Outgrown: the message names both versions.
     """
     if found.version > VERSION and found.serves > VERSION:
         raise Outgrown(
@@ -146,12 +146,12 @@ def migrate(
     schema: str,
     migrations: Sequence[str] | None = None,
 ) -> tuple[int, int]:
-    """Bring a schema to this version; the versions before and after.
+    """Bring a schema to this version; return the versions before and after.
 
-    Whoever comes after a lock that this waits for must wait, too: so no wait here is long.
+    While this waits for a lock, all later users of that table wait, too. So no wait here is long.
 
     Raises:
-        Outgrown: a newer release has migrated it; nothing was changed.
+        Outgrown: a newer release has migrated the schema; nothing was changed.
         psycopg.errors.LockNotAvailable: others use the tables; nothing was changed.
     """
     steps = _migrations() if migrations is None else migrations
@@ -181,7 +181,7 @@ def migrate(
             conn.execute(
                 "INSERT INTO meta VALUES (0, '', %s, extract(epoch FROM now()))", [new_id()]
             )
-        if len(steps) >= VERSION:  # a test may ask for less, which they do not fit
+        if len(steps) >= VERSION:  # a test may ask for fewer, which the functions do not fit
             _run(conn, functions, schema)
             conn.execute("UPDATE meta SET serves = %s", [SERVES])
         conn.execute("UPDATE meta SET version = %s, functions = %s", [len(steps), digest])

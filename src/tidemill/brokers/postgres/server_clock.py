@@ -1,4 +1,4 @@
-"""Time is the server's. Only a test moves it, for the broker of its own process."""
+"""The offset to the server's clock. Only a test moves it, for the brokers of its own process."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ __all__ = ["server_offset"]
 
 
 def server_offset() -> float:
-    """Seconds to add to the server's clock."""
+    """Return the seconds to add to the server's clock."""
     return 0.0

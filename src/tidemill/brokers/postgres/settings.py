@@ -1,4 +1,4 @@
-"""Where the server is, and how we are to treat it: the URL, read once."""
+"""The settings of the broker, read once from the URL."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LIBPQ = (
 )
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _LEAST = 2.0
-"""Seconds in which the server may answer at least, and in which it must accept a connection."""
+"""Seconds: the shortest limit of an answer, and the limit of a new connection."""
 
 OVER = 0.25
-"""Seconds after which the server, which has the same limit for locks, will not answer any more."""
+"""Seconds that a call waits beyond the limit, which is also the server's limit for locks."""
 
 CANCEL = 0.5
 """Seconds that the server has to take a request to cancel."""
@@ -40,12 +40,12 @@ class Address(msgspec.Struct, frozen=True):
         conninfo: the URL as libpq takes it; with the password.
         shown: the URL without passwords.
         where: host, port and database, as errors name them.
-        direct: where sessions last, when ``conninfo`` leads to a pooler.
-        schema: that holds our tables.
-        patience: seconds that puts, looks and acts wait for a server that is away.
-        owner_lease: seconds an owner lives that is not heard of.
-        pool: connections at most, besides the one that listens.
-        migrate: make or change the tables at opening.
+        direct: the URL of the server itself, when ``conninfo`` leads to a pooler.
+        schema: the schema that holds our tables.
+        patience: seconds that puts, queries and acts on jobs wait for a server that is away.
+        owner_lease: seconds that a silent owner is kept.
+        pool: the most connections, besides the listening connection.
+        migrate: migrate the tables when the broker opens.
     """
 
     conninfo: str
@@ -63,7 +63,7 @@ class Address(msgspec.Struct, frozen=True):
     def limit(self) -> float:
         """Seconds in which the server must answer, so that a call ends within ``patience``.
 
-        Giving a call up takes time too. A patience of less than 2.75 s is exceeded.
+        Giving up a call takes time too. A call may exceed a patience of less than 2.75 s.
         """
         return max(_LEAST, self.patience - OVER - CANCEL)
 
@@ -72,7 +72,7 @@ def check_url(url: Url) -> Address:
     """Read a ``postgresql://`` URL.
 
     Raises:
-        InvalidOption: it cannot be used; the sentence names what is wrong with it.
+        InvalidOption: the URL cannot be used; the message names the error.
     """
     options = url.options
     check_known("a postgresql:// url", options, (*_OURS, *_LIBPQ))
@@ -114,7 +114,7 @@ def _conninfo(url: Url) -> str:
 
 
 def masked(text: str) -> str:
-    """A URL without its passwords, for logs, errors and people."""
+    """Return a URL without its passwords, for logs, errors and people."""
     base, _, query = text.partition("?")
     scheme, _, rest = base.partition("://")
     credentials, at, host = rest.rpartition("@")

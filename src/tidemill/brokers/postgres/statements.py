@@ -1,4 +1,4 @@
-"""What every part of the broker uses: the lines, the hearing, and how a call is worded."""
+"""The session of a broker: its connections, its wake-ups, and the text of its calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Session", "Statements"]
 
 _LOG = logging.getLogger("tidemill.postgres")
 _COARSE = 1.0
-"""Seconds between looks where nothing can be heard."""
+"""Seconds between looks where no notification can be heard."""
 
 _CHORES = 0.5
 """Seconds between the chores of one process."""
 
 
 class Statements:
-    """The calls with arguments of their own kinds, with the schema's name in them."""
+    """The texts of calls with composite arguments, with the schema's name in them."""
 
     def __init__(self, schema: str) -> None:
         prefs = self.prefs(schema)
@@ -66,18 +66,18 @@ class Statements:
 
     @staticmethod
     def prefs(schema: str) -> str:
-        """Where :meth:`Session.prefs` goes."""
+        """The placeholder of :meth:`Session.prefs`."""
         return f'%s::"{schema}".prefs'
 
 
 class Session:
-    """One broker's standing with its server, in one process."""
+    """The session of one broker with its server, in one process."""
 
     def __init__(self, address: Address, heard: Callable[[str], None], back: Callable[[], None]):
         self.address = address
         self.connections = Connections(address, self._look_for_queues)
         self.statements = Statements(address.schema)
-        self.queues: dict[str, int] = {}  # another dict when the server has lost some of them
+        self.queues: dict[str, int] = {}  # replaced when the server has lost some of them
         self._met: weakref.WeakSet[object] = weakref.WeakSet()  # connections of callers
         self.wake_ups: WakeUps | None = None
         self._heard, self._back = heard, back
@@ -87,7 +87,7 @@ class Session:
         self._next_chores = 0.0
         self.unserved: Outgrown | None = None  # a newer release no longer answers our calls
         if address.migrate:
-            with contextlib.suppress(Outgrown):  # the check tells whether that serves us
+            with contextlib.suppress(Outgrown):  # the check tells whether it serves us
                 bring_up(address)
 
         def look(_: object, conn: Connection) -> tuple[Any, ...]:
@@ -110,7 +110,7 @@ class Session:
     # -- calls ----------------------------------------------------------------------------------
 
     def prefs(self) -> str:
-        """How we want things, for a ``prefs`` of the server's."""
+        """The settings that calls pass, as the server's type ``prefs``."""
         keep = self.address.retention
         values = (
             *(server_clock.server_offset(), keep.succeeded, keep.failed, keep.protect, keep.count),
@@ -127,9 +127,9 @@ class Session:
         plain: bool = False,
         queues: Mapping[str, int] | None = None,
     ) -> Any:
-        """What a function answers; ``types`` are those of its arguments, before the prefs.
+        """Call a function; ``types`` are the types of its arguments, before the prefs.
 
-        ``queues`` are the numbers that the arguments were made with.
+        ``queues`` are the queue numbers that the arguments were made with.
         """
         holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
         values = list(arguments)
@@ -155,7 +155,7 @@ class Session:
         plain: bool = False,
         queues: Mapping[str, int] | None = None,
     ) -> Any:
-        """The same for what changes something: when its reply is lost it is answered again."""
+        """Call a function that changes something; repeat its answer when the reply was lost."""
         schema = self.address.schema
         holes = [f"%s::{kind.strip()}" for kind in types.split(",")]
         prefs = self.statements.prefs(schema)
@@ -170,7 +170,7 @@ class Session:
 
         def work(connection: ServerConnection, conn: Connection) -> Any:
             self.check_numbers(queues)
-            if connection.id not in serials:  # else it is done again, its reply was lost
+            if connection.id not in serials:  # else this repeats a call whose reply was lost
                 connection.serial += 1
                 serials[connection.id] = connection.serial
             begun = [connection.id, serials[connection.id], self.prefs(), connection.id]
@@ -181,7 +181,7 @@ class Session:
         return self.connections.run(work, patience=self.address.patience)
 
     def rows(self, name: str, arguments: Sequence[Any], types: str = "") -> list[tuple[Any, ...]]:
-        """The rows of a function that has many, or several results."""
+        """Return the rows of a function with many rows or several results."""
         holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
         holes.append(self.statements.prefs(self.address.schema))
         text = f'SELECT * FROM "{self.address.schema}".{name}({", ".join(holes)})'
@@ -190,7 +190,7 @@ class Session:
     def query(
         self, text: str, arguments: Sequence[Any] | Mapping[str, Any] = ()
     ) -> list[tuple[Any, ...]]:
-        """The rows of a query that changes nothing."""
+        """Return the rows of a query that changes nothing."""
 
         def work(_: object, conn: Connection) -> list[tuple[Any, ...]]:
             return conn.execute(text.encode(), arguments).fetchall()
@@ -198,18 +198,18 @@ class Session:
         return self.connections.run(work, patience=self.address.patience)
 
     def known(self, names: Iterable[str]) -> dict[str, int]:
-        """The numbers of queues by name, of these at least: made if they are new."""
+        """Return the numbers of queues by name, of these names at least; make new ones."""
         new = [name for name in names if name not in self.queues]
         if new:
             text = f'SELECT * FROM "{self.address.schema}".queue_numbers(%s)'
-            found = dict(self.query(text, [texts(new)]))  # which may replace ``queues``
+            found = dict(self.query(text, [texts(new)]))  # a new connection may replace ``queues``
             self.queues.update(found)
         return self.queues
 
     def _look_for_queues(self, conn: Connection) -> None:
-        """A server that we meet anew may have lost queues, and gives them other numbers.
+        """Look whether the server of a new connection has lost queues, and renumber these.
 
-        So does a standby that lagged when it took over, or a backup that was restored.
+        Queues get lost when a lagging standby takes over, or when a backup is restored.
         """
         known = dict(self.queues)
         if not known:
@@ -224,10 +224,10 @@ class Session:
             self.queues = found
 
     def check_numbers(self, queues: Mapping[str, int] | None) -> None:
-        """Before a call is made whose arguments were made with these numbers.
+        """Check the queue numbers of a call's arguments before the call.
 
         Raises:
-            Renumbered: they are those of a server that has lost its latest steps.
+            Renumbered: the numbers are out of date, since the server has lost its latest steps.
         """
         if queues is not None and queues is not self.queues:
             raise Renumbered(
@@ -236,16 +236,16 @@ class Session:
             )
 
     def meet(self, txn: object) -> None:
-        """Before numbers are used on a connection of the caller's: do they hold at its server?
+        """Check our queue numbers before the first use of a caller's connection.
 
-        Our own connections break when the server does. The new ones look for our queues.
+        Our own connections break when the server does. A new connection then looks for our queues.
         """
         if txn not in self._met:
             self.query("SELECT 1")
             self._met.add(txn)
 
     def outgrown(self) -> bool:
-        """True when it is of a newer version, or of another than when we opened it."""
+        """True when the store has a newer version, or another version than at opening."""
 
         def look(_: object, conn: Connection) -> bool:
             found = installed(conn, self.address.schema)
@@ -257,7 +257,7 @@ class Session:
         return self.connections.run(look)
 
     def look_for_upgrade(self) -> None:
-        """See whether a newer release has migrated the store and no longer serves this one."""
+        """See whether a newer release has migrated the store and no longer serves this release."""
 
         def look(_: object, conn: Connection) -> None:
             found = installed(conn, self.address.schema)
@@ -271,7 +271,7 @@ class Session:
             self.unserved = error
 
     def chores(self, settled: int) -> int:
-        """How many finished jobs the next call may prune, besides; 0 mostly: not yet."""
+        """Return how many finished jobs the next call may prune; 0 until chores are due."""
         self._settled += settled
         now = time.monotonic()
         if now < self._next_chores:
@@ -280,10 +280,10 @@ class Session:
         count, self._settled = 2 * self._settled + 100, 0
         return count
 
-    # -- hearing --------------------------------------------------------------------------------
+    # -- wake-ups -------------------------------------------------------------------------------
 
     def listen(self) -> str:
-        """Hear from now on, if there is a way to; the channel."""
+        """Listen from now on, if a session lasts; return the channel, or an empty text."""
         with self._lock:
             if self.wake_ups is None and not self._tone_deaf:
                 address = self.address
@@ -302,14 +302,14 @@ class Session:
             return self.wake_ups.channel if self.wake_ups else ""
 
     def longest_sleep(self) -> float:
-        """Seconds somebody may sleep who relies on being told."""
+        """Return the seconds that a thread may sleep that relies on wake-ups."""
         wake_ups = self.wake_ups
         if wake_ups is None:
             return _COARSE
         return 3600.0 if wake_ups.since else 0.2
 
     def lasted(self) -> bool:
-        """True when server and hearing have been there for a lease: what ran out did so truly."""
+        """True when server and wake-ups have lasted for a lease, so that leases truly ran out."""
         lease = self.address.owner_lease
         now = time.monotonic()
         if now - self._server_since < lease:
@@ -326,7 +326,7 @@ class Session:
         self.connections.close()
 
     def after_fork_child(self) -> None:
-        """In a forked child: all is the parent's."""
+        """Leave all connections to the parent, in a forked child."""
         if self.wake_ups is not None:
             self.wake_ups.after_fork_child()
         self.connections.after_fork_child()

@@ -1,9 +1,8 @@
-"""One connection to the server, and the time in which the server must answer.
+"""A connection to the server, and the time in which the server must answer.
 
-The limit is kept here, by the client, since nothing else reaches as far: the server's own limits
-end no wait of a server that is stopped, and last for one transaction behind PgBouncer, which
-refuses them as start-up parameters too. When the time is over the server is asked to cancel, and
-the connection is closed.
+The client keeps the limit, since the server's own limits fall short. They end no wait for a stopped
+server. Behind PgBouncer they last for one transaction, and PgBouncer refuses them as start-up
+parameters. When the time is over, the client asks the server to cancel and closes the connection.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from tidemill.core.signals import InterruptibleWait, raised_by_handler
 __all__ = ["Connection", "connect", "leave_to_parent"]
 
 _TICK = 0.1
-"""Seconds after which psycopg looks for a signal. With 0 it would not sleep at all."""
+"""Seconds after which psycopg looks for a signal. With 0, psycopg would not sleep at all."""
 
-_inherited: list[object] = []  # connections of a parent: never closed here, it goes on using them
+_inherited: list[object] = []  # connections that the parent still uses: never closed here
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that a signal handler may interrupt while the server works.
 
     Attributes:
-        until: monotonic time by which the server must have answered; None means without end.
+        until: monotonic time by which the server must have answered; None means no limit.
     """
 
     until: float | None = None
@@ -41,7 +40,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def wait(self, gen: Any, interval: float = _TICK, timeout: float | None = None) -> Any:
         if self.until is not None:
             gen = _bounded(gen, self.until)
-        more = () if timeout is None else (timeout,)  # older drivers have no such argument
+        more = () if timeout is None else (timeout,)  # older drivers lack this argument
         try:
             with InterruptibleWait():
                 return waiting.wait(gen, self.pgconn.socket, interval, *more)
@@ -49,23 +48,23 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             if isinstance(error, Stalled):
                 self._give_up()
             elif raised_by_handler(error) or not isinstance(error, Exception):
-                self.pgconn.finish()  # a reply may still be on its way: nobody may read it
+                self.pgconn.finish()  # a reply may still come, which nobody may read
             raise
 
     def _give_up(self) -> None:
-        """Have the server end what it does for us, if it can still be told, and hang up."""
+        """Ask the server to cancel the call, if it still takes requests, and hang up."""
         try:
-            if capabilities.has_cancel_safe():  # else the request might wait for ever itself
+            if capabilities.has_cancel_safe():  # else the request itself might wait for ever
                 with InterruptibleWait():
                     self.cancel_safe(timeout=CANCEL)
         except psycopg.Error:
-            pass  # it does not take that either
+            pass  # the server does not take the request either
         finally:
             self.pgconn.finish()
 
 
 def _bounded(gen: Any, until: float) -> Generator[Any, Any, Any]:
-    """The same conversation; it ends when nothing has come by then."""
+    """Run ``gen``; end it when no answer has come by ``until``."""
     try:
         state = next(gen)
         while True:
@@ -78,10 +77,10 @@ def _bounded(gen: Any, until: float) -> Generator[Any, Any, Any]:
 
 
 def connect(conninfo: str, where: str, *, prepared: bool = True) -> Connection:
-    """A connection, within about 2 seconds.
+    """Connect within about 2 seconds.
 
     Raises:
-        BrokerUnavailable: there is none to be had.
+        BrokerUnavailable: the server is away or refuses the connection.
     """
     try:
         with InterruptibleWait():
@@ -102,7 +101,7 @@ def connect(conninfo: str, where: str, *, prepared: bool = True) -> Connection:
 
 
 def leave_to_parent(conn: Connection) -> None:
-    """Close the descriptor, and not the session; the object stays, or it would say goodbye."""
+    """Close the descriptor but not the session; keep the object, or it would end the session."""
     _inherited.append(conn)
     try:
         os.close(conn.fileno())

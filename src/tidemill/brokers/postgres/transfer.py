@@ -1,4 +1,4 @@
-"""Leaving for another store, and taking in what comes from one."""
+"""Transfer: leaving for another store, and taking in jobs of a departed store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATES = list(State)
 
 
 def depart(session: Session, where: str, *, seal: bool) -> Departure:
-    """Begin to leave, or go on with it."""
+    """Begin the departure of this store, or go on with it."""
     text = f'SELECT * FROM "{session.address.schema}".depart(%s, %s, %s)'
     [(mark, moves_to, last, sealed)] = session.query(text, [new_id(), where, seal])
     return Departure(mark, moves_to, last, sealed)
@@ -41,7 +41,7 @@ def adopt(
     cursor: str,
     schedules: Sequence[Schedule] = (),
 ) -> list[bool]:
-    """Take in jobs of a departed store, and schedules."""
+    """Take in jobs and schedules of a departed store."""
     queues = session.known({record.envelope.queue for record in records})
     taken: list[bool] = session.once(
         "adopt_all",
@@ -61,7 +61,7 @@ def adopt(
 
 
 def adopted(session: Session, mark: str) -> str:
-    """How far a departed store has been taken in."""
+    """Return the cursor up to which a departed store has been taken in."""
     cursor: str = session.call("adopted", [mark], "text", plain=True)
     return cursor
 

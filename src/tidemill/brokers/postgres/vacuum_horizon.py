@@ -1,7 +1,7 @@
-"""What keeps PostgreSQL from clearing away deleted rows.
+"""Transactions that keep PostgreSQL from clearing away deleted rows.
 
-A row that was deleted stays as long as some transaction may still see it. Queues delete many rows,
-and each claim passes over those that stay, so one old transaction slows all queues of a database.
+A deleted row stays as long as any transaction may still see it. Queues delete many rows, and each
+claim passes over the deleted rows that stay. So one old transaction slows all queues of a database.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["held_back_by"]
 
 _OLD = 60.0
-"""Seconds from which a transaction is named."""
+"""The age in seconds from which a transaction is named."""
 
 _FAR = 50_000
-"""Transactions since then, where no time is known: of standbys, slots and users we may not see."""
+"""The age in transactions, where no time is known: standbys, slots, users we may not see."""
 
 _HOLDERS = """
 SELECT kind, pid, who, app, state, seconds, far FROM (
@@ -46,7 +46,7 @@ ORDER BY seconds DESC NULLS LAST, far DESC LIMIT 5
 
 
 def held_back_by(session: Session) -> list[str]:
-    """What is old enough to slow the queues, the oldest first: one phrase each."""
+    """Return a phrase for each transaction old enough to slow the queues, the oldest first."""
     return [_phrase(*row) for row in session.query(_HOLDERS, [_OLD, _FAR])]
 
 

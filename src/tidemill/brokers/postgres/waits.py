@@ -1,4 +1,4 @@
-"""Sleeping until jobs end or a queue has space: for those who wait without being owners."""
+"""Waits until jobs end or a queue has space, for callers that are no owners."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tidemill.core.locks import Condition
 
 __all__ = ["Waits"]
 
-_RENEW = 30.0  # seconds; the server forgets who waits after a minute
+_RENEW = 30.0  # seconds; the server forgets a waiter after a minute
 _KNOWN = 1000  # ids asked for at once
 
 
 class Waits:
-    """Those who wait in this process."""
+    """The waiters of this process."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._news = Condition()
-        self._count = 0  # of news
+        self._count = 0  # of notifications
         self._numbers = itertools.count(1)
         schema = session.address.schema
         self._look = (
@@ -37,20 +37,20 @@ class Waits:
         )
 
     def heard(self) -> None:
-        """Something may have ended."""
+        """Wake all waiters: a job may have ended."""
         with self._news:
             self._count += 1
             self._news.notify_all()
 
     def for_jobs(self, ids: Sequence[str], timeout: float) -> None:
-        """Until all have finished, or the time is over: some at a time, the last of them first."""
+        """Wait until all jobs have finished or the time is over: in pieces, the last ids first."""
         deadline = time.monotonic() + timeout
         left = [job_id for job_id in ids if "\0" not in job_id]
         while left and self._until([texts(left[-_KNOWN:]), None], deadline):
             del left[-_KNOWN:]
 
     def for_first(self, ids: Sequence[str], timeout: float) -> None:
-        """Until one has finished, or is not there, or the time is over."""
+        """Wait until one job has finished or is not there, or the time is over."""
         known = [job_id for job_id in ids if "\0" not in job_id]
         if known and len(known) == len(ids):
             self._until([texts(known), None], time.monotonic() + timeout, len(ids))
@@ -65,15 +65,15 @@ class Waits:
         return [job_id not in going_on for job_id in ids]
 
     def for_space(self, queue: str, timeout: float) -> bool:
-        """Until the queue is below its bound; False when the time is over."""
+        """Wait until the queue is below its bound; False when the time is over."""
         return self._until([texts([]), queue], time.monotonic() + timeout)
 
     def _until(
         self, what: list[Any], deadline: float, enough: int = 1, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until a look finds less than ``enough`` to wait for.
+        """Sleep until a look finds fewer than ``enough`` things to wait for.
 
-        False when the time is over, or the alarm rings.
+        Return False when the time is over, or the alarm rings.
         """
         session = self._session
         channel: str | None = None
@@ -85,7 +85,7 @@ class Waits:
             seen = self._count
             [(refs, due)] = session.query(self._look, [*what, me, channel, session.prefs()])
             if len(refs) < enough:
-                if refs:  # we wait for those no more
+                if refs:  # we no longer wait for the rest
                     session.query(self._look, [texts([]), None, me, channel, session.prefs()])
                 return True
             left = deadline - time.monotonic()
@@ -97,5 +97,5 @@ class Waits:
                     self._news.wait(longest if due is None else max(0.0, min(longest, due)))
 
     def after_fork_child(self) -> None:
-        """In a forked child nobody waits."""
+        """Forget the waiters, in a forked child, where nobody waits."""
         self._news = Condition()

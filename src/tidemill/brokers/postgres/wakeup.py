@@ -1,8 +1,8 @@
-"""The connection that listens, and that holds the locks which say that owners of this process live.
+"""The listening connection, which also holds the locks that show that this process's owners live.
 
-A thread sleeps on it and passes on what it hears: a process that did not read would have the server
-keep every notification for it. When the connection breaks the thread makes another, takes the locks
-again and has everybody look, since what was said meanwhile was not heard.
+A thread sleeps on this connection and passes on notifications. If nobody read them, the server
+would have to keep them all. When the connection breaks, the thread makes a new one and takes the
+locks again. Then it wakes everybody, since the notifications of the meantime are lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAUSE, _PAUSE_MOST = 0.05, 1.0
 
 
 class WakeUps:
-    """Hears for one broker in one process, once it is asked to."""
+    """The listening connection of one broker in one process, and its thread."""
 
     def __init__(
         self,
@@ -41,20 +41,20 @@ class WakeUps:
         self._where = address.where
         self._limit = address.limit
         self._table = table  # oid of "owner": the first half of our locks
-        # Seconds; before they are over a dead line must be known for one.
+        # Seconds: the server must find a dead connection before they are over.
         self._lease = int(address.owner_lease)
         self._heard = heard
         self._back = back
         self.channel = f"tidemill_{table}_{secrets.token_hex(6)}"
         self._conn: Connection | None = None
         self._held: set[int] = set()
-        self._missing: set[int] = set()  # of those, locks that we could not take yet
+        self._missing: set[int] = set()  # held owners whose lock we could not take yet
         self._lock = LongLock()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._pipe = WakePipe()
-        self.since = 0.0  # monotonic time of the last connecting; 0 while there is none
-        self.broken = 0  # times it was lost
+        self.since = 0.0  # monotonic time of the last connect; 0 while disconnected
+        self.broken = 0  # times the connection was lost
 
     def start(self) -> None:
         """Listen from now on. Idempotent.
@@ -72,15 +72,15 @@ class WakeUps:
             try:
                 self._thread.start()
             except BaseException:
-                self._thread = None  # no thread to be had: the next call tries again
+                self._thread = None  # no thread could start: the next call tries again
                 raise
 
     def _connect(self) -> None:
         conn = connect(self._conninfo, self._where)
         conn.until = time.monotonic() + self._limit
         try:
-            # The server must notice that a machine has vanished, and free its locks: by keepalives
-            # while it has nothing to say, and else by what is not acknowledged.
+            # The server must notice that a machine has vanished, and free its locks. An idle
+            # connection needs keepalives for that, a busy one tcp_user_timeout.
             settings = {
                 "tcp_keepalives_idle": max(1, self._lease // 3),
                 "tcp_keepalives_interval": max(1, self._lease // 10),
@@ -91,7 +91,7 @@ class WakeUps:
             for name, value in settings.items():
                 conn.execute("SELECT set_config(%s, %s, false)", [name, str(value)])
             conn.execute(f'LISTEN "tidemill_{self._table}"; LISTEN "{self.channel}"'.encode())
-            for number in list(self._held):  # it may grow meanwhile
+            for number in list(self._held):  # the set may grow meanwhile
                 self._take_lock(conn, number)
         except psycopg.Error as error:
             conn.close()
@@ -101,8 +101,8 @@ class WakeUps:
         self.since = time.monotonic()
 
     def _take_lock(self, conn: Connection, number: int) -> None:
-        # Our old session may hold it still, if the server has yet to notice that it ended. Our
-        # lease says meanwhile that we live, and the lock is tried again with the next renewal.
+        # Our old session still holds the lock until the server notices its end. Meanwhile our
+        # lease shows that we live, and each renewal tries the lock again.
         query = "SELECT pg_try_advisory_lock(%s, %s)"
         row = conn.execute(query, [self._table, number]).fetchone()
         if row and row[0]:
@@ -119,12 +119,12 @@ class WakeUps:
         self.renew(number)
 
     def renew(self, number: int) -> None:
-        """Take the lock, if we do not have it."""
+        """Take the lock of an owner, if we do not have it."""
         if number in self._missing:
             self._do(lambda conn: self._take_lock(conn, number))
 
     def let_go(self, number: int) -> None:
-        """No longer hold the lock of an owner."""
+        """Release the lock of an owner."""
         self._held.discard(number)
         self._missing.discard(number)
         query = "SELECT pg_advisory_unlock(%s, %s)"
@@ -139,9 +139,9 @@ class WakeUps:
             try:
                 work(conn)
             except psycopg.Error:
-                pass  # the thread notices, connects again, and takes what is held
+                pass  # the thread connects again and takes the held locks
             conn.until = None
-            self._pipe.wake()  # what was heard meanwhile is not in the socket any more
+            self._pipe.wake()  # psycopg has read notifications off the socket meanwhile
 
     # -- listening ------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class WakeUps:
         self._back()
 
     def close(self) -> None:
-        """Stop listening, and let go of every lock."""
+        """Stop listening, and release every lock."""
         self._closed = True
         thread = self._thread
         if thread is not None:
@@ -198,7 +198,7 @@ class WakeUps:
         self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """In a forked child: the connection is the parent's; let go of our copy, unclosed."""
+        """Leave the connection to the parent, in a forked child: drop our copy unclosed."""
         if self._conn is not None:
             leave_to_parent(self._conn)
             self._conn = None

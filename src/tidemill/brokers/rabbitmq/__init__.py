@@ -1,7 +1,7 @@
-"""``amqp://``: jobs on a RabbitMQ server (3.10 or later), for those who run one already.
+"""``amqp://``: jobs on a RabbitMQ server (3.10 or later), for users who run a server already.
 
-Quorum queues, publisher confirms, delays held by the server. What the protocol cannot do (look into
-a queue, take a job back, keep a result) is not claimed, and refused by name.
+It uses quorum queues, publisher confirms and delays that the server holds. The protocol cannot look
+into a queue, take a job back or keep a result. The broker refuses such calls by feature name.
 """
 
 from tidemill.brokers.contract.features import Feature
@@ -15,6 +15,6 @@ __all__ = ["RabbitBroker", "check_url", "features_of", "open_url", "read_url"]
 
 
 def features_of(url: Url) -> frozenset[Feature] | None:
-    """What the broker of a URL can do; with a store what that can, which it alone may know."""
+    """The features of a URL's broker or of its ``store=``. None: only an open store knows them."""
     store = check_url(url).store
     return store_features(store) if store else RabbitBroker.features

@@ -1,4 +1,4 @@
-"""The state of a broker in this process: its connections, its owners, and how it publishes."""
+"""The state of a broker in this process: its connections, its owners and its publisher."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ __all__ = ["FAREWELL", "ServerCalls", "text_of"]
 
 
 _PUBLISHERS_BEAT = 600
-"""Seconds: heartbeats of a line that only publishes. It may be that of a process that runs tasks,
-and one of those may hold the interpreter lock for minutes; nothing hangs on the line meanwhile."""
+"""Heartbeat in seconds of the connection that only publishes. Its process may run tasks, and a task
+may hold the interpreter lock for minutes. No lease depends on this connection."""
 
 FAREWELL = 5.0
-"""Seconds for what is under way when a broker is closed."""
+"""Seconds that a closing broker waits for the work under way."""
 
 
 class ServerCalls(Lacking):
-    """What every call of the broker builds on."""
+    """The base of every call of the broker."""
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.shown
         self._settings = settings
         self._closed = False
-        self._inherited = False  # lines and owners are those of a parent
-        self._version = ""  # of the server, when we last heard of it
+        self._inherited = False  # connections and owners belong to a parent process
+        self._version = ""  # of the server, as it last reported
         self._lock = Lock()
-        settings.parameters(_PUBLISHERS_BEAT)  # what is wrong with its files is said at once
+        settings.parameters(_PUBLISHERS_BEAT)  # raises now if a TLS file cannot be used
         self._begin()
         try:
             self._out.await_up(settings.patience)
@@ -86,9 +86,9 @@ class ServerCalls(Lacking):
         self._timekeeping = Timekeeping(lambda: Timekeeper(*parts))
 
     def after_fork_child(self) -> None:
-        """In a forked child: lines and owners are the parent's; close our copies.
+        """In a forked child: close our copies of the parent's connections and owners.
 
-        It has lines of its own when it first does something: many a child never does.
+        The child connects at its first call. Many children never make a call.
         """
         if not (self._closed or self._inherited):
             for attached in list(self._owners.values()):
@@ -108,7 +108,7 @@ class ServerCalls(Lacking):
                 self._inherited = False
 
     def _consuming(self) -> ConnectionThread:
-        """The line by which messages are taken, up."""
+        """The connection thread that takes messages, once its connection is open."""
         with self._lock:
             if not self._joined:
                 self._joined = True
@@ -117,7 +117,7 @@ class ServerCalls(Lacking):
         return self._in
 
     def _workers_keep_time(self) -> bool:
-        """Whether workers keep the time of delayed jobs, or the server."""
+        """Whether workers keep the time of delayed jobs, instead of the server."""
         self._version = text_of(self._out.server.get("version", "")) or self._version
         return by_workers(self._settings, self._version)
 
@@ -155,7 +155,7 @@ class ServerCalls(Lacking):
                 self._timekeeping.stop(patience)
 
     def flush(self) -> None:
-        """Sleep until the server has all verdicts, for some seconds at most."""
+        """Sleep until the server has all verdicts, for a few seconds at most."""
         if not (self._closed or self._inherited):
             until = machine_time() + FAREWELL
             self._timekeeping.stop(FAREWELL)

@@ -1,4 +1,4 @@
-"""``amqp://``: the broker of jobs that lie in the queues of a RabbitMQ server.
+"""``amqp://``: the broker of jobs in the queues of a RabbitMQ server.
 
 This file has the core of the contract; :mod:`.calls` has the calls beside the core. :mod:`.amqp`
 speaks the protocol. :mod:`.put` publishes, :mod:`.claim` takes, and :mod:`.due` lays out the delay
@@ -48,7 +48,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
 
     @property
     def identity(self) -> str:
-        """What tells what lies here from all else, by whatever address: its cluster's name."""
+        """The name of these jobs, the same for every address: cluster, vhost and prefix."""
         self._check_open()
         self._out.await_up(self._settings.patience)
         cluster = text_of(self._out.server.get("cluster_name") or self._settings.where)
@@ -56,7 +56,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
 
     @property
     def boards(self) -> str:
-        """None: nobody but the worker itself would read its board."""
+        """No folder: only the worker itself would read its scoreboard."""
         return ""
 
     def put(
@@ -89,10 +89,10 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
         return [Put(job.id, Placed.CREATED) for job in jobs]
 
     def carry(self, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
-        """Publish jobs; those whose ids are in ``alone`` are brought one at a time."""
+        """Publish jobs. Jobs whose ids are in ``alone`` are delivered one at a time."""
         self._check_open()
         known = [Carried(job, encode_envelope(job), losses=job.id in alone) for job in jobs]
-        items = [self._writer.write(job) for job in known]  # or refused, before it is made known
+        items = [self._writer.write(job) for job in known]  # a refused job is not announced
         self._put(jobs, items, once=True)
 
     def attach(self, owner: Owner) -> None:
@@ -138,19 +138,19 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
         return self._attached(owner_id).wait(timeout, fds)
 
     def bell(self, owner_id: str) -> int:
-        """The descriptor that :meth:`arm` makes readable when something comes."""
+        """The descriptor that becomes readable at an arrival, after :meth:`arm`."""
         return self._attached(owner_id).wake_up.fd
 
     def arm(self, owner_id: str) -> bool:
-        """Make the descriptor readable at the next arrival; False when something has come."""
+        """Make the descriptor readable at the next arrival; False when a message has come."""
         return self._attached(owner_id).wake_up.arm()
 
     def disarm(self, owner_id: str) -> None:
-        """Have it rung no more."""
+        """Do not make the descriptor readable any more."""
         self._attached(owner_id).wake_up.disarm()
 
     def doubt(self, owner_id: str, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
-        """These were carried: that there was nothing is no longer known."""
+        """Ask the server again about the places of these jobs: the relay just published them."""
         attached = self._owners.get(owner_id)
         if attached is not None:
             names = self._names
@@ -163,7 +163,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
             attached.wake()
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        """The server itself gives back what a dead owner held, when its line is gone."""
+        """Release nothing: the server returns a dead owner's messages when its connection ends."""
         return 0
 
     def tick(self) -> float:
@@ -171,7 +171,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
         return _TICK
 
     def count_silence(self) -> float:
-        return float("inf")  # there are no owners elsewhere
+        return float("inf")  # there are no remote owners
 
     def wait_space(self, queue: str, timeout: float) -> bool:
         return True

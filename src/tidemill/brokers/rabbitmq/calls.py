@@ -30,7 +30,7 @@ class InspectionCalls(ServerCalls):
         return False
 
     def stats(self) -> list[QueueStats]:
-        """What is ready, and who asks for it; the server knows no more of a queue."""
+        """Ready jobs and consumers of each queue. The server knows no other counts."""
         self._check_open()
         self._consuming()
         queues, rows = self._all_queues(), []
@@ -57,7 +57,7 @@ class InspectionCalls(ServerCalls):
         return describe(self._settings, self._names, server, self._out.blocked)
 
     def policies(self) -> ServerPolicies:
-        """What operators set on the server that can destroy accepted jobs."""
+        """The policies and settings of the server that can destroy accepted jobs."""
         self._check_open()
         self._consuming()
         version = text_of(self._out.server.get("version", ""))
@@ -76,22 +76,22 @@ class AdminCalls(ServerCalls):
         return self._failed.delete(job_ids)
 
     def purge(self, queue: str) -> int:
-        """Delete what is ready, also what our owners were handed in advance.
+        """Delete the ready jobs of a queue, also those that the server pushed to our owners.
 
-        Delayed jobs are not deleted: they share their queues with other queues' jobs, and arrive.
+        Delayed jobs are not deleted. They share their places with other queues' jobs, and arrive.
         """
         self._check_open()
         owners = list(self._owners.values())
         for attached in owners:
             attached.put_back(queue, self._settings.patience)
         if owners:
-            self._publisher.flush(self._settings.patience)  # what goes back may be written anew
+            self._publisher.flush(self._settings.patience)  # a return may write a new message
         try:
             with short_connection(self._settings) as server:
                 return sum(server.purge(place) for place in self._places(queue))
         finally:
             for attached in owners:
-                attached.wake_up.tell()  # who waits may want something again
+                attached.wake_up.tell()  # owners that wait may want jobs
 
     def forget_queue(self, queue: str) -> bool:
         refuse("deleting a queue (delayed jobs may be on their way to it)", Feature.INSPECT)
@@ -104,7 +104,7 @@ class AdminCalls(ServerCalls):
 
 
 class TransferCalls(ServerCalls):
-    """Moving to another store: see :mod:`~tidemill.brokers.contract.transfer`."""
+    """Calls that move jobs to another store: see :mod:`~tidemill.brokers.contract.transfer`."""
 
     def adopt(
         self,
@@ -113,7 +113,7 @@ class TransferCalls(ServerCalls):
         cursor: str,
         schedules: Sequence[Schedule] = (),
     ) -> list[bool]:
-        """Take in jobs of a store: two steps, so that who is killed in between may repeat one."""
+        """Take in jobs of a store, then their cursor. A kill in between repeats only this page."""
         self._check_open()
         if schedules:
             refuse("a schedule", Feature.SCHEDULES)
@@ -131,7 +131,7 @@ class TransferCalls(ServerCalls):
         return read_cursor(self._settings, mark)
 
     def contents(self, queues: Collection[str]) -> CarriedJobs:
-        """All that is there, of queues that were announced and of these."""
+        """All jobs on the server, of the announced queues and of ``queues``."""
         self._check_open()
         known = [*self._all_queues(), *queues]
         return TransferOut(self._settings, self._names, known, self._writer, self._publish)

@@ -3,9 +3,9 @@
 The server pushes messages up to the owner's credit (:mod:`.amqp.credit`) into queue states
 (:mod:`.queue_state`). ``exchange`` leases them from there.
 
-A line that breaks makes everything in hand the server's again, and it hands it out anew: to us,
-very likely, and then a job that still runs is recognized, and goes on as if nothing had been; one
-that has ended meanwhile ends now. To others, and then it runs twice: at least once means just that.
+When a connection breaks, the server hands out again every message that we held, most likely to us.
+We recognize a job that still runs here, and it goes on; a job that ended meanwhile is settled now.
+A message that goes to another owner runs twice: jobs run at least once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AttachedOwner:
         self._context = context
         self._lock = RLock()
         self.wake_up = WakeUp()
-        self._watched = float("inf")  # machine time at which a ttr is looked at again
+        self._watched = float("inf")  # machine time of the next check of deadlines
         self.serves_all = False
         self._telling = False
         self._kinds: tuple[str, ...] = ("messages",) if owner.kind == "consumer" else ("tasks",)
@@ -72,7 +72,7 @@ class AttachedOwner:
         self._basic_get = BasicGet(context, *parts)
         self._closing = False
 
-    # -- the conversation -----------------------------------------------------------------------
+    # -- the exchange ---------------------------------------------------------------------------
 
     def exchange(self, step: Step) -> Reply:
         """Settle, renew and lease. A signal handler may end only the waits for the server."""
@@ -105,22 +105,22 @@ class AttachedOwner:
                 more = False
                 leases += self._fetch(want, missing, alone=not (leases or settled or touched))
             if not (want.sleep or leases or settled or touched):
-                self._context.thread.check()  # that there is nothing, only the server can say
+                self._context.thread.check()  # only the server can say that nothing is ready
         return Reply(settled, touched, leases, next_due=self._next_look(now), more=more)
 
     def serve(self, queue: str) -> None:
-        """Take from one more queue: it was heard of."""
+        """Take from one more queue, which was just announced."""
         with self._lock:
             if queue not in self._states:
                 self._add_states(queue)
                 self.wake_up.tell()
 
     def wait(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Sleep until something came, a readable descriptor or the timeout."""
+        """Sleep until a wake-up, a readable descriptor or the timeout."""
         return self.wake_up.sleep(timeout, fds)
 
     def doubt(self, homes: Sequence[str]) -> None:
-        """Something was put there: the server is asked once more."""
+        """Ask the server once more about these places: jobs were put there."""
         with self._lock:
             for state in (one for one in self._all() if one.place.name in homes):
                 state.doubt()
@@ -130,16 +130,16 @@ class AttachedOwner:
         self.wake_up.wake()
 
     def close(self, patience: float) -> None:
-        """Give everything back and leave, when what is under way has arrived."""
+        """Wait for the messages under way, return all messages, and close the channel."""
         with self._lock:
             self._closing = True
             for state in self._all():
                 state.credit = 0
         self._channel.adjust()
-        self._channel.sync(patience)  # else what is written anew comes back to us
+        self._channel.sync(patience)  # else a message written anew comes back to us
         with self._lock:
             holds = [*self._held.values(), *(hold for s in self._all() for hold in s.cut(0))]
-            for hold in sorted(holds, key=lambda one: one.tag):  # they stand as they stood
+            for hold in sorted(holds, key=lambda one: one.tag):  # they keep their order
                 self._settlement.give_back(hold)
             self._held.clear()
         self._context.publisher.flush(patience)
@@ -147,22 +147,22 @@ class AttachedOwner:
         self.wake_up.close()
 
     def flush(self, patience: float) -> None:
-        """Sleep until the server has all that was acknowledged."""
+        """Sleep until the server has all acknowledgements."""
         self._channel.sync(patience)
 
     def put_back(self, queue: str, patience: float) -> None:
-        """Return what the server pushed of a queue and nobody leased, and take no more of it.
+        """Return the messages of a queue that nobody leased, and take no more from the queue.
 
-        The next exchange that wants something takes of it again.
+        The next exchange that wants jobs takes from the queue again.
         """
         with self._lock, self._channel.together():
             for state in self._states.get(queue, ()):
                 self._credit.rest(state)
-        if self._channel.sync(patience):  # by now all has come that was on its way, and goes back
+        if self._channel.sync(patience):  # all messages under way have come, and go back
             self._channel.sync(patience)
 
     def after_fork_child(self) -> None:
-        """In a forked child: it was the parent's."""
+        """In a forked child: close our copy of the parent's pipe."""
         self.wake_up.after_fork_child()
 
     # -- choosing -------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class AttachedOwner:
         return list(itertools.chain.from_iterable(self._states.values()))
 
     def _rows(self, want: Want) -> list[list[QueueState]]:
-        """What is to be emptied in order; one row has its turn after the other."""
+        """Rows of places. The places of a row are emptied in order; the rows take turns."""
         queues = dict.fromkeys(want.queues or sorted(self._states))
         rows = [[s for s in self._states[q] if want.alone or not s.place.alone] for q in queues]
         if want.mode is Mode.STRICT:
@@ -195,7 +195,7 @@ class AttachedOwner:
         return [row for row in rows if row]
 
     def _in_turn(self, want: Want) -> list[list[QueueState]]:
-        """The row that was taken from longest ago comes first."""
+        """The rows by their turns: the row that was served longest ago comes first."""
         return sorted(self._rows(want), key=lambda row: self._served.get(row[0].place.queue, 0))
 
     def _choose(self, want: Want) -> Iterator[HeldMessage]:
@@ -207,15 +207,15 @@ class AttachedOwner:
                 alone = alone and not state.place.alone
                 holds = state.take(left if not (rows or state.place.alone) else 1)
                 left -= len(holds)
-                rows.append(row)  # last in line from now on
+                rows.append(row)  # last in turn from now on
                 self._turn += 1
                 self._served[row[0].place.queue] = self._turn
                 yield from holds
 
     def _first(self, row: Sequence[QueueState], *, alone: bool) -> QueueState | None:
-        """The queue to take from; none as long as a more urgent place may have something.
+        """The place to take from; None while a more urgent place may have messages.
 
-        What runs alone holds up nothing else, and without ``alone`` none of it is taken.
+        A place of suspects holds up no other place, and without ``alone`` none of it is taken.
         """
         for state in row:
             if len(state) and (alone or not state.place.alone):
@@ -225,7 +225,7 @@ class AttachedOwner:
         return None
 
     def _is_empty(self, state: QueueState) -> bool:
-        """Whether the server has nothing in a place either; if we do not know, it is asked."""
+        """Whether the server has no message in a place. If that is unknown, ask the server."""
         if not state.empty and not state.asking:
             state.asking = True
             self._context.thread.do(functools.partial(self._ask, state))
@@ -237,24 +237,24 @@ class AttachedOwner:
         def answer(count: int, why: str) -> None:
             if count:
                 heard(False)
-            elif why:  # what cannot be asked holds up nothing less urgent
+            elif why:  # a place that cannot be asked holds up no other
                 heard(True)
-            else:  # what it has sent us does not count, and may still be on its way
+            else:  # pushed messages do not count, and may be under way
                 self._channel.round_trip(heard)
 
         def heard(empty: bool) -> None:
             with self._lock:
                 if not state.asking or state.arrivals != arrivals:
-                    return  # the line was lost, or something came
+                    return  # the connection was lost, or a message came
                 state.late = False
                 if empty and asked - state.back > _ARRIVES:
                     state.asking, state.empty = False, True
                     self.wake_up.tell()
-                else:  # others may get what is there
+                else:  # other owners may get the messages there
                     again = functools.partial(self._ask_again, state, arrivals)
                     self._context.thread.later(_ASK_AGAIN, again)
 
-        def slow() -> None:  # what does not answer soon holds up no other queue
+        def slow() -> None:  # a slow place holds up no other queue
             with self._lock:
                 if state.asking and state.arrivals == arrivals:
                     state.late = True
@@ -288,8 +288,8 @@ class AttachedOwner:
     def _sure_of(self, settled: list[bool], once: Mapping[int, str]) -> list[bool]:
         """``settled``, but False for a message with ttr=0 that the server may still have.
 
-        The consumer hands such a message on only when the server has forgotten it. ``once`` has
-        the runs of such messages, by place. A message that the server sends again is new to us.
+        The consumer hands such a message on only when the server has forgotten it. ``once`` maps
+        places in ``settled`` to the runs of these messages. A redelivered message is new to us.
         """
         if not once or self._channel.sync(ANSWER_WITHIN):
             return settled
@@ -299,7 +299,7 @@ class AttachedOwner:
         return [done and place not in once for place, done in enumerate(settled)]
 
     def _fetch(self, want: Want, count: int, *, alone: bool) -> list[Lease]:
-        """What is there, for who does not mean to wait; ``alone`` if the step does nothing else."""
+        """Lease ready messages without waiting; ``alone`` if the step does nothing else."""
         fetched: list[Lease] = []
         with self._lock:
             rows = self._rows(want)
@@ -309,7 +309,7 @@ class AttachedOwner:
                     fetched.append(self._lease(hold, machine_time(), wall_time()))
         except BrokerUnavailable:
             if alone and not fetched:
-                raise  # else what was done counts, and who comes again is told
+                raise  # else the reply counts; the next step gets the error
         return fetched
 
     def _touch(self, token: int, seconds: float, now: float) -> bool:
@@ -322,7 +322,7 @@ class AttachedOwner:
 
     def _set_deadline(self, hold: HeldMessage, now: float, seconds: float) -> None:
         hold.deadline = now + seconds
-        if hold.deadline < self._watched:  # its holder may never come back
+        if hold.deadline < self._watched:  # the consumer may never come back
             self._watched = hold.deadline
             self._context.thread.do(lambda: self._context.thread.later(seconds, self._watch))
 
@@ -330,7 +330,7 @@ class AttachedOwner:
         with self._lock:
             now = machine_time()
             if now < self._watched:
-                return  # another timer is set for what is next
+                return  # another timer is set for the next deadline
             self._watched = float("inf")
             self._run_out(now)
             if held := [hold for hold in self._held.values() if hold.deadline]:
@@ -338,12 +338,12 @@ class AttachedOwner:
                 self._set_deadline(first, now, first.deadline - now)
 
     def _run_out(self, now: float) -> None:
-        """Messages whose ttr is over go back."""
+        """Return messages whose ttr is over."""
         if self.owner.kind == "consumer":
             for token, hold in list(self._held.items()):
                 if hold.deadline and hold.deadline <= now:
                     self._let_go(token)
-                    if hold.tag:  # else it is the server's again
+                    if hold.tag:  # else the server has it again
                         self._settlement.close(hold, Verdict(token, Outcome.RETRY, error=RAN_OUT))
 
     def _next_look(self, now: float) -> float:
@@ -355,7 +355,7 @@ class AttachedOwner:
     # -- settling -------------------------------------------------------------------------------
 
     def _acknowledged_once(self, verdicts: Sequence[Verdict]) -> dict[int, str]:
-        """By place of its verdict: the run of each message with ttr=0 that is acknowledged."""
+        """By place of its verdict: the run of each acknowledged message with ttr=0."""
         if self._kinds == ("tasks",):
             return {}
         return {
@@ -367,7 +367,7 @@ class AttachedOwner:
         }
 
     def _settle(self, verdict: Verdict) -> bool:
-        """Close a lease. False: it was lost with its line, or before."""
+        """Settle a lease. False: the lease was lost with its connection, or before."""
         hold = self._held.get(verdict.token)
         if hold is None:
             return False
@@ -382,7 +382,7 @@ class AttachedOwner:
             job.attempt, job.error, hold.changed = job.attempt + 1, verdict.error, True
             return bool(hold.tag)
         self._let_go(verdict.token)
-        if not hold.tag:  # a consumer is told that it was lost, and may undo what it did
+        if not hold.tag:  # a consumer learns of the loss, and may undo its work
             if self.owner.kind != "consumer":
                 self._settlement.remember(hold, verdict)
             return False
@@ -396,10 +396,10 @@ class AttachedOwner:
         hold = self._held.pop(token)
         if hold.tag:
             hold.state.held -= 1
-            if hold.state.resting:  # and so nothing comes in its place
+            if hold.state.resting:  # so no message comes in its place
                 self._credit.rest(hold.state)
 
-    # -- in the line's thread -------------------------------------------------------------------
+    # -- in the connection thread ---------------------------------------------------------------
 
     def _came(self, arrivals: Sequence[Arrival]) -> None:
         with self._lock:
@@ -413,14 +413,14 @@ class AttachedOwner:
                     added = True
                     if state.resting:
                         self._credit.see_to_it()
-                else:  # it was under way when we stopped wanting it
+                else:  # it came after its credit was withdrawn
                     self._settlement.give_back(hold)
             if added and self._credit.hungry and not self._telling:
-                self._telling = True  # once for all that came in one piece
+                self._telling = True  # once for all messages of one piece
                 self._context.thread.do(self._tell_of_all)
 
     def _sent_back(self, places: Sequence[Place]) -> None:
-        """Messages went, by us, to where we may take them from; with the lock."""
+        """Note that we sent messages to places that we take from. The caller has the lock."""
         for place in places:
             for state in self._states.get(place.queue, ()):
                 if state.place.name == place.name:
@@ -429,7 +429,7 @@ class AttachedOwner:
             self.wake_up.tell()
 
     def _lost(self) -> None:
-        """The line is gone, or the channel."""
+        """The connection or the channel is gone: the server has all messages again."""
         with self._lock:
             for state in self._all():
                 state.drop()
@@ -438,7 +438,7 @@ class AttachedOwner:
             self._settlement.lost = {hold.run: hold for hold in self._held.values()}
             running = len(self._held)
             self._credit.see_to_it()
-            if self._credit.hungry:  # which places are empty is to be asked anew
+            if self._credit.hungry:  # ask again which places are empty
                 self.wake_up.tell()
         if running:
             said = "%d jobs go on without a line to rabbitmq; what it hands to others runs twice"

@@ -1,7 +1,7 @@
-"""What failed: looked at, tried again, deleted.
+"""Failed jobs: look at them, try them again, delete them.
 
-It all lies in one place. A look takes messages and gives them back in their order; to find some by
-their ids means to go through the others before them.
+All failed jobs lie in one place. A look takes messages and returns them in their order. A search
+for jobs by their ids reads all messages before them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from tidemill.core.job import Envelope, Record, State, encode_envelope
 __all__ = ["SHOWN_MOST", "DeadLetters"]
 
 SHOWN_MOST = 10_000
-"""Jobs that a look shows: those that failed first."""
+"""The most jobs that a look shows: the jobs that failed first."""
 
 PIECE_COUNT, PIECE_BYTES = 1000, 16_000_000
-"""Messages, and bytes of what takes their places, that an act has in memory at most."""
+"""The most messages, and bytes of their replacements, that one call keeps in memory."""
 
 _FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2
-"""Seconds that a queue may take until it can be asked, and between two questions."""
+"""Seconds until a new queue must answer, and between two questions."""
 
 _Sent = Callable[[Sequence[Outgoing]], None]
 
 
 class _Piece:
-    """Messages that something takes the place of, and that."""
+    """Some messages and the messages that replace them."""
 
     def __init__(self) -> None:
         self.tags: list[int] = []
@@ -52,22 +52,22 @@ class _Piece:
         self._size = 0
 
     def add(self, tag: int, items: Sequence[Outgoing]) -> None:
-        """One more."""
+        """Add a message and its replacements."""
         self.tags.append(tag)
         self.items += items
         self._size += sum(len(item.body) for item in items)
 
     @property
     def is_full(self) -> bool:
-        """Whether it has to be stored before more is read."""
+        """Whether the piece must be stored before more messages are read."""
         return len(self.tags) >= PIECE_COUNT or self._size >= PIECE_BYTES
 
 
 class DeadLetters:
-    """The place of the failed.
+    """The place of failed jobs.
 
-    ``publish`` returns when the server has what it was given, and ``make_known`` when it has the
-    names of queues.
+    ``publish`` returns when the server has the given messages, and ``make_known`` when it has the
+    names of the queues.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DeadLetters:
         self._shown: list[Record] = []
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
-        """Those that match, the latest first. Later pages are of the look the first one took."""
+        """The matching jobs, the latest first. Later pages use the look of the first page."""
         start = number_of(cursor) if cursor else 0
         if not cursor or not self._shown:
             self._shown = self._look_until(machine_time() + _FORMS_WITHIN)
@@ -97,7 +97,7 @@ class DeadLetters:
         return Page(records)
 
     def _look_until(self, end: float) -> list[Record]:
-        """Look again until that time: RabbitMQ cuts off who asks a queue just being made."""
+        """Look again until that time. RabbitMQ cuts the connection if a queue is in the making."""
         while True:
             try:
                 return self._look()
@@ -113,14 +113,14 @@ class DeadLetters:
         return records[::-1]
 
     def kick(self, ids: Iterable[str]) -> list[bool]:
-        """Make them ready, with fresh attempts and no end. Killed meanwhile, some run twice.
+        """Make jobs ready, with fresh attempts and without expiry. After a kill, some run twice.
 
-        An unreadable message goes back unchanged to the place it came from.
+        An unreadable message goes back unchanged to its place of origin.
         """
         return self._each(ids, self._again)
 
     def delete(self, ids: Iterable[str]) -> list[bool]:
-        """Forget them."""
+        """Delete failed jobs."""
         return self._each(ids, lambda properties, body: [])
 
     def _each(
@@ -128,14 +128,14 @@ class DeadLetters:
         ids: Iterable[str],
         instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
     ) -> list[bool]:
-        """Put something in the place of some, and acknowledge them when the server has it."""
+        """Replace some messages, and acknowledge each when the server has its replacements."""
         wanted, begun = list(ids), list[bool]()
         if not wanted:
             return []
         try:
             return self._each_once(wanted, instead, begun)
-        except BrokerUnavailable:  # the queue may just be being made
-            if begun:  # what was begun is not done twice
+        except BrokerUnavailable:  # the queue may be in the making
+            if begun:  # a call that began to change messages is not repeated
                 raise
             return self._each_once(wanted, instead, begun)
 
@@ -167,7 +167,7 @@ class DeadLetters:
         return [job_id not in left for job_id in wanted]
 
     def _swap(self, server: ShortConnection, piece: _Piece) -> None:
-        """What takes the place of some is stored, and then they are acknowledged."""
+        """Store the replacements of a piece, and then acknowledge its messages."""
         if piece.items:
             self._make_known({item.home.queue for item in piece.items})
             self._publish(piece.items)
@@ -186,7 +186,7 @@ class DeadLetters:
 
 
 def _record(writer: Writer, properties: pika.BasicProperties, body: bytes) -> Record:
-    """A message as the record of what failed; what cannot be read gets an id all the same."""
+    """The record of a failed message. An unreadable message gets an id, too."""
     headers = cast("dict[str, Any]", properties.headers or {})
     death = death_of(headers)
     error = death.why if death else str(headers.get("error") or "")

@@ -1,4 +1,4 @@
-"""What has to be there before something goes to a place: queues, ways, and that workers know it."""
+"""Prepare a place before messages go there: its queues, delay route and notice to workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Destinations"]
 
 
 class Destinations:
-    """Of the places that one line publishes to. All of it runs in the line's thread.
+    """The places that one connection publishes to. All of it runs in the connection thread.
 
-    ``notice`` makes the message that tells workers of a listed place. ``send`` sends such messages,
-    and tells when the server has them.
+    ``notice`` makes the message that tells workers of a listed place. ``send`` sends such messages
+    and calls back when the server has them.
     """
 
     def __init__(
@@ -30,26 +30,26 @@ class Destinations:
         self._noticed: set[str] = set()
 
     def begin_anew(self) -> None:
-        """There is a new connection, which may lead to another server."""
+        """Begin on a new connection, which may lead to another server."""
         self._noticed.clear()
 
     def forget_all(self) -> None:
-        """Somebody deletes queues: nothing is taken for granted any more."""
+        """Forget everything that was declared: somebody deletes queues."""
         self._declarer.forget_all()
         self._noticed.clear()
 
     def has(self, window: PublishWindow) -> bool:
-        """Whether all is there that a window needs."""
+        """Whether everything that a window needs was made."""
         declarer, home = self._declarer, window.home
         told = not home.listed or home.name in self._noticed
         ways = not window.digits or declarer.knows_waits(window.digits)
         return told and ways and declarer.knows(home)
 
     def make(self, window: PublishWindow, then: Answer) -> None:
-        """Make what a window needs."""
+        """Make the queues and the route that a window needs."""
 
         def declared(why: str) -> None:
-            if window.home.listed and not why:  # who hears of a queue may use it at once
+            if window.home.listed and not why:  # after the notice, workers use the queue
                 self._send([self._notice(window.home)], noticed)
             elif why or not window.digits:
                 then(why)

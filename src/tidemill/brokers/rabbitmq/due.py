@@ -1,16 +1,15 @@
-"""How the server itself keeps what is not due: a clock of queues.
+"""Delay queues: the server itself holds delayed jobs until they are due.
 
-A delay is a number of units in the base 32. For each level (what a digit stands for) and each value
-of the digit there is a queue whose messages expire after just that time, and go, by the server's
-own hand, to the exchange of the next lower level: so a message waits once for each of its digits
-that is not 0, and then reaches the queue it is for. Since all messages of a queue wait equally
-long, none stands behind one that waits longer, and there are at most 166 such queues, made when
-first used. A message's routing key tells its way: its digits, highest first, and the place it is
-for.
+A delay is a number of units in the base 32. The level of a digit is its position. Each level and
+each value of the digit have a queue whose messages expire after exactly that time. The server moves
+an expired message to the exchange of the next lower level. So a message waits once for each of its
+digits that is not 0, and then reaches its home. All messages of a queue wait equally long, so no
+message blocks a message that is due earlier. At most 166 delay queues exist; each is made at its
+first use. A message's routing key is its route: its digits, highest first, then its home.
 
     5.0.0.12.0.7.tidemill.tasks.normal.default
 
-What the clock cannot hold at once, 46 days, is sent round again by whoever gets it.
+The longest delay is 46 days. The receiver of a job with a longer delay sends it round again.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from tidemill.brokers.rabbitmq.layout import Place
 __all__ = ["DIGITS", "LEVELS", "DelayQueues", "longest", "split"]
 
 UNIT = 0.01
-"""Seconds: a delay is rounded up to these."""
+"""Seconds of one unit. A delay is rounded up to whole units."""
 
 DIGITS: Final = 32
 LEVELS: Final = 6
 _COARSE = 3600.0
-"""Seconds: from such a delay on the lowest digit is 0: up to 0.32 s more, and a wait less."""
+"""Seconds. From this delay on, the lowest digit is 0: up to 0.32 s later, and one wait less."""
 
 _TOP = 11
-"""The highest digit of the highest level: more milliseconds do not fit into the server's number."""
+"""The highest digit of the highest level. More milliseconds do not fit into the server's number."""
 
 
 def longest() -> float:
-    """Seconds the clock can hold at once."""
+    """The longest delay of the delay queues, in seconds."""
     return UNIT * (int((_TOP + 1) * DIGITS ** (LEVELS - 1)) - 1)
 
 
 def split(seconds: float) -> tuple[int, ...]:
-    """The digits of a delay, highest first; never less than the delay, up to the longest."""
+    """The digits of a delay, highest first. They round the delay up, to the longest at most."""
     units = -int(-min(seconds, longest()) / UNIT // 1)
     if seconds >= _COARSE:
         units = -(-units // DIGITS) * DIGITS
@@ -52,22 +51,22 @@ def split(seconds: float) -> tuple[int, ...]:
 
 
 class DelayQueues:
-    """The names of the clock's queues and exchanges under a prefix."""
+    """The names of the delay queues and their exchanges under a prefix."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
     def route(self, digits: tuple[int, ...], home: str) -> tuple[str, str]:
-        """(exchange, routing key) for a message that is to be at ``home`` after that time."""
+        """(exchange, routing key) for a message that reaches ``home`` after that delay."""
         first = next(i for i, digit in enumerate(digits) if digit)
         return self.exchange(LEVELS - 1 - first), ".".join([*map(str, digits), home])
 
     def exchange(self, level: int) -> str:
-        """The exchange of a level; below the lowest that of what is due."""
+        """The exchange of a level; below level 0, the exchange of the due jobs."""
         return f"{self._prefix}.delay.{level}" if level >= 0 else f"{self._prefix}.due"
 
     def waits(self, digits: tuple[int, ...]) -> list[tuple[Place, int, int]]:
-        """The queues a message goes through: each with its level and digit."""
+        """The queues that a message passes, each with its level and digit."""
         levels = range(LEVELS - 1, -1, -1)
         return [
             (self._queue(level, digit), level, digit)
@@ -76,7 +75,7 @@ class DelayQueues:
         ]
 
     def all_waits(self) -> list[Place]:
-        """All queues there may be, longest waits first."""
+        """All delay queues that can exist, longest waits first."""
         return [
             self._queue(level, digit)
             for level in range(LEVELS - 1, -1, -1)
@@ -84,10 +83,10 @@ class DelayQueues:
         ]
 
     def left(self, place: Place, key: str) -> tuple[float, float]:
-        """Seconds that a message with this key, in this queue, has still to wait: from, to.
+        """The least and the most seconds that a message with this key, in this queue, still waits.
 
         Raises:
-            ValueError: it has lost its way.
+            ValueError: the routing key lacks digits of the lower levels.
         """
         level, digit = map(int, place.name.rsplit(".", 2)[1:])
         below = map(int, key.split(".", LEVELS)[LEVELS - level : LEVELS])
@@ -100,7 +99,7 @@ class DelayQueues:
             "x-queue-type": "quorum",
             "x-message-ttl": milliseconds,
             "x-dead-letter-exchange": self.exchange(level - 1),
-            # It is gone here only when it has arrived there; only quorum queues can do that.
+            # The message stays here until it has arrived there; only quorum queues can do so.
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
@@ -108,15 +107,15 @@ class DelayQueues:
 
     @staticmethod
     def binding(level: int, digit: int) -> str:
-        """The pattern of the messages of a level that have this digit there."""
+        """The binding pattern of the messages that have this digit at this level."""
         return ".".join([*["*"] * (LEVELS - 1 - level), str(digit), "#"])
 
     @staticmethod
     def arrival(home: str) -> str:
-        """The pattern of the messages for a place, when they are due."""
+        """The binding pattern of the due messages for a place."""
         return ".".join([*["*"] * LEVELS, home])
 
 
 def _seconds(level: int) -> float:
-    """What a digit of 1 stands for."""
+    """Seconds of the digit 1 at a level."""
     return float(DIGITS**level * UNIT)

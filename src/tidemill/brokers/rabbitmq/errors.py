@@ -1,4 +1,4 @@
-"""What went wrong with the server, in one sentence."""
+"""Errors of the server, each as one sentence for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFUSED = (ProbableAuthenticationError, ProbableAccessDeniedError, Incompatible
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An error and those it was made of; pika wraps what a connection failed of several times."""
+    """An error and its causes. Pika wraps the cause of a failed connection several times."""
     found = [error]
     for inner in getattr(error, "exceptions", ()) or ():
         found += _causes(inner)
@@ -43,7 +43,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def _of_tls(cause: BaseException) -> str:
-    """What is wrong with the certificates, or with TLS at all."""
+    """The sentence for an error of certificates or of TLS; empty for other errors."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         why = cause.verify_message.rstrip(".")
         hint = "" if "mismatch" in why else " (tls_ca= in the url says who may sign it)"
@@ -57,12 +57,12 @@ def _of_tls(cause: BaseException) -> str:
 
 
 def _was_cut(causes: list[BaseException]) -> bool:
-    """Whether TLS ended without a reason: the alert of a busy server may not arrive."""
+    """Whether TLS ended without a reason. The alert of a busy server may not arrive."""
     return any("EOF occurred in violation" in str(cause) for cause in causes)
 
 
 def with_grant(why: str, settings: Settings) -> str:
-    """What the server says, with the command that grants the right if the user lacks one."""
+    """The server's text, with the command that grants a right if the user lacks that right."""
     if not why.startswith(_NO_RIGHT):
         return why
     prefix = re.escape(settings.prefix.partition(".")[0])
@@ -72,7 +72,7 @@ def with_grant(why: str, settings: Settings) -> str:
 
 
 def sentence(error: BaseException, settings: Settings) -> str:
-    """Why the server is not there."""
+    """The reason why the server cannot be used."""
     causes = _causes(error)
     where = settings.where
     for cause in causes:

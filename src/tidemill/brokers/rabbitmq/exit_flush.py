@@ -1,7 +1,7 @@
 """Flush the brokers of a process that ends without closing them.
 
-The thread of a line writes acknowledgements. The interpreter does not wait for that thread. So the
-server would hand out again the messages that the process acknowledged last.
+A connection thread writes acknowledgements. The interpreter does not wait for that thread. Without
+a flush, the server would hand out again the messages that the process acknowledged last.
 """
 
 from __future__ import annotations

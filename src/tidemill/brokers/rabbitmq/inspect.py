@@ -1,4 +1,4 @@
-"""What ``tidemill info`` shows of a RabbitMQ server."""
+"""The facts that ``tidemill info`` shows of a RabbitMQ server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["describe"]
 def describe(
     settings: Settings, names: Names, server: Mapping[str, str], blocked: str
 ) -> dict[str, Any]:
-    """Describe a server, which says of itself what ``server`` has."""
+    """Describe a server. ``server`` has the properties that the server reports."""
     version = server.get("version", "")
     waits = [*DelayQueues(settings.prefix).all_waits(), *TimerQueues(names).all()]
     with short_connection(settings) as there:

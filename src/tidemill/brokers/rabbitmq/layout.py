@@ -1,20 +1,20 @@
-"""What lies where on the server: names of queues and exchanges, and what they are declared with.
+"""The layout of the server: names of queues and exchanges, and the arguments that declare them.
 
-    PREFIX.tasks.normal.QUEUE      jobs of a queue that are ready; high and low beside it
-    PREFIX.tasks.suspect.QUEUE     such as may be what brought their workers down
+    PREFIX.tasks.normal.QUEUE      ready jobs of a queue; likewise tasks.high and tasks.low
+    PREFIX.tasks.suspect.QUEUE     suspects: jobs that may have killed their workers
     PREFIX.messages.normal.QUEUE   raw messages, likewise
     PREFIX.tasks.classic.QUEUE     with queues=classic: one queue, with priorities
-    PREFIX.failed                  what failed for good, for a human
+    PREFIX.failed                  jobs that failed for good, for a human
     PREFIX.queues                  a stream: the names of all queues that were ever used
-    PREFIX.moved.MARK              how far a store has come that moves here (:mod:`.transfer_in`)
-    PREFIX.delay.LEVEL.DIGIT       what is not due yet (:mod:`.due`)
-    PREFIX.delay.LEVEL, PREFIX.due exchanges between those
-    PREFIX.timer.LEVEL             what is not due yet, where workers keep time
-                                   (:mod:`.timer_queues`); PREFIX.timers: which are in use
+    PREFIX.moved.MARK              the progress of a store that moves here (:mod:`.transfer_in`)
+    PREFIX.delay.LEVEL.DIGIT       delayed jobs, if the server keeps time (:mod:`.due`)
+    PREFIX.delay.LEVEL, PREFIX.due exchanges between the delay queues
+    PREFIX.timer.LEVEL             delayed jobs, if workers keep time (:mod:`.timer_queues`)
+    PREFIX.timers                  the timer queues in use
 
-Of what a store has carried the prefix goes on with what stands for that store.
+For the jobs of a carried store, the prefix also has a digest of that store.
 
-A queue of the server is called a *place* here, since a queue of ours has several.
+A queue of the server is called a *place* here, since a queue of tidemill has several places.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["NEVER", "Names", "Place", "is_pattern", "safe", "server_priority"]
 _KINDS, _BANDS = ("tasks", "messages"), ("high", "normal", "low")
 
 CLASSIC_PRIORITIES = 20
-"""The highest of a classic queue; 10 is our 0, and ten of ours make one of these."""
+"""The highest priority of a classic queue. 10 is our priority 0; ten of our priorities make one."""
 
 FAILED_KEPT, FAILED_MOST = 30 * 86400.0, 100_000
-"""Seconds and messages the place of the failed keeps; the oldest go first."""
+"""Seconds and messages that the place of failed jobs keeps; the oldest go first."""
 
 NEVER = 1_000_000_000
-"""Deliveries after which the server drops a message. Only where there is such a limit what is given
-back goes to the front, in the order in which it is; else it goes to the end."""
+"""Deliveries after which the server drops a message. Only with a delivery limit, returned messages
+go to the front of the queue, in their order. Without a limit they go to the end."""
 
 _STREAM_BYTES, _SEGMENT_BYTES = 4_000_000, 500_000
 
@@ -48,13 +48,13 @@ class Place(msgspec.Struct, frozen=True):
     """A queue of the server.
 
     Attributes:
-        name: on the server.
-        arguments: what it is declared with.
-        older: what earlier releases declared it with; the server changes no queue that is there.
-        queue, kind: whose it is; the kind is tasks or messages.
-        due: it is bound to the exchange of what has come due.
-        alone: each of its jobs is run alone.
-        listed: workers serve it when they are told of it (:mod:`.timer_queues`).
+        name: its name on the server.
+        arguments: the arguments that declare the place.
+        older: the arguments of earlier releases; the server changes no existing queue.
+        queue, kind: its queue, and the kind of its jobs: ``tasks`` or ``messages``.
+        due: whether the place is bound to the exchange of the due jobs.
+        alone: whether each of its jobs runs alone.
+        listed: whether workers serve the place only after a notice (:mod:`.timer_queues`).
     """
 
     name: str
@@ -88,11 +88,11 @@ class Names(msgspec.Struct, frozen=True):
         return [self.suspect(queue), *bands] if kind == "tasks" else bands
 
     def suspect(self, queue: str) -> Place:
-        """Where tasks wait that are to run alone."""
+        """The place of tasks that must run alone."""
         return self._place(queue, "tasks", "suspect")
 
     def home(self, job: Envelope) -> Place:
-        """Where a job waits that is ready."""
+        """The place of a job when it is ready."""
         kind = "messages" if job.is_message else "tasks"
         if self.classic:
             return self._place(job.queue, kind, "classic")
@@ -104,7 +104,7 @@ class Names(msgspec.Struct, frozen=True):
         return _place_of(self, queue, kind, band)
 
     def named(self, name: str) -> Place | None:
-        """The place of this name on the server; None when no job is ready there."""
+        """The place with this name on the server; None for a place without ready jobs."""
         parts = name.removeprefix(f"{self.prefix}.").split(".", 2)
         if len(parts) < 3 or parts[0] not in _KINDS or is_pattern(name):
             return None
@@ -116,19 +116,19 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> Place:
-        """Where what failed is kept."""
+        """The place of the failed jobs."""
         arguments = {
             "x-queue-type": "quorum",
             "x-message-ttl": int(FAILED_KEPT * 1000),
             "x-max-length": FAILED_MOST,
-            # A look counts as a delivery, and there may be many before anybody acts.
+            # Each look counts as a delivery, and people may look many times before they act.
             "x-delivery-limit": NEVER,
         }
         return Place(f"{self.prefix}.failed", arguments)
 
     @property
     def registry(self) -> Place:
-        """The stream of names."""
+        """The stream of queue names."""
         arguments = {
             "x-queue-type": "stream",
             "x-max-length-bytes": _STREAM_BYTES,
@@ -150,11 +150,11 @@ def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
 
 
 def safe(failed: Place) -> dict[str, Any]:
-    """What keeps a policy of the server from destroying jobs that were accepted.
+    """Arguments that keep a server policy from destroying accepted jobs.
 
-    A full queue refuses new jobs and drops none. What the server takes out of a queue goes to the
-    failed jobs. It does so at most once: with ``at-least-once`` a queue can lose its leader for
-    good when nodes come and go, and then all of its jobs wait.
+    A full queue refuses new jobs and drops none. A message that the server takes out goes to the
+    failed jobs, at most once. With ``at-least-once`` a queue can lose its leader for good when
+    nodes come and go, and then all of its jobs wait.
     """
     return {
         "x-overflow": "reject-publish",
@@ -164,8 +164,8 @@ def safe(failed: Place) -> dict[str, Any]:
 
 
 def server_priority(rank: int) -> int:
-    """The priority a job has in a classic queue: 0 to 20, higher first."""
+    """The priority of a job in a classic queue: 0 to 20, higher first."""
     priority = max(-100.0, min(100.0, priority_of(rank)))
-    step = -(-abs(priority) // 10)  # whatever is above 0 is above it there, too
+    step = -(-abs(priority) // 10)  # a priority above 0 stays above the middle
     middle = CLASSIC_PRIORITIES // 2
     return int(middle + step if priority > 0 else middle - step)

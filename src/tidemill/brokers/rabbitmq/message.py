@@ -1,12 +1,15 @@
 """A job as the server carries it.
 
-The body is the envelope, as every broker has it. What changes from run to run stands in headers,
-which a new job does not have: ``attempt`` (runs so far), ``error`` (how the last one ended),
-``home`` (where it goes when it is due, if workers keep its time: :mod:`.timer_queues`),
-``due`` (milliseconds of wall time until when it waits, for who takes it out of the clock), ``rest``
-(milliseconds it is to wait beyond what the clock holds at once), ``losses`` (one more than how
-often its worker died since it is held to be why, and runs alone), ``handed`` (how often it may have
-brought its worker down before this message was written).
+The body is the envelope, in the form of every broker. Headers hold the facts that change from run
+to run. A new job without a delay has no headers.
+
+    attempt   runs so far
+    error     the error of the last run
+    home      the place of the due job, if workers keep its time (:mod:`.timer_queues`)
+    due       wall time in ms at which its wait ends, for readers of delayed jobs
+    rest      ms that remain beyond the longest delay of the delay queues
+    losses    for a suspect, which runs alone: 1 + the deaths of its workers since then
+    handed    how often the job may have killed its worker before this message was written
 """
 
 from __future__ import annotations
@@ -35,15 +38,15 @@ __all__ = ["Carried", "Writer", "read"]
 _ERROR_MOST = 2000
 
 _TASK_MOST = 60
-"""Characters of a task's name that a message shows to people: the server has room for 255 bytes."""
+"""Characters of a task's name that a message shows to people. The server has room for 255 bytes."""
 
 
 class Carried(msgspec.Struct):
-    """A job that came, or goes, with what has happened to it.
+    """A job from a message or for a message, with the history of its runs.
 
-    ``deliveries`` is how often the server handed it out before, whatever came of it. ``run`` tells
-    its message from every other: the server's copies of one message are one run of the job. ``due``
-    is what its message says; 0 where that says nothing.
+    ``deliveries`` counts how often the server handed out the message before. ``run`` identifies the
+    message: the server's copies of one message are one run of the job. ``due`` is the wall time in
+    the message, in seconds, or 0 without that header.
     """
 
     envelope: Envelope
@@ -59,9 +62,9 @@ class Carried(msgspec.Struct):
 
 
 class Writer:
-    """Makes messages of jobs, each with a number that no other has.
+    """Makes messages from jobs. Each message has a unique number.
 
-    ``by_workers`` says whether workers keep the time of delayed jobs, or the server.
+    ``by_workers`` tells whether workers keep the time of delayed jobs, instead of the server.
     """
 
     def __init__(
@@ -76,11 +79,11 @@ class Writer:
 
     @property
     def failed(self) -> Place:
-        """Where what failed is kept."""
+        """The place of the failed jobs."""
         return self._names.failed
 
     def write(self, job: Carried, delay: float = 0.0, now: float = 0.0) -> Outgoing:
-        """A job that is to be ready ``delay`` seconds after ``now``, in wall time."""
+        """The message of a job that becomes ready ``delay`` seconds after ``now``, in wall time."""
         home = self._names.home(job.envelope)
         if job.losses:
             home = self._names.suspect(job.envelope.queue)
@@ -108,11 +111,11 @@ class Writer:
         return Outgoing(exchange, key, self._properties(job, headers), job.encoded, home, digits)
 
     def write_new(self, job: Envelope, delay: float, now: float = 0.0) -> Outgoing:
-        """A job that was just put."""
+        """The message of a job that was just put."""
         return self.write(Carried(job, encode_envelope(job)), delay, now)
 
     def write_failed(self, job: Carried, reason: str, when: float = 0.0) -> Outgoing:
-        """A failed job with its reason; it failed at ``when``, or now if that is 0."""
+        """The message of a failed job with its reason. It failed at ``when``; 0 means now."""
         home: Place = self._names.failed
         headers = {
             "attempt": job.attempt,
@@ -125,17 +128,17 @@ class Writer:
     def write_unreadable(
         self, place: Place, properties: pika.BasicProperties, body: bytes, why: str
     ) -> Outgoing:
-        """A message that nobody here can read, kept for a human as it came to a place."""
+        """A copy of an unreadable message, which the failed jobs keep unchanged for a human."""
         ours = {"error": why[:_ERROR_MOST], "queue": place.queue, "place": place.name}
         return self._copy(properties, body, ours, self._names.failed)
 
     def write_again(self, properties: pika.BasicProperties, body: bytes) -> Outgoing | None:
-        """The same message for the place that it came from; None when nobody knows that place."""
+        """A copy of a message for its place of origin; None when that place is unknown."""
         place = self.origin(cast("dict[str, Any]", properties.headers or {}))
         return None if place is None else self._copy(properties, body, {}, place)
 
     def origin(self, headers: Mapping[str, Any]) -> Place | None:
-        """The place that a failed message came from, as far as its headers say."""
+        """The place that a failed message came from, if its headers name that place."""
         death = death_of(headers)
         return self._names.named(death.place if death else str(headers.get("place") or ""))
 
@@ -143,7 +146,7 @@ class Writer:
         self, source: pika.BasicProperties, body: bytes, ours: dict[str, Any], home: Place
     ) -> Outgoing:
         headers = {**without_traces(source.headers or {}), **ours}
-        for name in ("CC", "BCC"):  # further queues, which have had theirs
+        for name in ("CC", "BCC"):  # further queues, which already got the message
             headers.pop(name, None)
         properties = pika.BasicProperties(
             content_type=source.content_type,
@@ -177,10 +180,10 @@ class Writer:
 
 
 def read(properties: Properties, body: bytes, *, redelivered: bool) -> Carried:
-    """What a message says.
+    """Read the job of a message.
 
     Raises:
-        msgspec.DecodeError: it is none of ours.
+        msgspec.DecodeError: the message is not from tidemill.
     """
     envelope = decode_envelope(body)
     if isinstance(properties, bytes):

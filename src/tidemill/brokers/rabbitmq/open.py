@@ -1,4 +1,4 @@
-"""Opening an ``amqp://`` URL, to use its jobs or only to look at them."""
+"""Open an ``amqp://`` URL, to use its jobs or only to look at them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["open_url", "read_url"]
 
 
 def open_url(url: Url) -> Broker:
-    """The broker of a URL; with ``store=`` one that carries what is ready in that store."""
+    """The broker of a URL. With ``store=`` it carries the ready jobs of that store."""
     return _open(url, reading=False)
 
 
 def read_url(url: Url) -> Broker:
-    """The same to look at the store, which is opened as its own broker opens it to be read."""
+    """The broker of a URL for reading. The store's own broker opens the store for reading."""
     return _open(url, reading=True)
 
 

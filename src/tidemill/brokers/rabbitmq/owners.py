@@ -1,4 +1,4 @@
-"""What the owners of one process share."""
+"""The objects that the owners of one process share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OwnerContext"]
 
 
 class OwnerContext(msgspec.Struct, frozen=True):
-    """What the owners of a process share."""
+    """The objects that the owners of a process share."""
 
     thread: ConnectionThread
     declarer: Declarer

@@ -1,7 +1,7 @@
-"""Which policies of the server can destroy accepted jobs: for ``tidemill doctor``.
+"""Policies of the server that can destroy accepted jobs: for ``tidemill doctor``.
 
-AMQP tells nobody about policies, so they are read from the management plugin. AMQP does tell
-whether a queue was declared by an earlier release, without what keeps its jobs from policies.
+AMQP does not report policies, so they are read from the management plugin. AMQP does report whether
+an earlier release declared a queue, without the arguments that protect its jobs from policies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["examine", "of_delays", "of_policies", "of_version"]
 _PORT, _TLS_PORT = 15672, 15671
 
 _WITHIN = 3.0
-"""Seconds that the management plugin has to answer."""
+"""Seconds within which the management plugin must answer."""
 
 _COLUMNS = "name,arguments,policy,operator_policy,effective_policy_definition"
 
@@ -36,7 +36,7 @@ Rows = list[dict[str, Any]]
 def examine(
     settings: Settings, names: Names, queues: Iterable[str], version: str
 ) -> ServerPolicies:
-    """What can destroy jobs of these queues, and all others under the prefix, or hold them up."""
+    """Find dangers for jobs of these queues and of all others under the prefix: loss or delay."""
     rows: Rows | None = None
     seen = ""
     for base in _addresses(settings):
@@ -54,7 +54,7 @@ def examine(
 
 
 def of_version(settings: Settings, version: str) -> Iterator[Danger]:
-    """What a cluster of this version does wrong when it loses a node."""
+    """The dangers of a cluster of this version that loses a node."""
     if len(settings.hosts) > 1 and not (forwards(version) or by_workers(settings, version)):
         text = f"a cluster of RabbitMQ {version} that loses a node can hold up delayed jobs"
         advice = "take delays=server out of the url, or update to RabbitMQ 3.12.5 or later"
@@ -62,7 +62,7 @@ def of_version(settings: Settings, version: str) -> Iterator[Danger]:
 
 
 def of_delays(settings: Settings, version: str) -> str:
-    """Who keeps the time of delayed jobs, if it is not the server."""
+    """A notice that workers keep the time of delayed jobs; empty when the server does."""
     if not by_workers(settings, version):
         return ""
     return f"workers keep the time of delayed jobs (RabbitMQ {version}): without one they wait"
@@ -77,10 +77,10 @@ def _addresses(settings: Settings) -> list[str]:
 
 
 def _read(settings: Settings, base: str, names: Names) -> Rows:
-    """The queues under the prefix with the policy that is in force for each.
+    """The queues under the prefix, each with its policy in force.
 
     Raises:
-        OSError, ValueError: the plugin does not tell.
+        OSError, ValueError: the plugin does not report the policies.
     """
     import urllib.parse
     import urllib.request
@@ -103,11 +103,11 @@ def _read(settings: Settings, base: str, names: Names) -> Rows:
     return ours
 
 
-# -- what policies do -----------------------------------------------------------------------------
+# -- harm by policies -----------------------------------------------------------------------------
 
 
 def of_policies(rows: Rows, names: Names) -> Iterator[Danger]:
-    """What the policies in force for these queues can destroy; rows as the plugin tells them."""
+    """The dangers of the policies in force for these queues; the rows are from the plugin."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         name, policy = str(row["name"]), str(row.get("policy") or row.get("operator_policy"))
@@ -132,7 +132,7 @@ _FORGETS_MOVE = "forgets how far a move came"
 
 
 def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str, str]]:
-    """The settings of a queue's policy that do harm, and what each does."""
+    """The harmful settings of a queue's policy, each with its harm."""
     policy: Mapping[str, Any] = row.get("effective_policy_definition") or {}
     arguments: Mapping[str, Any] = row.get("arguments") or {}
     kind = name.partition(".")[0]
@@ -163,7 +163,7 @@ def _harm_to_jobs(
     policy: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     if "x-dead-letter-exchange" in arguments or "dead-letter-exchange" in policy:
-        return  # what is taken out is kept among the failed
+        return  # messages that the server takes out go to the failed jobs
     yield from ((key, _DROPS) for key in _TAKES_OUT if key in policy)
     overflow = arguments.get("x-overflow") or policy.get("overflow")
     if overflow != "reject-publish":
@@ -196,7 +196,7 @@ def _of_older(settings: Settings, names: Names, older: list[str]) -> Danger:
 
 
 def _keeping(names: Names) -> dict[str, str]:
-    """What a policy says to keep the jobs of such queues."""
+    """The policy settings that protect the jobs of such queues."""
     return {
         "overflow": "reject-publish",
         "dead-letter-exchange": "",

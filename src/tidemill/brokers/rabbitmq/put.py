@@ -1,9 +1,9 @@
-"""Publishing with confirms: batches from any thread, over one connection, with a window per queue.
+"""Publish with confirms: batches from any thread, over one connection, with a window per queue.
 
-A batch is done when the server has confirmed all of it. What was sent and not confirmed when a line
-breaks is sent again over the next, and nothing else: that may then be there twice, and never not at
-all. What no queue took (it was deleted under us) comes back, the queue is made again, and it is
-sent again. A place that cannot be made, or does not answer, holds up what goes there and no more.
+A batch is done when the server has confirmed all of it. After a connection breaks, only messages
+that were sent and not confirmed are sent again. So a message may be stored twice, but never lost.
+A message comes back if its queue was deleted. Then the queue is made again, and the message is sent
+again. A place that cannot be made, or does not answer, holds up only its own messages.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ __all__ = ["Outgoing", "Publisher"]
 log = logging.getLogger("tidemill.rabbitmq")
 
 _TURN = 64
-"""Messages that one window sends before the others have their turn."""
+"""Messages that one window sends before the other windows have their turn."""
 
 _REVIEW, _UNSURE = 0.25, 0.5
-"""Seconds, at most, between two looks whether a put has waited for its patience; and seconds beyond
-that patience in which a refused put waits for missing answers."""
+"""Seconds, at most, between two checks of a put's patience; and seconds beyond the patience that a
+refused put waits for missing answers."""
 
 _STUCK = 3.0
-"""Seconds without an answer after which what a window has under way leaves room for others."""
+"""Seconds without an answer after which a window's messages under way leave room for others."""
 
 _UNFIT = 406
-"""The code of what the server says of a message that it never takes: one that is too large."""
+"""The server's code for a message that it never takes, because the message is too large."""
 
 _TRIES, _REOPEN = 3, 0.5
-"""So often a batch is sent when the server closes the channel, which may be another's fault; and
-seconds until a channel is opened again that the server closed as soon as it was open."""
+"""Tries of a batch whose channel the server closes, maybe because of another batch; and seconds
+until a channel is opened again that the server closed at once."""
 
 
 class Publisher:
-    """Publishes over one line."""
+    """Publishes over one connection."""
 
     def __init__(
         self, thread: ConnectionThread, declarer: Declarer, notice: Callable[[Place], Outgoing]
@@ -80,27 +80,27 @@ class Publisher:
         self._windows = PublishWindows()
         self._stuck = 0  # messages under way that leave room for others
         self._closed = self._pumping = False
-        self._listeners: list[Event] = []  # who wants to know that nothing is under way
+        self._listeners: list[Event] = []  # set when nothing is under way
         self._lock = Lock()
         self._new: deque[Batch] = deque()
-        self._called = False  # the thread was told that there is something to do
+        self._called = False  # the thread was asked to pump
 
     # -- from any thread ------------------------------------------------------------------------
 
     def put(
         self, items: Sequence[Outgoing], patience: float, *, began: float = 0.0, once: bool = False
     ) -> None:
-        """Send, and sleep until the server has them, however many they are.
+        """Send messages, and sleep until the server has them, however many they are.
 
         The put ends when nothing was confirmed for the ``patience``, in seconds. ``began`` is the
         machine time from which the patience counts, 0 for now. A message that a queue refuses is
         sent again until then, but not if ``once``.
 
         Raises:
-            StoreFull: the server lets nobody publish, and none of it was sent.
-            Refused: it never takes this.
-            NoPlace: a queue refused something, cannot be made, or does not answer for so long.
-            BrokerUnavailable: the server does not answer. Each says how much is stored.
+            StoreFull: the server lets nobody publish, and no message was sent.
+            Refused: the server never takes one of the messages.
+            NoPlace: a queue refuses a message, cannot be made, or does not answer for so long.
+            BrokerUnavailable: the server does not answer. Each error says how much is stored.
         """
         batch = Batch(items, None, began or machine_time(), once=once)
         if not self._thread.is_up:
@@ -114,11 +114,11 @@ class Publisher:
             raise batch.trouble
 
     def send(self, items: Sequence[Outgoing], then: Callable[[], None]) -> None:
-        """Send; ``then`` is called in the line's thread when the server has them, however late."""
+        """Send; the connection thread calls ``then`` when the server has them, however late."""
         self._submit(Batch(items, then, machine_time()))
 
     def flush(self, patience: float) -> bool:
-        """Sleep until all that was sent before is confirmed; False when it takes longer."""
+        """Sleep until all earlier messages are confirmed; False when that takes longer."""
         quiet = Event()
         if not self._thread.is_up:
             return False
@@ -131,7 +131,7 @@ class Publisher:
         return quiet.wait(patience)
 
     def close(self) -> None:
-        """Nobody waits any longer."""
+        """End all batches: nobody waits any longer."""
 
         def leave() -> None:
             self._closed = True
@@ -155,20 +155,20 @@ class Publisher:
             self._called = True
             self._thread.do(self._pump)
 
-    # -- of the line ----------------------------------------------------------------------------
+    # -- called by the connection thread --------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
         self._connection = connection
         self._readiness.begin_anew()
         self._heartbeat.begin(connection)
         self._open_main()
-        self._pump()  # what is to be made, or tried
+        self._pump()  # makes places, and checks them
 
     def unblocked(self) -> None:
         self._pump()
 
     def lost(self, why: str) -> None:
-        """What was under way is to be sent again, before anything else and in its order."""
+        """Queue the messages under way again, before all others and in their order."""
         channels = self._channels()
         self._connection = self._main = None
         self._checks.forget()
@@ -188,10 +188,10 @@ class Publisher:
         self._send_first(channel) if channel.destination else self._pump()
 
     def channel_closed(self, channel: ConfirmChannel, code: int, why: str) -> None:
-        """The server refused something we published; the line itself may be well."""
+        """The server refused a message and closed the channel. The connection may be well."""
         why = with_grant(why, self._thread.settings)
         log.error("rabbitmq closed the channel of what we publish: %s", why)
-        self._readiness.forget_all()  # somebody may have deleted what we publish to
+        self._readiness.forget_all()  # somebody may have deleted our queues
         soon = not channel.sent
         for batch in {id(batch): batch for _, batch, _ in channel.sent.values()}.values():
             batch.tries += 1
@@ -201,7 +201,7 @@ class Publisher:
         self._drop_channel(channel, _REOPEN if soon or channel.destination else 0.0)
 
     def _drop_channel(self, channel: ConfirmChannel, pause: float) -> None:
-        """Have a channel no more; what was under way over it is sent again."""
+        """Drop a channel. The messages under way over that channel are sent again."""
         windows = self._take_back(channel)
         if channel is self._main:
             self._main = None
@@ -232,11 +232,11 @@ class Publisher:
     # -- sending --------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send as much as may be under way."""
+        """Send as many messages as may be under way."""
         with self._lock:
             self._called = False
         if self._pumping:
-            return  # called from within, which goes on anyway
+            return  # the outer call goes on anyway
         self._pumping = True
         try:
             self._take_in()
@@ -261,7 +261,7 @@ class Publisher:
             self._checks.enter(window, self._connection, self)
 
     def _take_in(self) -> None:
-        """What is new goes to the end of its windows."""
+        """Add new batches to the ends of their windows."""
         now = machine_time()
         while self._new:
             batch = self._new.popleft()
@@ -288,15 +288,15 @@ class Publisher:
         window.under_way += count
         channel.send(some)
 
-    # -- making and trying ----------------------------------------------------------------------
+    # -- making and checking --------------------------------------------------------------------
 
     def _prepare(self, window: PublishWindow) -> None:
-        """Make what a window needs; the others go on."""
+        """Make the queues that a window needs. Other windows go on."""
         window.halted = True
         self._readiness.make(window, functools.partial(self._prepared, window))
 
     def _prepared(self, window: PublishWindow, why: str) -> None:
-        if not why or not self._thread.is_up:  # for want of a line it is not its fault
+        if not why or not self._thread.is_up:  # a lost connection is no fault of the place
             self._resume(window)
             return
         if not window.why:
@@ -311,7 +311,7 @@ class Publisher:
         self._halt(window, window.next_pause())
 
     def _halt(self, window: PublishWindow, pause: float) -> None:
-        """Send nothing to a place for a while."""
+        """Send nothing to a place until the pause is over."""
         window.halted = True
         self._thread.later(pause, functools.partial(self._resume, window))
 
@@ -331,7 +331,7 @@ class Publisher:
         for window in self._checks.end(channel):
             self._windows.settle(window)
 
-    # -- hearing --------------------------------------------------------------------------------
+    # -- answers --------------------------------------------------------------------------------
 
     def channel_answered(self, channel: ConfirmChannel, answers: list[Answer]) -> None:
         now, windows = machine_time(), dict[str, PublishWindow]()
@@ -374,7 +374,7 @@ class Publisher:
             window.back.append((batch, item, False))
 
     def _refused(self, window: PublishWindow, batch: Batch, item: Outgoing) -> None:
-        """A queue is full, or has no majority: the message is sent again, if it may be."""
+        """A queue is full, or has no majority. Send the message again, unless ``once``."""
         if batch.once:
             if not batch.is_over:
                 self._end_refused(window, batch)
@@ -388,19 +388,19 @@ class Publisher:
             self._halt(window, window.next_pause())
 
     def _end_refused(self, window: PublishWindow, batch: Batch) -> None:
-        """Send no more of a batch; it ends when all that is under way was answered."""
+        """Send no more of a batch. It ends when all its messages under way were answered."""
         batch.refusal = f"rabbitmq at {self._where}: the queue {window.home.name} {REFUSED}"
         self._windows.drop(batch)
 
     def _owes(self) -> bool:
-        """Whether there is something to be answered; what does not move makes room."""
+        """Whether answers are due. Messages under way without answers leave room for others."""
         late = machine_time() - _STUCK
         stuck = sum(window.under_way for window in self._windows if window.moved <= late)
         main = self._main
         if main is not None and main.sent:
             main.quiet += 1
             if main.quiet > DEAD and len({id(window) for window, _, _ in main.sent.values()}) > 1:
-                main.close()  # it waits for one of them with the others
+                main.close()  # one silent queue holds up the others
                 self._drop_channel(main, 0.0)
         if stuck != self._stuck:
             self._stuck = stuck
@@ -414,7 +414,7 @@ class Publisher:
         return [channel for channel in channels if channel is not None]
 
     def _review(self, batch: Batch, patience: float) -> None:
-        """Give up a batch of which a part had no answer for so long."""
+        """Give up a batch if a part of it had no answer for the patience."""
         self._take_in()
         since = machine_time() - patience
         sent = [one for channel in self._channels() for one in channel.sent.values()]
@@ -439,7 +439,7 @@ class Publisher:
     def _give_up(
         self, batch: Batch, why: str = "", kind: type[TidemillError] = BrokerUnavailable
     ) -> None:
-        """Tell who waits how much is stored; what is under way may be."""
+        """End a batch, and say how much is stored. Messages under way may be stored, too."""
         if batch.done.is_set():
             return
         if batch.refusal:

@@ -2,9 +2,9 @@
 
 See :mod:`.queue_registry`.
 
-Once before the first job goes to a queue, so that no job is kept where nobody looks; and then every
-hour, since the stream keeps the last names only, and a queue may wait for days until it is used
-again.
+The announcer writes a name before the first job goes to the queue, so that workers find the job. It
+writes the name again every hour. The stream keeps only the latest names, and a queue may be unused
+for days.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tidemill.brokers.rabbitmq.queue_registry import Registry
 __all__ = ["Announcer"]
 
 _EVERY = 3600.0
-"""Seconds after which names are written once more."""
+"""Seconds after which the announcer writes the names again."""
 
 _MOST = 10_000
-"""Names that are remembered: those used first go first."""
+"""Names that the announcer remembers. It forgets the names that were used first."""
 
 
 class Announcer:
-    """Of one process; ``served`` tells what its owners take from."""
+    """The announcer of one process. ``served`` returns the queues that its owners take from."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Announcer:
         self._registry = registry
         self._served = served
         self._used: dict[str, None] = {}
-        self._told: set[str] = set()  # over this line: the next may lead to another server
-        self._comings = 0  # of the line
+        self._told: set[str] = set()  # on this connection: the next may lead to another server
+        self._comings = 0  # ``connects`` of the thread at the last announcement
         self._timing = self._telling = False
 
     def make_known(self, queues: Iterable[str], patience: float, began: float) -> None:
-        """Write the names that are new, and sleep until the server has them: see ``put``."""
+        """Write the new names, and sleep until the server has them: see ``put``."""
         if items := self.entries(queues):
             names = [item.body.decode() for item in items]
             self._publisher.put(items, patience, began=began)
@@ -56,7 +56,7 @@ class Announcer:
                 self._registry.know(name)
 
     def entries(self, queues: Iterable[str]) -> list[Outgoing]:
-        """Messages that make those queues known that may not be."""
+        """Messages that announce the queues which this connection has not announced yet."""
         if self._comings != self._thread.connects:
             self._comings = self._thread.connects
             self._told.clear()
@@ -64,14 +64,14 @@ class Announcer:
         return [self._registry.entry(q) for q in dict.fromkeys(queues) if q not in self._told]
 
     def use(self, queues: Iterable[str]) -> None:
-        """These are used: their names are written for as long as this process lives."""
+        """Mark queues as used: the process writes their names for as long as it lives."""
         for queue in queues:
             if queue not in self._used:
                 self._used[queue] = None
                 if len(self._used) > _MOST:
                     self._used.pop(next(iter(self._used)), None)
 
-    # -- of the line ----------------------------------------------------------------------------
+    # -- called by the connection thread --------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
         if not self._timing:
@@ -79,10 +79,10 @@ class Announcer:
             self._thread.later(_EVERY, self._repeat)
 
     def unblocked(self) -> None:
-        """Nothing waits for that here."""
+        """Do nothing: the announcer does not wait for the server."""
 
     def lost(self, why: str) -> None:
-        """What was under way is the publisher's business."""
+        """Do nothing: the publisher sends its unconfirmed messages again."""
 
     def _repeat(self) -> None:
         self._thread.later(_EVERY, self._repeat)

@@ -1,9 +1,9 @@
-"""Which queues there are: a stream that every queue's name was written to when it was first used.
+"""The registry of queues: a stream with the name of every queue, written at its first use.
 
-The protocol has no way to ask for the names of queues. A stream is a log that everybody reads from
-its start, and goes on hearing: so a worker that serves all queues learns of a new one at once. It
-is read over a line of its own: who reads a stream that is just being made, or whose server has just
-started, has his line closed.
+The protocol cannot list the names of queues. A stream is a log: a reader starts at its beginning
+and then hears of each new entry. So a worker that serves all queues learns of a new queue at once.
+The registry has its own connection. The server closes a connection that reads a stream in the
+making, or a stream of a server that has just started.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("tidemill.rabbitmq")
 _CREDIT = 500
 
 _AGAIN = 1.0
-"""Seconds until a stream that went away is read again."""
+"""Seconds until a lost stream is read again."""
 
 
 class Registry:
@@ -50,13 +50,13 @@ class Registry:
         self._joined = False
 
     def entry(self, queue: str, mark: str = "") -> Outgoing:
-        """The message that makes a name known."""
+        """The message that announces a name."""
         home = self._names.registry
         said = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
         return Outgoing("", home.name, encoded(said), queue.encode(), home)
 
     def listen(self, heard: Callable[[str], None]) -> None:
-        """Tell of every name, those known and those to come."""
+        """Call ``heard`` with every known name and every name to come."""
         with self._lock:
             self._listeners.append(heard)
             known = sorted(self._heard)
@@ -68,17 +68,17 @@ class Registry:
             heard(queue)
 
     def unlisten(self, heard: Callable[[str], None]) -> None:
-        """Tell it nothing more."""
+        """Call ``heard`` no more."""
         with self._lock:
             self._listeners = [one for one in self._listeners if one != heard]
 
     def known(self) -> list[str]:
-        """All that were heard of by now."""
+        """All names heard so far."""
         with self._lock:
             return sorted(self._heard)
 
     def know(self, queue: str) -> None:
-        """A name was announced by ourselves."""
+        """Add a name, and tell the listeners if the name is new."""
         with self._lock:
             new = bool(queue) and queue not in self._heard
             if new:
@@ -88,15 +88,15 @@ class Registry:
             heard(queue)
 
     def read_all(self, publish: Callable[[Outgoing], None], patience: float) -> list[str]:
-        """All names that were ever announced before now.
+        """All names that were announced before this call.
 
         Raises:
-            BrokerUnavailable: the server does not tell them.
+            BrokerUnavailable: the server does not send them.
         """
         mark, seen = uuid.uuid4().hex, Event()
         self._marks[mark] = seen
         try:
-            publish(self.entry("", mark))  # before the stream is read: it is there when it has this
+            publish(self.entry("", mark))  # before the read: the mark proves that the stream exists
             self.listen(_ignore)
             here = seen.wait(patience)
         finally:
@@ -107,11 +107,11 @@ class Registry:
         with self._lock:
             return sorted(self._heard)
 
-    # -- of the line ----------------------------------------------------------------------------
+    # -- called by the connection thread --------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
         if not connection.is_open:
-            return  # another is, or will be
+            return  # another connection is open, or will be
 
         def consume(why: str) -> None:
             if not connection.is_open:
@@ -125,10 +125,10 @@ class Registry:
         self._declarer.declare([self._names.registry], consume)
 
     def unblocked(self) -> None:
-        """Nothing waits for that here."""
+        """Do nothing: the registry publishes nothing on this connection."""
 
     def lost(self, why: str) -> None:
-        """It is read again from its start."""
+        """Do nothing: ``opened`` reads the stream again from its start."""
 
     def _consume(self, connection: pika.SelectConnection, channel: Channel) -> None:
         def again(*_: Any) -> None:  # the stream was deleted, or its leader has moved
@@ -148,7 +148,7 @@ class Registry:
     def _on_name(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:
         channel.basic_ack(method.delivery_tag, multiple=True)
         queue = body.decode(errors="replace")
-        if not is_pattern(queue):  # there is no such queue, whoever announced it
+        if not is_pattern(queue):  # no queue can have this name
             self.know(queue)
         mark = self._marks.get(properties.message_id or "")
         if mark is not None:

@@ -1,4 +1,4 @@
-"""What an owner has of one place: messages the server pushed and nobody leased yet, in order."""
+"""An owner's view of one place: the pushed messages that nobody leased yet, in order."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tidemill.core.job import DEFAULT_TTR
 __all__ = ["HeldMessage", "QueueState", "rounded"]
 
 CREDIT_MOST, _EXACT = 4096, 4
-"""The most credit a place is given; and how many of its binary digits are looked at."""
+"""The most credit of a place, and the number of its leading binary digits that count."""
 
 
 class HeldMessage:
-    """A message in our hands: the server gives it to nobody else while the line lives.
+    """A message that we hold. The server gives it to nobody else while the connection lives.
 
     Attributes:
-        tag, era: the server's, and of which channel; the tag is 0 when that is gone, and the
-            message the server's again.
-        run: what tells its message from any other, on whatever line.
-        changed: its attempt was counted, and the message does not say so yet.
+        tag, era: the delivery tag, and the number of its channel. The tag is 0 when the channel is
+            gone and the server has the message again.
+        run: the name of the message, which is the same on every connection.
+        changed: its attempt was counted, and the stored message does not say so yet.
         deadline: machine time at which a message's ttr is over.
     """
 
@@ -45,7 +45,7 @@ class HeldMessage:
 
     @property
     def ttr(self) -> float:
-        """Seconds a consumer has for the message."""
+        """Seconds that a consumer has for the message."""
         ttr = self.job.envelope.ttr
         return ttr if ttr > 0 else DEFAULT_TTR
 
@@ -57,18 +57,18 @@ class QueueState:
     """A place, as one owner sees it.
 
     Attributes:
-        credit: how many messages the server may have handed out to us; 0: it is not consumed.
-        trim: the server may hand out more than that, and is not to.
-        needs: what credit the latest want took, and ``peak`` the most since it was last looked at.
-        resting: nobody wants more of it than what is leased.
-        consumers: what brings its messages, as the line's thread knows them; ``got`` stands for
-            those that were asked for one by one.
-        held: how many messages of it are leased, and not the server's again.
-        empty: the server had none when it was asked, and none has come since.
-        asking, late: the server is just being asked, and does not answer soon.
-        wanted: machine time at which something was last wanted of it.
-        back: machine time at which a message was last sent there by ourselves.
-        begun: machine time at which a consumer of it last began.
+        credit: the number of messages that the server may hand out to us; 0: no consumer.
+        trim: the consumers can bring more than the credit, and must be cut to it.
+        needs, peak: the credit that the latest want needed, and the most since the last look.
+        resting: nobody wants more messages of the place than are leased.
+        consumers: the consumers of the place, as the connection thread knows them; ``got`` counts
+            the messages that were fetched one by one.
+        held: the number of leased messages, without those that the server has again.
+        empty: the server had no message at the last question, and none has come since.
+        asking, late: a question to the server is open; its answer is late.
+        wanted: machine time at which somebody last wanted messages of the place.
+        back: machine time at which we last sent a message there, or a consumer ended.
+        begun: machine time at which a consumer of the place last began.
     """
 
     def __init__(self, place: Place) -> None:
@@ -91,7 +91,7 @@ class QueueState:
         return len(self._holds)
 
     def add(self, hold: HeldMessage) -> None:
-        """A message came."""
+        """Add a message that came."""
         self.doubt()
         holds = self._holds
         if holds and hold.rank < holds[-1].rank:
@@ -99,46 +99,46 @@ class QueueState:
         holds.append(hold)
 
     def _sort(self) -> deque[HeldMessage]:
-        """Those more urgent first, and of equals those that came first."""
+        """The messages, most urgent first, and equally urgent messages in the order of arrival."""
         if not self._in_order:
             self._holds, self._in_order = deque(sorted(self._holds, key=_rank)), True
         return self._holds
 
     def doubt(self) -> None:
-        """The server may have something: an answer that is under way does not count."""
+        """Note that the server may have messages, and ignore an answer that is under way."""
         self.arrivals += 1
         self.empty = self.asking = self.late = False
 
     @property
     def may_bring(self) -> bool:
-        """Whether something is here, or the server may have something that it tells us of soon."""
+        """Whether a message is here, or the server may have one and answers soon."""
         return bool(self._holds) or not (self.empty or self.late)
 
     def take(self, most: int = 1) -> list[HeldMessage]:
-        """The next ones, at most so many."""
+        """Take the next messages, ``most`` at most."""
         holds = self._sort()
         return [holds.popleft() for _ in range(min(most, len(holds)))]
 
     def cut(self, most: int) -> list[HeldMessage]:
-        """Those beyond so many, first first: given back in that order, they stand as they stood."""
+        """Take out all messages but the first ``most``, in the order in which they must go back."""
         holds = list(self._sort())
         self._holds = deque(holds[:most])
         return holds[most:]
 
     def drop(self) -> None:
-        """The line is gone: they are the server's again."""
+        """Forget all messages: the connection is gone, and the server has them again."""
         self._holds.clear()
         self._begin_anew()
         self.empty = self.asking = self.late = self.resting = False
 
     @property
     def consumes(self) -> bool:
-        """In the line's thread: whether what there is credit for is here or can come."""
+        """In the connection thread: whether the messages of the credit are here or can come."""
         known = [one for one in self.consumers if one.known]
         return not self.credit or bool(known) or in_hand(self.consumers) >= self.credit
 
     def forget(self) -> None:
-        """In the line's thread: consumers that have ended, and nothing of them is in hand."""
+        """In the connection thread: forget ended consumers whose messages are all settled."""
         self.consumers = [
             one
             for one in self.consumers
@@ -148,7 +148,7 @@ class QueueState:
     # -- credit ---------------------------------------------------------------------------------
 
     def need(self, missing: int, now: float) -> bool:
-        """So many are wanted beside what is leased; True when that takes more credit."""
+        """Ask for ``missing`` messages beside the leased ones; True when that needs more credit."""
         self.needs = 1 if self.place.alone else rounded(self.held + missing)
         self.peak = max(self.peak, self.needs)
         self.wanted, self.resting = now, False
@@ -158,19 +158,19 @@ class QueueState:
         return True
 
     def set_back(self, credit: int) -> list[HeldMessage]:
-        """Have so much credit and no more; those to be given back for it."""
+        """Lower the credit to exactly this value. Return the messages that must go back."""
         self.credit = self.peak = credit
         self.trim = True
         return self.cut(max(0, credit - self.held))
 
     def rest(self) -> list[HeldMessage]:
-        """Nobody wants more of it: what is leased stays; those to be given back."""
+        """Lower the credit to the leased messages. Return the messages that must go back."""
         self.resting, self.empty = True, False
         self.needs = self.held
         return self.set_back(self.held)
 
 
 def rounded(credit: int) -> int:
-    """A credit that need not change with each message: exact while it is small."""
+    """Round a credit up, so that it changes rarely. Small credits stay exact."""
     step = 1 << max(0, (credit - 1).bit_length() - _EXACT)
     return min(CREDIT_MOST, -(-credit // step) * step)

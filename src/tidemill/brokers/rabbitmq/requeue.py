@@ -1,4 +1,4 @@
-"""What takes the place of a message whose job ended, or is to go on later."""
+"""Messages that replace the message of a job that ended, or that runs again later."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 
 def goes_back(verdict: Verdict, *, changed: bool) -> bool:
-    """Whether the message itself is given back, rather than another written."""
+    """Whether the message itself goes back, without a new message in its place."""
     plain = verdict.outcome == Outcome.RELEASE and verdict.delay <= 0
     return plain and not verdict.followers and not changed
 
 
 def after(job: Carried, verdict: Verdict, writer: Writer) -> tuple[Carried, list[Outgoing]]:
-    """The job as it stands after a run, and what is to be published before it is acknowledged."""
+    """The job after a run, and the messages to publish before its own message is acknowledged."""
     outcome, error = Outcome(verdict.outcome), verdict.error
     items = [writer.write_new(follower, follower.delay) for follower in verdict.followers]
-    if outcome in (Outcome.RETRY, Outcome.FAIL):  # it lived to its end
+    if outcome in (Outcome.RETRY, Outcome.FAIL):  # its worker survived the run
         job = msgspec.structs.replace(job, attempt=job.attempt + 1, error=error, losses=0, handed=0)
     limit = job.envelope.retries.max_attempts
     if outcome is Outcome.FAIL or (outcome is Outcome.RETRY and 0 < limit <= job.attempt):

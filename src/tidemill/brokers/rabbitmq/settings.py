@@ -1,4 +1,4 @@
-"""What an ``amqp://`` or ``amqps://`` URL says."""
+"""The settings in an ``amqp://`` or ``amqps://`` URL."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PREFIX = re.compile(r"[\w:-]{1,20}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL says.
+    """The settings in a URL.
 
     Attributes:
         hosts: nodes of one cluster, tried in turn.
@@ -38,9 +38,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         patience: seconds a put waits for the server to come back, or to let publishers go on.
         owner_lease: seconds after which the server takes a silent worker for dead (heartbeats).
         shown: the URL without its password.
-        store: the URL of the store that what is ready comes from; empty for none.
+        store: the URL of the store whose ready jobs the server carries; empty for none.
         management: the address of the management plugin; empty for its port on the same hosts.
-        delays: who keeps the time of delayed jobs, server or workers; empty: by the version.
+        delays: ``server`` or ``workers``: the keeper of delayed jobs' time; empty: by version.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -59,18 +59,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """The address for a sentence."""
+        """The address as text for a message."""
         places = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return places + (f" (vhost {self.vhost})" if self.vhost != "/" else "")
 
     def for_store(self, identity: str) -> Settings:
-        """The settings with queues of their own for a store: no other store meets its jobs."""
+        """The settings with separate queues for a store, so that no other store meets its jobs."""
         digest = hashlib.sha256(identity.encode()).digest()
         own = base64.b32encode(digest)[:6].decode().lower()
         return msgspec.structs.replace(self, prefix=f"{self.prefix}.{own}")
 
     def parameters(self, heartbeat: int) -> list[pika.ConnectionParameters]:
-        """For pika: one for each host."""
+        """Parameters for pika, one object for each host."""
         return [self._parameters(host, port, heartbeat) for host, port in self.hosts]
 
     def _parameters(self, host: str, port: int, heartbeat: int) -> pika.ConnectionParameters:
@@ -85,8 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             stack_timeout=2 * CONNECT_TIMEOUT,
             ssl_options=self._ssl_options(host),
             client_properties={"connection_name": "tidemill"},
-            # What is sent and not received ends the line after that time, also where nothing ever
-            # comes back: a link that went down resets nothing.
+            # TCP_USER_TIMEOUT ends a connection whose data is not received for that time. A link
+            # that went down sends no reset.
             tcp_options={"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": silence},
         )
 
@@ -94,19 +94,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.tls is None else pika.SSLOptions(self.context(), host)
 
     def context(self) -> ssl.SSLContext:
-        """What a connection is secured with.
+        """The TLS context of a connection.
 
         Raises:
-            InvalidOption: a file is not there, or not what it should be.
+            InvalidOption: a file is missing or cannot be used.
         """
         return _context(self.tls or {})
 
 
 def _context(tls: dict[str, str]) -> ssl.SSLContext:
-    """What a connection is secured with.
+    """The TLS context of a connection.
 
     Raises:
-        InvalidOption: a file is not there, or not what it should be.
+        InvalidOption: a file is missing or cannot be used.
     """
     files = " ".join(path for name, path in sorted(tls.items()) if name != "tls_verify")
     try:
@@ -127,7 +127,7 @@ def check_url(url: Url) -> Settings:
     """Read an ``amqp://user:password@host:port/vhost`` URL; several hosts are a cluster's nodes.
 
     Raises:
-        InvalidOption: something in it is wrong.
+        InvalidOption: a part of the URL is wrong.
     """
     options = url.options
     check_known(f"an {url.scheme}:// url", options, _OPTIONS)
@@ -166,7 +166,7 @@ def _prefix(text: str) -> str:
 
 
 def _store(text: str) -> str:
-    """The URL of a store, which has to be written with %26 for each & of its own."""
+    """The URL of a store. In that URL, each & is written as %26."""
     if text:
         check_store(text)
     return text
@@ -208,5 +208,5 @@ def _tls(url: Url) -> dict[str, str]:
 
 
 def _masked(text: str) -> str:
-    """A URL that may be shown."""
+    """The URL with a masked password."""
     return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", text)

@@ -1,8 +1,8 @@
-"""How messages end: acknowledged, given back, put aside, or followed by others first.
+"""Settle messages: acknowledge them, return them, put them aside, or publish successors first.
 
-An acknowledgement goes out when the server has confirmed what takes the message's place, so that a
-kill in between leaves both: at worst a repeat. The ends of the last runs are remembered, for the
-server hands out anew what was not acknowledged when a line broke.
+An acknowledgement goes out after the server has confirmed the messages that replace the old one. A
+kill in between leaves both: at worst a repeat. The ends of the latest runs are remembered. After a
+connection breaks, the server hands out again the messages that were not acknowledged.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ __all__ = ["Settlement"]
 log = logging.getLogger("tidemill.rabbitmq")
 
 SUSPECT = 10
-"""So many times a task was handed out and never ended: it may be what its workers died of.
+"""After so many deliveries without an end, a task is a suspect: it may have killed its workers.
 
-Or they died of another that they had at the time. So it goes to a place of which each worker takes
-one at a time, and runs that alone: there, who dies of it is known.
+Another task of the same workers may have killed them. So a suspect goes to a place whose jobs run
+alone, one at a time on each worker. A worker that dies there was killed by the suspect.
 """
 
 _MANY_RETURNS = 5
-"""The server counts what goes back as it counts deaths: from here on we write a new message.
+"""Deliveries from which a return writes a new message: the server counts returns like deaths.
 
-Half of what was counted until then is taken for deaths, so that what its workers die of is found
-out although it goes back now and then.
+The new message counts half of the deliveries as deaths. So a task that kills its workers is found,
+although it also goes back from time to time.
 """
 
 _REMEMBERED = 20_000
-"""Runs whose end is remembered."""
+"""The number of runs whose end is remembered."""
 
 
 class _Left:
-    """A message that is acknowledged, or will be as soon as what takes its place is stored."""
+    """A message that is acknowledged, or will be when the messages that replace it are stored."""
 
     __slots__ = ("era", "stored", "tag")
 
@@ -60,10 +60,10 @@ class _Left:
 
 
 class Settlement:
-    """The ends of one owner's messages.
+    """Settles the messages of one owner.
 
-    ``held`` are its leases, ``lock`` is the owner's; ``announce`` makes messages of the names of
-    queues that nobody may know yet, and ``sent_back`` hears where messages went.
+    ``held`` has the owner's leases, and ``lock`` is the owner's lock. ``announce`` makes messages
+    that announce new queue names. ``sent_back`` is told the places that messages went to.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Settlement:
         self._sent_back = sent_back
         self._announce = announce
         self.lost: dict[str, HeldMessage] = {}
-        """By run: leases whose messages were the server's again when the line broke."""
+        """By run: leases whose messages the server has again since the connection broke."""
         self.storing = 0
         """Messages whose successors are on their way to the server."""
 
     # -- leaving --------------------------------------------------------------------------------
 
     def close(self, hold: HeldMessage, verdict: Verdict) -> None:
-        """What becomes of a message, by the verdict on its job."""
+        """Settle a message by the verdict on its job."""
         if goes_back(verdict, changed=hold.changed):
             self.give_back(hold)
             return
@@ -100,7 +100,7 @@ class Settlement:
         self.finish(hold, [*self._announce([job.queue for job in verdict.followers]), *items])
 
     def finish(self, hold: HeldMessage, items: Sequence[Outgoing] = ()) -> None:
-        """Acknowledge, when the server has what takes the message's place."""
+        """Acknowledge a message, after the server has stored the messages that replace it."""
         left = _Left(hold.tag, hold.era)
         hold.tag = 0
         self._remember(hold.run, left)
@@ -124,7 +124,7 @@ class Settlement:
         self._channel.ack(left.tag, left.era)
 
     def remember(self, hold: HeldMessage, verdict: Verdict) -> None:
-        """How a run ended, for when the server hands its message out once more."""
+        """Remember how a run ended, in case the server hands its message out once more."""
         self._remember(hold.run, verdict)
 
     def forget(self, runs: Iterable[str]) -> None:
@@ -138,7 +138,7 @@ class Settlement:
             self._ended.popitem(last=False)
 
     def give_back(self, hold: HeldMessage) -> None:
-        """The server hands it to somebody else; no attempt is counted."""
+        """Return a message, so that the server hands it to another owner. No attempt is counted."""
         if not hold.tag:
             return
         job, alone = hold.job, hold.state.place.alone
@@ -153,12 +153,12 @@ class Settlement:
         self._channel.nack(tag, hold.era)
         self._sent_back([hold.state.place])
 
-    # -- coming ---------------------------------------------------------------------------------
+    # -- arriving messages ----------------------------------------------------------------------
 
     def read(
         self, state: QueueState, tag: int, redelivered: bool, properties: Properties, body: bytes
     ) -> HeldMessage | bool:
-        """A message, unless it is settled by looking at it."""
+        """The message to lease; False when reading settled it, or its lease goes on here."""
         try:
             job = read_message(properties, body, redelivered=redelivered)
         except (msgspec.DecodeError, ValueError) as error:
@@ -174,7 +174,7 @@ class Settlement:
         return hold
 
     def _is_known(self, hold: HeldMessage, redelivered: bool) -> bool:
-        """A message we had before the line broke: its job still runs here, or ended here."""
+        """Whether we had the message before the connection broke: its job runs or ended here."""
         ended = self._ended.get(hold.run)
         if isinstance(ended, _Left) and ended.tag and ended.era == hold.era:
             self._channel.ack(hold.tag, hold.era)  # a second message of one run
@@ -198,7 +198,7 @@ class Settlement:
         return True
 
     def _is_over(self, hold: HeldMessage) -> bool:
-        """A message that is not to be run: not yet, or not any more."""
+        """Whether the message must not run: not due, expired or suspect. If so, settle it."""
         job, envelope = hold.job, hold.job.envelope
         if job.rest > 0:
             later = msgspec.structs.replace(job, rest=0.0)
@@ -211,7 +211,7 @@ class Settlement:
         return True
 
     def _is_suspect(self, hold: HeldMessage) -> bool:
-        """A task that may be what workers died of, and is not run here, or nowhere any more."""
+        """Whether the task must not run here. If so, send it to run alone, or fail it."""
         job, envelope = hold.job, hold.job.envelope
         limit = envelope.retries.max_attempts
         if hold.state.place.alone:
@@ -244,7 +244,7 @@ class Settlement:
     def _put_aside(
         self, state: QueueState, tag: int, properties: Properties, body: bytes, why: str
     ) -> None:
-        """What is no job of ours is kept with what failed."""
+        """Move a message that is no job of tidemill to the failed jobs."""
         log.error("a message in %s is put aside: %s", state.place.name, why)
         item = self._writer.write_unreadable(state.place, decoded(properties), body, why)
         with self._lock:

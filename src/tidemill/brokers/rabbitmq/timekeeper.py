@@ -1,17 +1,17 @@
 """The timekeeper of a process: it holds the jobs of timer queues until they are due.
 
-A job is held unacknowledged. When it is due it is published to its home, with a confirm; then it is
-acknowledged. Killed in between, the job is in both places, and runs twice. Any number of processes
-may do this at a time: the server hands each message to one of them, and to another when that one
-is gone.
+A timekeeper holds a job unacknowledged. It publishes a due job to its home with a confirm, and then
+acknowledges the job. After a kill in between, the job is in both places, and runs twice. Several
+processes may have timekeepers: the server hands each message to one of them, and to another when
+that process is gone.
 
-The server hands out the first messages of each queue, up to a window. As long as the window has
-room, all jobs of the queue are held, and move once. When the window is full, jobs whose rest is
+The server hands out the first messages of each queue, up to a window. While the window has room,
+all jobs of the queue are held, and each job moves once. When the window is full, jobs whose rest is
 shorter than the least delay of the queue move to the queue for that rest. So a job behind the
-window is seen in time: it waits at least for that least delay, and by then all before it have left.
+window is seen in time: it waits at least the least delay, and by then all jobs before it have left.
 
 A process returns its held jobs every few minutes, before the server's ``consumer_timeout``.
-All of this runs in the thread of the line, except where a comment says otherwise.
+All of this runs in the connection thread, except where a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ _TOGETHER = 64
 """Messages that are confirmed and acknowledged together."""
 
 _BYTES = 64_000_000
-"""Bytes of bodies that are held, of all timer queues together, before windows get smaller."""
+"""Bytes of held bodies, of all timer queues together, above which windows get smaller."""
 
 _HOLD_MOST, _LOOK_EVERY = 300.0, 60.0
-"""Seconds that a message is held at most, and between two looks for such."""
+"""The longest hold of a message, and the time between two looks for overlong holds, in seconds."""
 
 _REMEMBERED = 20_000
-"""Messages that moved on and are remembered, in case the server hands them out once more."""
+"""Moved messages that are remembered, in case the server hands them out once more."""
 
 _GRAIN = 0.0005
-"""Seconds that a timer may ring early."""
+"""Seconds by which a timer may be early."""
 
 
 class _Held:
-    """A message in our hands; the tag is 0 when it is the server's again."""
+    """A message that we hold. Its tag is 0 when the server has it again."""
 
     __slots__ = ("body", "due", "era", "key", "properties", "queue", "tag", "taken")
 
@@ -88,14 +88,14 @@ class _Held:
         self.due = self.taken + self._rest()
 
     def _rest(self) -> float:
-        """Seconds until it is due: by our clock, but never more than its queue is for."""
+        """Seconds until the message is due by our clock, at most the longest delay of its queue."""
         headers: Mapping[str, Any] = self.properties.headers or {}
         due = (float(headers["due"]) - float(headers.get("rest") or 0)) / 1000
         return min(max(0.0, due - wall_time()), most(self.queue.level))
 
 
 class _Queue:
-    """A timer queue that this process serves, with what is held of it, earliest first."""
+    """A timer queue that this process serves, with its held messages, earliest first."""
 
     def __init__(self, level: int, state: QueueState) -> None:
         self.level = level
@@ -106,20 +106,20 @@ class _Queue:
 
     @property
     def in_hand(self) -> int:
-        """Messages that are held, or move."""
+        """The number of messages that are held or move."""
         return len(self.waiting) + self.moving
 
     @property
     def is_full(self) -> bool:
-        """Whether the server may have more that it does not hand out."""
+        """Whether the server may have more messages than it hands out."""
         return self.in_hand >= self.state.credit
 
     def shrink(self) -> None:
-        """Hold no more than now."""
+        """Limit the window to the messages that are held now."""
         self.state.credit, self.state.trim = max(1, self.in_hand), True
 
     def take_until(self, due: float) -> list[_Held]:
-        """Take out what is due by then."""
+        """Take out the messages that are due by then."""
         taken: list[_Held] = []
         while self.waiting and self.waiting[0][0] <= due:
             taken.append(heapq.heappop(self.waiting)[2])
@@ -127,14 +127,14 @@ class _Queue:
 
     @property
     def next(self) -> float:
-        """Machine time at which something of it has to move."""
+        """Machine time at which the next message must move."""
         if not self.waiting:
             return float("inf")
         return self.waiting[0][0] - (least(self.level) if self.is_full else 0.0)
 
 
 class Timekeeper:
-    """That of one process."""
+    """The timekeeper of one process."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Timekeeper:
         self._numbers = itertools.count()
         self._in_use = QueueState(self._timers.in_use)
         self._in_use.credit = 2 * LEVELS
-        self._noticed: dict[int, tuple[int, int]] = {}  # by level: tag and era of a notice we hold
+        self._noticed: dict[int, tuple[int, int]] = {}  # by level: tag and era of a held notice
         self._queues: dict[str, _Queue] = {}  # by name
         self._moving: dict[tuple[str, int], _Held] = {}
         self._moved: dict[tuple[str, int], None] = {}
@@ -167,14 +167,14 @@ class Timekeeper:
     # -- from any thread ------------------------------------------------------------------------
 
     def close(self, patience: float) -> None:
-        """Give back what is held, when what has moved on is acknowledged."""
+        """Acknowledge the moved messages, and then return the held messages."""
         stopped = Event()
         self._thread.do(lambda: self._stop(stopped))
         stopped.wait(patience)
         self._publisher.flush(patience)
         self._channel.close(patience)
 
-    # -- in the thread of the line --------------------------------------------------------------
+    # -- in the connection thread ---------------------------------------------------------------
 
     def _stop(self, stopped: Event) -> None:
         self._closing = True
@@ -201,7 +201,7 @@ class Timekeeper:
         self._look()
 
     def _notice(self, tag: int, body: bytes) -> None:
-        """A timer queue is in use: serve it. One notice of each is kept for who comes after us."""
+        """Serve a timer queue that is in use. Keep one notice for each, for later timekeepers."""
         level = int(body) if body.isdigit() else LEVELS
         place = self._timers.at(level)
         if level in self._noticed or level >= LEVELS:
@@ -220,7 +220,7 @@ class Timekeeper:
             self._put_aside(queue, tag, said, body)
             return
         before = self._moving.get(held.key)
-        if before is not None:  # the line was lost while it moved
+        if before is not None:  # the connection was lost while the message moved
             before.tag, before.era = tag, self._channel.era
         elif held.key in self._moved:
             self._channel.ack(tag, self._channel.era)
@@ -229,7 +229,7 @@ class Timekeeper:
             self._bytes += len(body)
 
     def _put_aside(self, queue: _Queue, tag: int, said: pika.BasicProperties, body: bytes) -> None:
-        """Keep what is no delayed job of ours with what failed."""
+        """Move a message that is no delayed job of tidemill to the failed jobs."""
         place, era = queue.state.place, self._channel.era
         log.error("a message in %s is put aside: it does not say when it is due", place.name)
         item = self._writer.write_unreadable(place, said, body, "it does not say when it is due")
@@ -238,7 +238,7 @@ class Timekeeper:
     # -- moving on ------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Move on what is due, and set a timer for the next."""
+        """Move the due messages on, and set a timer for the next."""
         if self._closing:
             return
         now = machine_time()
@@ -252,7 +252,7 @@ class Timekeeper:
             self._thread.later(max(0.0, first - now), self._ring)
 
     def _ring(self) -> None:
-        if machine_time() >= self._alarm - _GRAIN:  # else another timer is set for what is next
+        if machine_time() >= self._alarm - _GRAIN:  # else another timer is set for the next message
             self._alarm = float("inf")
             self._look()
 
@@ -274,7 +274,7 @@ class Timekeeper:
                 self._publisher.send(items, functools.partial(self._thread.do, stored))
 
     def _onward(self, held: _Held) -> Outgoing | None:
-        """The message for where it goes next; None if it does not say where that is."""
+        """The message for the next place of a job; None if its headers name no place."""
         said = held.properties
         home = self._names.named(str((said.headers or {}).get(HOME)))
         if home is None:
@@ -290,7 +290,7 @@ class Timekeeper:
         return Outgoing("", home.name, encoded(said), held.body, home)
 
     def _stored(self, together: Sequence[_Held]) -> None:
-        """The server has them where they go."""
+        """Acknowledge moved messages: the server has confirmed their copies."""
         point("timers.moved")
         for held in together:
             del self._moving[held.key]
@@ -305,7 +305,7 @@ class Timekeeper:
         self._look()
 
     def _grow(self) -> None:
-        """Open the windows again that large bodies have made smaller."""
+        """Widen the windows again that large bodies made smaller."""
         if self._bytes <= _BYTES // 2:
             small = [one for one in self._queues.values() if one.state.credit < _WINDOW]
             for queue in small:
@@ -316,7 +316,7 @@ class Timekeeper:
     # -- giving back ----------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Give back what has been held for long: it comes anew, at once."""
+        """Return the messages that were held for long. The server hands them out again at once."""
         if self._closing:
             return
         self._thread.later(_LOOK_EVERY, self._renew)
@@ -334,7 +334,7 @@ class Timekeeper:
         self._noticed.clear()
 
     def _lost(self) -> None:
-        """All that is held is the server's again."""
+        """Forget the held messages: the server has them again."""
         self._in_use.drop()
         self._noticed.clear()
         for queue in self._queues.values():
@@ -346,7 +346,7 @@ class Timekeeper:
 
 
 class Timekeeping:
-    """Has a timekeeper, which ``make`` begins, for as long as a process has owners."""
+    """Keeps a timekeeper running, made by ``make``, while a process has owners."""
 
     def __init__(self, make: Callable[[], Timekeeper]) -> None:
         self._make = make
@@ -354,13 +354,13 @@ class Timekeeping:
         self.keeper: Timekeeper | None = None
 
     def start(self) -> None:
-        """An owner came."""
+        """Start the timekeeper, if it does not run yet: an owner came."""
         with self._lock:
             if self.keeper is None:
                 self.keeper = self._make()
 
     def stop(self, patience: float) -> None:
-        """The last owner has left."""
+        """Stop the timekeeper: the last owner has left."""
         with self._lock:
             keeper, self.keeper = self.keeper, None
         if keeper is not None:

@@ -1,17 +1,17 @@
-"""Timer queues: where delayed jobs lie while workers keep their time, instead of the server.
+"""Timer queues: the places of delayed jobs whose time workers keep, instead of the server.
 
 RabbitMQ before 3.12.5 cannot be trusted with delays in a cluster. The server's dead-letter worker
-moves messages from each queue of the clock (:mod:`.due`) to the next, and remembers the leader
-of that next queue. While the node of that leader is lost, the dead-letter worker moves no message.
-So in a cluster each delayed job goes to a plain quorum queue, and a worker of ours moves the job on
-when it is due (:mod:`.timekeeper`).
+moves messages from each delay queue (:mod:`.due`) to the next, and remembers the leader of that
+next queue. While the node of that leader is lost, the dead-letter worker moves no message. So in a
+cluster each delayed job goes to a plain quorum queue. A worker of ours moves the job on when it is
+due (:mod:`.timekeeper`).
 
 Each timer queue is for a range of delays: below 0.5 s, from 0.5 to 1 s, from 1 to 2 s, and so on.
 In such a queue no job is due before it has waited for the least delay of the range.
 
-    PREFIX.timer.LEVEL   jobs that are to wait; the header ``home`` says where each goes then
-    PREFIX.timers        the levels that are in use, one message each: a worker that takes it serves
-                         that queue
+    PREFIX.timer.LEVEL   delayed jobs; the header ``home`` names the place of each due job
+    PREFIX.timers        the levels in use, one message each; the worker that takes the message
+                         serves the queue of that level
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tidemill.brokers.rabbitmq.settings import Settings
 __all__ = ["HOME", "LEVELS", "LONGEST", "TimerQueues", "by_workers", "forwards"]
 
 HOME = "home"
-"""The header that names the place where a job goes when it is due."""
+"""The header that names the place of a job when it is due."""
 
 _FORWARDS = (3, 12, 5)
-"""The first version that forwards to a queue whose leader was on a node that is lost."""
+"""The first version that forwards to a queue after the node of its leader is lost."""
 
 _FIRST: Final = 0.5
-"""Seconds: the least delay of the level 1. Level 0 is for shorter ones."""
+"""Seconds: the least delay of level 1. Level 0 is for shorter delays."""
 
 LEVELS: Final = 24
 
 LONGEST: Final = _FIRST * 2 ** (LEVELS - 1)
-"""Seconds that a job can wait at once: 48 days."""
+"""Seconds of the longest delay in one timer queue: 48 days."""
 
 
 def forwards(version: str) -> bool:
@@ -64,7 +64,7 @@ class TimerQueues:
         self._prefix = names.prefix
         self._arguments: dict[str, Any] = {
             "x-queue-type": "quorum",
-            "x-delivery-limit": NEVER,  # what a worker holds goes back now and then
+            "x-delivery-limit": NEVER,  # workers return their held messages from time to time
             **safe(names.failed),
         }
 
@@ -77,12 +77,12 @@ class TimerQueues:
         return self.at(level_of(seconds))
 
     def all(self) -> list[Place]:
-        """All timer queues there may be, longest delays first."""
+        """All timer queues that can exist, longest delays first."""
         return [self.at(level) for level in range(LEVELS - 1, -1, -1)]
 
     @property
     def in_use(self) -> Place:
-        """The queue of the levels that are in use."""
+        """The queue that lists the levels in use."""
         return Place(f"{self._prefix}.timers", self._arguments)
 
     def notice(self, place: Place) -> Outgoing:
@@ -105,10 +105,10 @@ def level_of(seconds: float) -> int:
 
 
 def least(level: int) -> float:
-    """Seconds that no job of a level waits less than, from when it came there."""
+    """The shortest wait of a job in the queue of a level, in seconds from its arrival there."""
     return float(_FIRST * 2 ** (level - 1)) if level else 0.0
 
 
 def most(level: int) -> float:
-    """Seconds that no job of a level waits longer than."""
+    """The longest wait of a job in the queue of a level, in seconds."""
     return float(_FIRST * 2**level)

@@ -1,12 +1,12 @@
-"""Jobs that leave for a store (``tidemill move``): all that lies on the server, taken out.
+"""Take all jobs out of the server, to move them to a store (``tidemill move``).
 
-A message is acknowledged when the store has its job, so whoever is killed in between leaves it to
-the server, which hands it out once more. What is delayed goes down the clock, and from there to its
-queue; places are emptied in that order, so what is handed on meanwhile is met further down. Between
-two queues a message is in neither: so rounds are made until two of them, with a pause in between,
-have found nothing. In the last of them each place has to let us consume: of one that cannot the
-server says that it is empty. Such a place is left out, and named. What failed comes last: of a job
-that is there twice, since somebody was killed while he tried it again, what still runs counts.
+A message is acknowledged when the store has its job. After a kill in between, the server hands
+the message out again. Delayed jobs pass from one delay queue to the next, and then to their home.
+Places are emptied in that order, so a job that moves meanwhile is met later. A message between two
+queues is in neither queue. So rounds go on until two rounds, with a pause between, found nothing.
+In the last round each place must let us consume, since the server reports a place without a leader
+as empty. A place that does not answer is left out, and named. Failed jobs come last: a kill during
+a retry may leave a job both failed and ready, and then the ready job counts.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from tidemill.core.job import Envelope, Record, State
 __all__ = ["TransferOut"]
 
 _PIECE_COUNT, _PIECE_BYTES = 500, 16_000_000
-"""Messages, and bytes of them, that are stored at a time."""
+"""The most messages, and bytes of messages, that are stored at a time."""
 
 _AHEAD = 2 * _PIECE_COUNT
-"""Messages of a place that the server hands out before some of them are acknowledged."""
+"""The most messages of a place that the server hands out before an acknowledgement."""
 
 _ROUNDS = 10
-"""So often it is looked for what is there again."""
+"""The most rounds through all places."""
 
 _UNANSWERED_MOST = 10
-"""Places that do not answer, after which the server is held to be in trouble: each takes long."""
+"""The most silent places that a move skips. With more the server is in trouble: each takes long."""
 
 _PAUSE = 1.0
-"""Seconds until a round that found nothing is believed: what is handed on arrives sooner."""
+"""Seconds after an empty round until the next round. A job between two queues arrives sooner."""
 
 
 class TransferOut:
-    """What lies on the server under a prefix, of all queues named."""
+    """The jobs on the server under a prefix, of all given queues."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class TransferOut:
         self._delayed = [*self._timers.all(), *self._delays.all_waits()]
         self._waits = {place.name for place in self._delayed}
         self._queues = dict.fromkeys(queues)
-        self._missing: set[str] = set()  # places that were not there: to ask for one takes long
-        self._stored: set[str] = set()  # runs of suspects that are there once more
+        self._missing: set[str] = set()  # places that did not exist: each look takes long
+        self._stored: set[str] = set()  # runs of suspects' copies, whose jobs the store has
         self._doubted: set[str] = set()
         self._unanswered: set[str] = set()
 
@@ -86,7 +86,7 @@ class TransferOut:
         return unfit(job)
 
     def remains(self) -> Remains:
-        """What is ready, delayed or failed; what workers hold, the server tells nobody."""
+        """Count the ready, delayed and failed jobs. The server does not report leased jobs."""
         while True:
             try:
                 with short_connection(self._settings) as server:
@@ -95,7 +95,7 @@ class TransferOut:
                 self._leave_out(error)
 
     def take(self) -> Iterator[Taken]:
-        """All of it, in pieces."""
+        """Take all jobs out of the server, in pieces."""
         found_nothing = failed = False
         number = 0
         while (number := number + 1) <= _ROUNDS:
@@ -112,7 +112,7 @@ class TransferOut:
                 self._leave_out(error)
                 number -= 1
                 continue
-            except BrokerUnavailable:  # who asks a queue that is just being made is cut off
+            except BrokerUnavailable:  # the server cuts us off if a queue is in the making
                 if number == _ROUNDS or (failed and not found):
                     raise
                 failed = True
@@ -122,7 +122,7 @@ class TransferOut:
                 time.sleep(_PAUSE)
 
     def _leave_out(self, error: Unanswered) -> None:
-        """From the second time on: a queue that is just being made cannot be used, either."""
+        """Leave a place out at its second silence. A queue in the making may be silent once."""
         if error.place not in self._doubted:
             self._doubted.add(error.place)
             time.sleep(_PAUSE)
@@ -147,7 +147,7 @@ class TransferOut:
         return [place for place in places if place.name not in self._unanswered]
 
     def _homes(self, queue: str) -> list[Place]:
-        """Those also that whoever put there had made with another ``queues=`` in his url."""
+        """The places of a queue, also those of publishers with the other ``queues=`` in the URL."""
         other = replace(self._names, classic=not self._names.classic)
         homes = [
             place
@@ -160,7 +160,7 @@ class TransferOut:
     def _places(self) -> Iterator[Place]:
         waits = self._answering(self._delayed)
         yield from (wait for wait in waits if wait.name not in self._missing)
-        for queue in list(self._queues):  # those also that were heard of in the clock
+        for queue in list(self._queues):  # also queues that delayed jobs named
             yield from self._homes(queue)
         yield from self._answering([self._names.failed])
 
@@ -172,7 +172,7 @@ class TransferOut:
             if place.alone:
                 yield from self._suspects(server, unacknowledged, place, left, asks=asks)
                 continue
-            while left or asks:  # what stays in our hands may keep a walk from its end
+            while left or asks:  # held messages may end a walk early
                 asks = False
                 taken = 0
                 for piece in _pieces(server.walk(place, left, _AHEAD)):
@@ -189,11 +189,11 @@ class TransferOut:
         *,
         asks: bool,
     ) -> Iterator[Taken]:
-        """Such as workers may have died of, one at a time.
+        """Take suspects, one at a time.
 
-        The server counts how often it handed one out, not to whom. So that a move which is killed
-        is no death more, each lies there as a new message while it is stored; when the store has
-        it, that is met behind the others, and forgotten.
+        The server counts the deliveries of a suspect, not their receivers. A killed move must not
+        count as one more death. So we publish a copy before the store takes the suspect. The walk
+        later meets the copy behind the others, and acknowledges it if the store has the job.
         """
         for _ in range(2 * left or asks):
             found = server.take(place, min(1, left))
@@ -250,7 +250,7 @@ class TransferOut:
         point("move.acknowledged")
 
     def _as_it_was(self, seen: Seen, record: Record) -> Outgoing:
-        """A message that was acknowledged, and stays."""
+        """A copy of an acknowledged message whose job the store did not take."""
         job = replace(read(seen.properties, seen.body, redelivered=False), rest=0.0)
         return self._writer.write(job, record.due - wall_time() if record.due else 0.0)
 
@@ -279,9 +279,9 @@ class TransferOut:
         )
 
     def _due(self, place: Place, seen: Seen, job: Carried) -> float:
-        """When a job is due: as its message says, and the place bears out."""
+        """When a job is due, by its message, within the bounds that its place allows."""
         at, now = job.envelope.at, wall_time()
-        if place.name not in self._waits:  # it was to be sent round again
+        if place.name not in self._waits:  # its receiver would have sent it round again
             return now + job.rest
         if at and abs(job.due - at) < 0.002:
             return at
@@ -293,18 +293,18 @@ class TransferOut:
 
 
 class _Unacknowledged:
-    """The messages that were taken, and not acknowledged yet, over one short connection."""
+    """The messages that one short connection took and has not acknowledged yet."""
 
     def __init__(self, server: ShortConnection) -> None:
         self._server = server
         self._tags: set[int] = set()
 
     def keep(self, tags: Collection[int]) -> None:
-        """These came."""
+        """Add messages that came."""
         self._tags.update(tags)
 
     def forget(self, tags: list[int]) -> None:
-        """The server may forget these."""
+        """Acknowledge messages: the server may forget them."""
         self._tags.difference_update(tags)
         last = max(tags, default=0)
         if tags and not any(tag < last for tag in self._tags):
@@ -315,7 +315,7 @@ class _Unacknowledged:
 
 
 def _is_once(record: Record) -> bool:
-    """At most once: it leaves before it is stored, since a store may have forgotten what it had."""
+    """Whether a message is at most once: its acknowledgement comes before the store has the job."""
     e = record.envelope
     return e.is_message and e.ttr == 0 and record.state is not State.FAILED
 
@@ -333,5 +333,5 @@ def _pieces(messages: Iterator[Seen]) -> Iterator[list[Seen]]:
 
 
 def _name_of(seen: Seen) -> str:
-    """A name for what is no job."""
+    """A name for a message that is no job."""
     return seen.properties.message_id or hashlib.sha1(seen.body).hexdigest()[:20]

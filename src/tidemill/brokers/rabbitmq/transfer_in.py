@@ -1,8 +1,8 @@
-"""Jobs that come from a store (``tidemill move``), and how far that went.
+"""Take in jobs that come from a store (``tidemill move``), and record the progress of the move.
 
-The mark of a departure has a place with one message: the cursor of the last page. It is published
-when the page is confirmed, and stays: without it a move that is given again, however long after it
-was done, would begin anew, and all would be there twice.
+The mark of a departure has a place with one message: the cursor of the last page. The cursor is
+published after the page is confirmed. The cursor stays for good: without it, a repeated move would
+begin anew, however late, and store all jobs twice.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ def _carried(record: Record) -> Carried:
     e = record.envelope
     expires = max(record.expires - e.created, 0.001) if record.expires else 0.0
     if record.state is State.FAILED:
-        expires = e.expires  # it is over
+        expires = e.expires  # a failed job no longer expires
     envelope = msgspec.structs.replace(e, rank=record.rank, expires=expires)
     policy = e.retries.max_attempts
-    fresh = record.max_attempts - policy if policy else 0  # those a kick gave it
+    fresh = record.max_attempts - policy if policy else 0  # the attempts that a kick added
     error = record.error or (record.attempts[-1].error if record.attempts else "")
     attempt = max(0, record.attempt - max(0, fresh))
-    losses = 0 if e.is_message else record.losses  # no message is run alone
+    losses = 0 if e.is_message else record.losses  # messages never run alone
     return Carried(envelope, encode_envelope(envelope), attempt, error, losses=losses)
 
 
 def cursor_message(prefix: str, mark: str, cursor: str) -> Outgoing:
-    """The message that says how far a departure has come."""
+    """The message that records the progress of a departure."""
     home = _place(prefix, mark)
     properties = encoded(pika.BasicProperties(delivery_mode=2, message_id=mark))
     return Outgoing("", home.name, properties, cursor.encode(), home)
 
 
 def read_cursor(settings: Settings, mark: str) -> str:
-    """How far a departure has come; empty when nothing of it has arrived."""
+    """The progress of a departure; empty when no page of it has arrived."""
     with short_connection(settings) as server:
         found = server.take(_place(settings.prefix, mark), 1)
     return found[0].body.decode() if found else ""
@@ -67,7 +67,7 @@ def read_cursor(settings: Settings, mark: str) -> str:
 def _place(prefix: str, mark: str) -> Place:
     arguments = {
         "x-queue-type": "quorum",
-        "x-max-length": 1,  # the oldest goes
+        "x-max-length": 1,  # a new cursor replaces the old one
         "x-delivery-limit": NEVER,  # each look is a delivery
     }
     return Place(f"{prefix}.moved.{mark}", arguments)

@@ -14,12 +14,12 @@ __all__ = ["Lacking", "check_job", "refuse", "unfit"]
 
 
 def refuse(what: str, feature: Feature) -> NoReturn:
-    """Say what is missing, and for want of what."""
+    """Raise the error that names the call and the missing feature."""
     raise lacks("amqp://", feature, what)
 
 
 def check_job(job: Envelope) -> None:
-    """Refuse a job that asks for what the server cannot do."""
+    """Refuse a job that needs a feature which the server does not have."""
     if job.key:
         refuse("key=", Feature.KEYS)
     if job.unique is not None:
@@ -31,7 +31,7 @@ def check_job(job: Envelope) -> None:
 
 
 def unfit(job: Envelope) -> str:
-    """The same of a job that was accepted elsewhere; empty when the server can carry it."""
+    """Why the server cannot carry a job that a store accepted; empty when it can."""
     if job.links is not None:
         return "that wait for others, or others for them"
     if job.key:
@@ -44,7 +44,7 @@ def unfit(job: Envelope) -> str:
 
 
 class Lacking:
-    """What is refused."""
+    """The refused calls."""
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False

@@ -1,4 +1,4 @@
-"""How an owner sleeps until there is news, and whoever has some wakes it."""
+"""Wake-ups: an owner sleeps on a pipe until another thread has news for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """A pipe to sleep on. News that nobody has looked at yet lets nobody sleep."""
+    """A pipe to sleep on. Nobody falls asleep while there is news that nobody has seen."""
 
     def __init__(self) -> None:
         self._end, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -22,12 +22,12 @@ class WakeUp:
         self._lock = Lock()
 
     def looked(self) -> None:
-        """All there was until now is known."""
+        """Mark all news as seen."""
         with self._lock:
             self._news = False
 
     def tell(self) -> None:
-        """There is something to look at."""
+        """Report news, and wake a sleeper."""
         with self._lock:
             self._news = True
             if self._asleep:
@@ -35,24 +35,24 @@ class WakeUp:
                 self._ring()
 
     def wake(self) -> None:
-        """Make the sleep end, or the next one if nobody sleeps."""
+        """End the current sleep. If nobody sleeps, end the next sleep at once."""
         with self._lock:
             self._news = True
             self._ring()
 
     @property
     def fd(self) -> int:
-        """Readable when it rings."""
+        """The descriptor that a wake-up makes readable."""
         return self._end
 
     def arm(self) -> bool:
-        """Have it rung when there is news; False when there is some already."""
+        """Ask for a wake-up at the next news; False when there is news already."""
         with self._lock:
             self._asleep = not self._news
             return self._asleep
 
     def disarm(self) -> None:
-        """Have it rung no more."""
+        """Ask for no more wake-ups."""
         with self._lock:
             self._asleep = False
             if not self._closed:
@@ -60,7 +60,7 @@ class WakeUp:
                     os.read(self._end, 4096)
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Until there is news, a readable descriptor or the timeout; the readable ones."""
+        """Sleep until news, a readable descriptor or the timeout. Return the readable ones."""
         if self._closed:
             return []
         poll = select.poll()
@@ -73,16 +73,16 @@ class WakeUp:
         return [fd for fd in ready if fd != self._end]
 
     def close(self) -> None:
-        """Nobody sleeps here any more."""
+        """Wake the sleeper and close the pipe."""
         with self._lock:
             if not self._closed:
-                self._ring()  # who sleeps does not hear that a descriptor is closed
+                self._ring()  # poll does not notice that a descriptor is closed
                 self._closed = True
                 os.close(self._end)
                 os.close(self._rope)
 
     def after_fork_child(self) -> None:
-        """In a forked child: it was the parent's."""
+        """In a forked child: close our copy of the parent's pipe."""
         if not self._closed:
             self._closed = True
             os.close(self._end)
@@ -90,5 +90,5 @@ class WakeUp:
 
     def _ring(self) -> None:
         if not self._closed:
-            with contextlib.suppress(BlockingIOError):  # it rings already
+            with contextlib.suppress(BlockingIOError):  # a wake-up is already in the pipe
                 os.write(self._rope, b"x")

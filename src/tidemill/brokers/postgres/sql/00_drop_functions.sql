@@ -1,4 +1,4 @@
--- The functions of another version go first: one may have changed what it takes or answers. All this is
+-- Drop the functions of another version first: arguments or results may have changed. A migration is
 -- one transaction, so nobody sees a store without functions.
 
 DROP VIEW IF EXISTS tidemill.shown;

@@ -1,4 +1,4 @@
--- What functions take and return in one piece. Tables have no columns of these types.
+-- Composite arguments and results of functions. Tables have no columns of these types.
 
 DROP TYPE IF EXISTS tidemill.batch, tidemill.verdict, tidemill.step_request, tidemill.step_reply,
     tidemill.step_settled, tidemill.claimant, tidemill.chosen_jobs, tidemill.leased_jobs,
@@ -7,13 +7,13 @@ DROP TYPE IF EXISTS tidemill.batch, tidemill.verdict, tidemill.step_request, tid
 -- Jobs to accept. "shape" has the number of each job's shape: see unpack.
 CREATE TYPE tidemill.batch AS (ids text[], envelopes bytea[], shape int[], shapes jsonb);
 
--- How one run of a job ended. Outcomes are listed at close_attempt; "rank" is -1 where the rank stays.
+-- How one run of a job ended. close_attempt lists the outcomes. A "rank" of -1 keeps the rank.
 CREATE TYPE tidemill.verdict AS (
     token bigint, outcome int, delay float8, error text, traceback text, started float8, ended float8,
     result bytea, hold boolean, rank bigint
 );
 
--- What an owner hands in with a step.
+-- The request of a step.
 CREATE TYPE tidemill.step_request AS (
     me             int,
     serial         bigint,                   -- 0 for a step on behalf of a remote owner
@@ -37,13 +37,13 @@ CREATE TYPE tidemill.step_reply AS (
     limited boolean
 );
 
--- What settling did. The int[] are places in the request.
+-- The results of settling. Each int[] has places in the request.
 CREATE TYPE tidemill.step_settled AS (
     missed  int[],                           -- plain verdicts that found no lease
     lost    int[],                           -- other verdicts that found no lease
     kept    int[],                           -- leases that could not be handed over
     late    int[],                           -- touches that found no lease
-    ended   bigint[],                        -- jobs
+    ended   bigint[],                        -- jobs that ended
     moved   boolean
 );
 
@@ -54,12 +54,12 @@ CREATE TYPE tidemill.chosen_jobs AS (
     seqs bigint[], lanes text[], numbers bigint[], turns bigint[], rows tid[], free bigint[]
 );
 
--- Jobs leased, with what their limits count; "overdue" had expired before.
+-- Leased jobs, with the figures that their limits count. The jobs in "overdue" had expired before.
 CREATE TYPE tidemill.leased_jobs AS (
     got int, leases bytea, lanes text[], costs float8[], fresh bigint[], lines int[], overdue bigint[]
 );
 
--- Changes of schedules. "owners" says for each job of the batch which change it belongs to.
+-- Changes of schedules. "owners" has the number of the change for each job of the batch.
 CREATE TYPE tidemill.schedule_changes AS (
     names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[], dues_instead float8[],
     bodies_instead bytea[], owners int[]

@@ -1,10 +1,10 @@
--- The moves that a job is made to take one at a time: all that is not done in bulk. What is called
--- from outside sets the search path; the rest is called by that and relies on it.
+-- Transitions of single jobs; others are done in bulk. Functions called from outside set the search
+-- path. The functions that they call rely on that path.
 
 CREATE OR REPLACE FUNCTION tidemill.clock(p tidemill.prefs) RETURNS float8
 LANGUAGE sql AS $$ SELECT extract(epoch FROM clock_timestamp())::float8 + p.shift $$;
 
--- Count a change of one.
+-- Count one change of a queue.
 CREATE OR REPLACE FUNCTION tidemill.count(line int, what text, change int DEFAULT 1) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -24,7 +24,7 @@ BEGIN
             CASE what WHEN 'kept' THEN change ELSE 0 END);
 END $$;
 
--- To ready or scheduled, by its due time, for a job that stands nowhere.
+-- Make a job that stands nowhere ready or scheduled, by its due time.
 CREATE OR REPLACE FUNCTION tidemill.place(job_seq bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -44,9 +44,9 @@ BEGIN
     END IF;
 END $$;
 
--- Take a job from where it stands; where that was. A finished job stays, and with runs = false one
--- that runs. NULL when there is no such job. Another transaction may move it while we look: then we
--- find nothing and look again.
+-- Take a job from its place, and return the name of the place; NULL when there is no such job. A
+-- finished job stays; with runs = false a running job stays, too. If another transaction moves the job
+-- meanwhile, we find nothing and look again.
 CREATE OR REPLACE FUNCTION tidemill.unplace(job_seq bigint, runs boolean) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -92,7 +92,7 @@ BEGIN
     RAISE EXCEPTION 'job % stands nowhere', job_seq;
 END $$;
 
--- Forget a job that stands nowhere any more.
+-- Forget a job that no longer stands anywhere.
 CREATE OR REPLACE FUNCTION tidemill.forget(job_seq bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -115,7 +115,7 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
--- To its end, for a job that stands nowhere: kept for a while, or forgotten when an acked message.
+-- End a job that stands nowhere. It is kept for a while; an acked message is forgotten.
 CREATE OR REPLACE FUNCTION tidemill.finish(
     job_seq bigint, ending text, why text, answer bytea, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -1,15 +1,15 @@
--- Who has a key: an unfinished job, and perhaps its successor; or, for a time, one that has succeeded.
+-- Keys. An unfinished job holds its key, perhaps with a successor; a job that succeeded may hold it for a time.
 
--- One transaction at a time per key: who asks whether it is held must not be told wrong by one that
--- commits meanwhile.
+-- Admit one transaction at a time per key. Else another transaction could commit meanwhile, and the
+-- answer whether the key is held would be wrong.
 CREATE OR REPLACE FUNCTION tidemill.lock_key(name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
 END $$;
 
--- The keys of some jobs, and others, in the order in which all lock them: before what is behind jobs,
--- and before leases, which whoever has the lock may wait for.
+-- Lock the keys of some jobs, and other keys, in the order that all transactions use. Keys come before
+-- rows of "behind" and before leases: a transaction with locked keys may wait for those.
 CREATE OR REPLACE FUNCTION tidemill.lock_keys(jobs bigint[], names text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -21,14 +21,14 @@ BEGIN
         WHERE name IS NOT NULL ORDER BY h) AS ordered;
 END $$;
 
--- The keys that jobs are put with.
+-- The keys of jobs to put.
 CREATE OR REPLACE FUNCTION tidemill.keys_of(shapes jsonb) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY (SELECT s ->> 'key' FROM jsonb_array_elements(shapes) AS s);
 END $$;
 
--- Who has a key, with the lock on it; nothing when it is free.
+-- Lock a key and return its row; no row when the key is free.
 CREATE OR REPLACE FUNCTION tidemill.find_key(name text, t float8) RETURNS SETOF tidemill.key
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -37,7 +37,7 @@ BEGIN
     RETURN QUERY SELECT * FROM key AS k WHERE k.key = name;
 END $$;
 
--- A job has succeeded: it may hold its key for a time yet. False when it does not.
+-- Let a job that succeeded hold its key until its period ends. False when the job does not hold the key.
 CREATE OR REPLACE FUNCTION tidemill.hold_key(name text, job_seq bigint, job_id text, t float8)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -48,7 +48,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- The job no longer has its key; who waited for it takes it over.
+-- Take a key from its job; its successor takes the key over.
 CREATE OR REPLACE FUNCTION tidemill.give_up_key(name text, job_seq bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -68,8 +68,8 @@ BEGIN
     END IF;
 END $$;
 
--- Forget keys that were held for a time which is over. Nobody needs to be woken for it: who asks reads
--- the time.
+-- Forget the keys of jobs that succeeded, once their period is over. No wake-up is needed: find_key
+-- checks the time.
 CREATE OR REPLACE FUNCTION tidemill.sweep_keys(most int, t float8) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE

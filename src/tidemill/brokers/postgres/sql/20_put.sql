@@ -1,5 +1,5 @@
--- Accepting jobs. They come as arrays: ids, envelopes, and for each the number of its shape, which is
--- all the rest; jobs of one call mostly have the same.
+-- Accepting jobs. They come as arrays: ids, envelopes, and the number of each job's shape. The shape is all
+-- the rest; most jobs of a call have the same shape.
 
 CREATE OR REPLACE FUNCTION tidemill.unpack(new_jobs tidemill.batch) RETURNS SETOF tidemill.given
 LANGUAGE sql STABLE ROWS 1000 AS $$
@@ -15,7 +15,7 @@ LANGUAGE sql STABLE ROWS 1000 AS $$
     ON s.n = g.shape
 $$;
 
--- Accept jobs, all or none, in order. The answer is NULL when all were created, else [how, id] each.
+-- Accept jobs, all or none, in order. The answer is NULL when all were created, else [how, id] for each job.
 CREATE OR REPLACE FUNCTION tidemill.put_jobs(
     new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql
@@ -35,7 +35,7 @@ BEGIN
     IF jsonb_path_exists(shapes, '$[*].key') THEN
         bound := '{}';
     END IF;
-    -- Whoever fills a bounded queue does so alone, or two would take the last place.
+    -- Only one transaction fills a bounded queue at a time, or two would take the last place.
     FOR one IN
         SELECT number FROM queue
         WHERE number IN (SELECT (s ->> 'line')::int / 4 FROM jsonb_array_elements(shapes) AS s)
@@ -64,7 +64,7 @@ BEGIN
         END IF;
         RETURN NULL;
     END IF;
-    -- A job whose time has passed must not refuse another.
+    -- An expired job must not keep another job out.
     PERFORM come_due(seen, t, p);
     answer := '[]';
     FOR g IN SELECT * FROM unpack(new_jobs) ORDER BY ord LOOP
@@ -76,7 +76,7 @@ BEGIN
     RETURN answer;
 END $$;
 
--- The hot path: jobs without keys, in queues without bounds. Those of lanes stand nowhere yet: park_new.
+-- The hot path: jobs without keys, in queues without bounds. park_new places the jobs of partitions afterwards.
 CREATE OR REPLACE FUNCTION tidemill.put_plain(new_jobs tidemill.batch, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -120,7 +120,7 @@ BEGIN
         WHERE array_position(new_jobs.ids, g.id) < g.ord
            OR EXISTS (SELECT FROM job WHERE job.id = g.id AND job.seq < first)
         ORDER BY ord;
-        PERFORM refuse_id(new_jobs.ids[1]);  -- it was there a moment ago
+        PERFORM refuse_id(new_jobs.ids[1]);  -- the other job was there a moment ago
     END IF;
 END $$;
 
@@ -130,7 +130,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'TM001', MESSAGE = 'id', DETAIL = taken;
 END $$;
 
--- Unfinished jobs of a queue, now.
+-- Count the unfinished jobs of a queue.
 CREATE OR REPLACE FUNCTION tidemill.size_of(which int) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -138,7 +138,7 @@ BEGIN
             FROM tally WHERE queue = which);
 END $$;
 
--- A put that must not fail, since settling must not: no limit holds, a taken id is kept.
+-- Put followers. Settling must not fail, so this must not: bounds do not hold, and a job with a taken id is left out.
 CREATE OR REPLACE FUNCTION tidemill.follow(
     after int, new_jobs tidemill.batch, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -163,7 +163,7 @@ BEGIN
     END IF;
 END $$;
 
--- The numbers of queues, made if they are new.
+-- The numbers of queues; new queues get a number.
 CREATE OR REPLACE FUNCTION tidemill.queue_numbers(names text[])
 RETURNS TABLE (name text, number int)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -173,10 +173,10 @@ BEGIN
     RETURN QUERY SELECT queue.name, queue.number FROM queue WHERE queue.name = ANY (names);
 END $$;
 
--- One call of a producer, committed. Then, in a transaction of its own, those who sleep are told: a
--- sleeper that marked itself before that one looks is seen by it, and one that marks itself later
--- looks once more itself (see 50_exchange.sql). The second commit need not reach the disk, so that
--- NOTIFY, under whose lock no two transactions commit, holds nobody up.
+-- One put: commit the jobs, then wake sleeping owners in a second transaction. That transaction sees
+-- each owner that has marked itself asleep before. An owner that marks itself later looks once more
+-- (see 50_exchange.sql). NOTIFY takes a lock under which no two transactions commit. So the second
+-- commit does not wait for the disk, and holds nobody up.
 CREATE OR REPLACE PROCEDURE tidemill.put(
     client text, this bigint, new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs, chores int, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
@@ -191,7 +191,7 @@ BEGIN
         INSERT INTO tidemill.call (line, serial, seen, once)
         VALUES (client, this, tidemill.clock(p), CASE WHEN client LIKE 'once %' THEN tidemill.clock(p) END)
         ON CONFLICT DO NOTHING;
-        IF NOT FOUND THEN  -- it was done before
+        IF NOT FOUND THEN  -- this put was done before
             SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
             PERFORM tidemill.flush();
             COMMIT;
@@ -214,7 +214,7 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
         BEGIN
             PERFORM pg_notify(place, word);
-        EXCEPTION WHEN OTHERS THEN  -- it is accepted, and found with the next step
+        EXCEPTION WHEN OTHERS THEN  -- the job is accepted, and the next step finds it
             RAISE WARNING 'nobody was told of a job: %', SQLERRM;
         END;
         COMMIT;
@@ -222,7 +222,7 @@ BEGIN
         COMMIT;
     ELSE
         COMMIT;
-        IF stored IS NULL THEN  -- put_single stores nothing that is limited
+        IF stored IS NULL THEN  -- put_single stores no job under a limit
             IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
                 CALL tidemill.open_gates(p);
             END IF;
@@ -240,8 +240,8 @@ BEGIN
     END IF;
 END $$;
 
--- The same inside a transaction of the caller's own. When that commits we cannot say, so everybody
--- hears of it then and looks.
+-- The same inside a transaction of the caller. We do not know when it commits. So its commit notifies
+-- all owners, and each of them looks.
 CREATE OR REPLACE FUNCTION tidemill.put_inside(
     new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$

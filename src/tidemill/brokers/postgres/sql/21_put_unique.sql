@@ -1,6 +1,6 @@
--- Accepting one job at a time: where a key may be held, or a queue may be full.
+-- Accepting jobs one at a time, where a key may be held or a queue may be full.
 
--- One job, whose key another may have, in a queue that may be full. A follower is not limited.
+-- Accept one job, whose key another job may hold. A follower is accepted even when the queue is full.
 CREATE OR REPLACE FUNCTION tidemill.put_one(
     g tidemill.given, limited boolean, t float8, p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql AS $$
@@ -80,14 +80,14 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- End the holder of a key, and its successor. A holder that runs stays: then the new job is its successor.
+-- End the holder of a key, and its successor. A running holder stays: then the new job becomes its successor.
 CREATE OR REPLACE FUNCTION tidemill.replace_holder(
     new_id text, k tidemill.key, t float8, p tidemill.prefs) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     stood text := unplace(k.holder, false);
 BEGIN
-    IF k.successor IS NOT NULL THEN  -- first: it must not be promoted
+    IF k.successor IS NOT NULL THEN  -- end the successor first: it must not be promoted
         PERFORM unplace(k.successor, false);
         PERFORM finish(k.successor, 'cancelled', 'replaced by ' || new_id, NULL, t, p);
     END IF;
@@ -98,7 +98,7 @@ BEGIN
     RETURN 'replaced';
 END $$;
 
--- Refuse a job for a queue that is full.
+-- Refuse a job for a full queue.
 CREATE OR REPLACE FUNCTION tidemill.check_space(which int) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -140,7 +140,7 @@ BEGIN
     PERFORM place(new_seq, t);
 END $$;
 
--- pyspider's rule: the higher priority and the earlier time win, the data stay.
+-- Merge a new job into the holder by pyspider's rule: the higher priority and the earlier time win, the data stay.
 CREATE OR REPLACE FUNCTION tidemill.merge(
     holder bigint, stood text, new_rank bigint, new_due float8, t float8) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -1,17 +1,17 @@
--- Direct hand-off. Else a put commits, tells a sleeper, and that comes and leases the job in a second
--- commit. So a put of one job leases it in its own transaction to an owner that sleeps for it, and
--- the lease itself travels with the notification: the sleeper wakes and starts it, and asks nobody.
+-- Direct hand-off. Without it, a put commits and wakes an owner, which leases the job in a second commit.
+-- With it, a put of one job leases the job in its own transaction. The lease goes to an owner that sleeps for
+-- such jobs. It travels with the notification: the owner wakes and starts the job, and asks nobody.
 --
--- What was handed stands in "pulse.handed" until the owner says with its next step that it heard it:
--- else it gets it with that step. A notification names the turn it belongs to, and holds only as long
--- as its owner has begun no other step, which would bring the same lease. An owner is handed one job
--- and is then taken for awake, so that what is put next waits in order until it has looked.
+-- The token stays in "pulse.handed" until the owner's next step confirms it; otherwise that step brings the
+-- lease. A notification names the owner's turn. It is good only until the owner begins another step, which
+-- would bring the same lease. An owner gets one job by hand-off and then counts as awake. So later jobs wait
+-- in order until the owner has looked.
 
--- Nor need the disk be waited for before that: the job is committed without, the sleeper is told, and
--- then the put waits until all of it is on disk, and is answered. Should the server die in between, the
--- job has begun and was never accepted, as one may have that ran before its verdict was stored. But its
--- number must not be another's then, which the same worker may be handed: so a server that comes
--- back skips more numbers than it can have lost, before it draws the next.
+-- The hand-off does not wait for the disk. The job is committed without, and the owner is notified. Then the
+-- put waits until all is on disk, and answers. If the server dies in between, the job has begun but was never
+-- accepted. A crash before a verdict is stored is similar: work was done without a record. But no other job
+-- may get the lost number, since the same worker could be handed that job. So a server that comes back skips
+-- more numbers than it can have lost, before it draws the next.
 
 CREATE OR REPLACE FUNCTION tidemill.come_back() RETURNS void
 LANGUAGE plpgsql AS $$
@@ -30,8 +30,8 @@ BEGIN
     PERFORM pg_logical_emit_message(true, 'tidemill', '');
 END $$;
 
--- One job without a key or a limit, for a queue without a bound or a limit. NULL for "stored": it goes the long way. "place"
--- and "word": whom to tell, and what, once this is committed.
+-- Put one job without a key or a limit, for a queue without a bound or a limit. NULL for "stored": use put_jobs.
+-- "place" and "word" are the channel and the text of the notification to send after the commit.
 CREATE OR REPLACE FUNCTION tidemill.put_single(
     new_jobs tidemill.batch, p tidemill.prefs,
     OUT stored boolean, OUT place text, OUT word text)
@@ -95,15 +95,15 @@ BEGIN
     END IF;
 END $$;
 
--- An owner that sleeps for jobs of a line, and would get a new one as the first.
+-- Find an owner that sleeps for jobs of a line, and would get a new job as its first.
 CREATE OR REPLACE FUNCTION tidemill.sleeper_for(
     l int, t float8, p tidemill.prefs, OUT number int, OUT turn bigint, OUT channel text)
 LANGUAGE plpgsql AS $$
 DECLARE
     wanted int[];
 BEGIN
-    -- Who steps at this moment holds its pulse, and is not asleep. Who did not renew its lease when it
-    -- should have is not to be relied on.
+    -- An owner in a step holds the lock of its pulse, and is not asleep. An owner whose lease is not
+    -- renewed in time is not reliable.
     SELECT pulse.owner, pulse.turn, owner.channel, pulse.queues
     INTO number, turn, channel, wanted
     FROM pulse JOIN owner ON owner.number = pulse.owner
@@ -111,12 +111,12 @@ BEGIN
       AND pulse.until > t + 0.6 * p.lease AND owner.channel <> ''
     ORDER BY random() LIMIT 1 FOR UPDATE OF pulse SKIP LOCKED;
     IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}', t, is_limited())) > 0 THEN
-        number := NULL;  -- something is there that comes before, or may
+        number := NULL;  -- another ready job comes first, or may
     END IF;
 END $$;
 
--- What was handed to an owner that did not hear of it, packed: some of it, if it still wants it; what
--- it does not goes back uncounted.
+-- Fetch the handed leases that an owner did not hear of: as many as it still wants, packed. The others go back
+-- without counting an attempt.
 CREATE OR REPLACE FUNCTION tidemill.fetch_handed(
     me int, my_name text, this bigint, tokens bigint[], room int, t float8, p tidemill.prefs,
     OUT got int, OUT leases bytea)

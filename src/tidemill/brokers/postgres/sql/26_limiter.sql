@@ -1,22 +1,22 @@
--- The arithmetic of limits, as tidemill/limits/arithmetic.py has it. Times are microseconds, as floats.
+-- The arithmetic of limits, the same as in tidemill/limits/arithmetic.py. Times are microseconds, as floats.
 --
--- Terms are eight numbers, NULL for what there is not: 1, 2 a rate: jobs, seconds · 3 its burst · 4, 5 a
--- window: jobs, seconds · 6 concurrency · 7, 8 a breaker: failures, seconds.
+-- Limit settings ("terms") are eight numbers, NULL where a setting is absent: 1, 2 a rate: jobs, seconds ·
+-- 3 its burst · 4, 5 a window: jobs, seconds · 6 concurrency · 7, 8 a breaker: failures, seconds.
 
 CREATE OR REPLACE FUNCTION tidemill.no_terms() RETURNS float8[]
 LANGUAGE sql IMMUTABLE AS $$ SELECT ARRAY[NULL, NULL, 1, NULL, NULL, NULL, NULL, NULL]::float8[] $$;
 
--- From one token to the next; 0 where there is no bucket.
+-- The time from one token to the next; 0 where there is no bucket.
 CREATE OR REPLACE FUNCTION tidemill.every(x float8[]) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN x[1] > 0 THEN x[2] * 1e6 / x[1] ELSE 0 END $$;
 
--- How many jobs may run at a time; NULL for any number. After a failure no more than may fail yet.
+-- How many jobs may run at a time; NULL for any number. After a failure, no more than may still fail.
 CREATE OR REPLACE FUNCTION tidemill.most_running(x float8[], failures int) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$
     SELECT least(x[6], CASE WHEN x[7] IS NOT NULL AND failures > 0 THEN greatest(1, x[7] - failures) END)
 $$;
 
--- When a window lets so much more start.
+-- When a window lets jobs of this cost start.
 CREATE OR REPLACE FUNCTION tidemill.window_opens(
     x float8[], slots float8[], held float8, now float8, cost float8) RETURNS float8
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -38,7 +38,7 @@ BEGIN
     RETURN CASE WHEN held > 0 AND used + need > x[4] THEN 'infinity' ELSE at END;
 END $$;
 
--- What has started within the window.
+-- The cost of the jobs that have started within the window.
 CREATE OR REPLACE FUNCTION tidemill.slots_used(x float8[], slots float8[], now float8) RETURNS float8
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -52,7 +52,7 @@ BEGIN
     RETURN used;
 END $$;
 
--- When a job of that cost may start: 0 for now, infinity when no time alone opens the gate.
+-- When a job of this cost may start: 0 for now, infinity when time alone does not open the limiter.
 CREATE OR REPLACE FUNCTION tidemill.gate_opens(
     x float8[], g tidemill.gate, running bigint, now float8, cost float8) RETURNS float8
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -70,7 +70,7 @@ BEGIN
     END IF;
     IF x[1] = 0 THEN
         RETURN 'infinity';
-    ELSIF x[1] > 0 THEN  -- a microsecond less: sums of fractions may be off
+    ELSIF x[1] > 0 THEN  -- one microsecond less, since sums of fractions may be off
         IF g.held > 0 AND g.held + least(cost, x[3]) > x[3] THEN
             RETURN 'infinity';
         END IF;
@@ -82,7 +82,7 @@ BEGIN
     RETURN CASE WHEN at > now THEN at ELSE 0 END;
 END $$;
 
--- How many jobs that cost 1 may start now, "most" at most.
+-- How many jobs of cost 1 may start now, up to "most".
 CREATE OR REPLACE FUNCTION tidemill.gate_room(
     x float8[], g tidemill.gate, running bigint, now float8, most int) RETURNS int
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -103,14 +103,14 @@ BEGIN
     RETURN room;
 END $$;
 
--- When the bucket is full again once jobs that cost so much have started.
+-- When the bucket is full again after jobs of this cost have started.
 CREATE OR REPLACE FUNCTION tidemill.filled_with(x float8[], filled float8, now float8, cost float8)
 RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN x[1] > 0 THEN greatest(filled, now) + cost * every(x) ELSE filled END
 $$;
 
--- The slots of a window once jobs that cost so much have started: each is a 64th of it.
+-- The slots of a window after jobs of this cost have started: each slot is a 64th of the window.
 CREATE OR REPLACE FUNCTION tidemill.slots_with(x float8[], slots float8[], now float8, cost float8)
 RETURNS float8[]
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -137,7 +137,7 @@ BEGIN
     RETURN kept || ends || cost;
 END $$;
 
--- The slots of a window when what was taken then has not run.
+-- The slots of a window without a cost taken at a time, whose job has not run.
 CREATE OR REPLACE FUNCTION tidemill.slots_without(x float8[], slots float8[], taken float8, cost float8)
 RETURNS float8[]
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -158,7 +158,7 @@ BEGIN
     RETURN slots;
 END $$;
 
--- When the bucket is full again once other terms hold: the tokens stay, as far as it holds them.
+-- When the bucket is full again under new settings: the tokens stay, as far as the new bucket holds them.
 CREATE OR REPLACE FUNCTION tidemill.filled_anew(old float8[], new float8[], filled float8, now float8)
 RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$
@@ -171,7 +171,7 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
--- From when on a gate is as if it had never been used, if it is not used until then.
+-- The time from which an unused limiter is as if it had never been used.
 CREATE OR REPLACE FUNCTION tidemill.clear_at(x float8[], g tidemill.gate) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(CASE WHEN g.filled <> 0 THEN floor(g.filled) + 1 ELSE 0 END,

@@ -1,13 +1,14 @@
--- Limits of queues, and lanes: each key of each limit by name. The arithmetic is in 26_limiter.sql, leasing
--- what is under a limit in 47_partition_claim.sql.
+-- Limits of queues, and of partitions ("lanes"): each key of each named limit. The arithmetic is in
+-- 26_limiter.sql, leasing under a limit in 47_partition_claim.sql. A partition stands in a line (a row of
+-- "stand") when its first job there may start.
 --
--- A gate is a row that only who has the lock on it reads and changes, and nobody ever waits for such a
--- lock: puts, verdicts and acts write into "inbox" what happened, and whoever gets the lock takes that
--- over. Who does not get it leaves it to the one who has: that one looks into the inbox once more after
--- its commit (open_gates), as whoever wrote there did after its own. So the later of the two finds it.
+-- A limiter is a row of "gate". Only the holder of its lock reads and changes it, and nobody ever waits for
+-- that lock. Puts, verdicts and acts write events into "inbox", and the holder of the lock takes them over.
+-- A transaction that does not get the lock leaves its events to the holder. Both look into the inbox once
+-- more after their commits (open_gates). So the later of the two finds the events.
 --
--- Whoever reads terms has the lock of "terms" shared, and who changes them has it alone: then nobody
--- else is at any gate.
+-- Readers of "terms", the limit settings, hold the lock of "terms" shared. A writer holds it alone, so that
+-- nobody else holds a limiter then.
 
 CREATE OR REPLACE FUNCTION tidemill.is_limited() RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -15,7 +16,7 @@ BEGIN
     RETURN EXISTS (SELECT FROM terms);
 END $$;
 
--- False when somebody is about to change terms: who comes for what is limited looks again after that.
+-- False when somebody is about to change settings: a claim of limited jobs looks again after that.
 CREATE OR REPLACE FUNCTION tidemill.may_read_terms() RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -25,9 +26,9 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.terms_of(gate text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT split_part(gate, chr(31), 1) $$;
 
--- -- what happens ---------------------------------------------------------------------------------
+-- -- events ---------------------------------------------------------------------------------------
 
--- Jobs that are ready, and stand nowhere: those of lanes are put aside.
+-- Park those ready jobs without a place that belong to partitions.
 CREATE OR REPLACE FUNCTION tidemill.park(jobs bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -41,7 +42,7 @@ BEGIN
     INSERT INTO inbox (gate, line) SELECT DISTINCT lane, line FROM aside;
 END $$;
 
--- Make scheduled jobs ready; true when limits hold some of them.
+-- Make scheduled jobs ready; true when some of them are under limits.
 CREATE OR REPLACE FUNCTION tidemill.make_ready(jobs bigint[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -63,7 +64,7 @@ BEGIN
     RETURN laned IS NOT NULL;
 END $$;
 
--- The same of those that put_plain has stored, which say what their limits are.
+-- Park jobs that put_plain has stored, and declare their limits.
 CREATE OR REPLACE FUNCTION tidemill.park_new(ids text[], shapes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -74,7 +75,7 @@ BEGIN
         WHERE NOT EXISTS (SELECT FROM later WHERE later.seq = j.seq)));
 END $$;
 
--- Take a job of a lane from among those that are ready; false when it is not there.
+-- Take a ready job from its partition; false when the job is not there.
 CREATE OR REPLACE FUNCTION tidemill.unpark(which text, l int, r bigint, job_seq bigint)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -87,17 +88,17 @@ BEGIN
     RETURN false;
 END $$;
 
--- What a job says of its limit.
+-- Record the settings that a job declares for its limit.
 CREATE OR REPLACE FUNCTION tidemill.declare(lane text, new float8[], only_new boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM terms WHERE id = terms_of(lane) AND (only_new -- else what was said before this counts
+    IF NOT EXISTS (SELECT FROM terms WHERE id = terms_of(lane) AND (only_new -- else a pending entry counts
                    OR declared IS NOT DISTINCT FROM new AND NOT EXISTS (SELECT FROM said WHERE said.id = terms.id))) THEN
         INSERT INTO said (id, terms, by_code, if_new) VALUES (terms_of(lane), new, true, only_new);
     END IF;
 END $$;
 
--- The same of all jobs of these shapes.
+-- The same for all jobs of these shapes.
 CREATE OR REPLACE FUNCTION tidemill.declare_all(shapes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -107,8 +108,9 @@ BEGIN
         WHERE lane IS NOT NULL GROUP BY 1, 2, 3 ORDER BY min(n)) AS x;
 END $$;
 
--- A lease has ended, or an attempt of one that stays. "outcome" is that of the verdict, if there was any.
--- What goes back and never ran has its tokens back; what ran is told by when it started, or was held.
+-- Tell limiters that a lease has ended, or an attempt of a lease that stays. "outcome" is the verdict's, if any.
+-- A job that goes back without a run returns its tokens. It ran if it has a start, or an earlier attempt under
+-- the same lease.
 CREATE OR REPLACE FUNCTION tidemill.leave_gates(l tidemill.lease, over boolean, outcome int, started float8)
 RETURNS void
 LANGUAGE plpgsql AS $$
@@ -132,7 +134,7 @@ BEGIN
     FROM queue WHERE number = l.line / 4 AND gated;
 END $$;
 
--- The same for many that ended well.
+-- The same for many jobs that succeeded.
 CREATE OR REPLACE FUNCTION tidemill.leave_all(lines int[], lanes text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -143,22 +145,22 @@ BEGIN
     WHERE gated AND number IN (SELECT DISTINCT line / 4 FROM unnest(lines) AS line);
 END $$;
 
--- -- what comes of it -------------------------------------------------------------------------------
+-- -- taking events over ----------------------------------------------------------------------------
 
--- Those of some gates that nobody else is at, locked. They go by the terms that hold now.
+-- Lock and return those of some limiters that nobody else holds. They follow the current settings then.
 CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[], now float8) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
     ids := ARRAY (SELECT id FROM gate WHERE id = ANY (ids) FOR UPDATE SKIP LOCKED);
     IF EXISTS (SELECT FROM outdated) THEN
         PERFORM update_gates(ids, now);
-        RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids));  -- one may be forgotten by now
+        RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids));  -- update_gates may have deleted some
     END IF;
     RETURN ids;
 END $$;
 
--- Take over what happened at gates that are ours. Which are to be renewed: a lane that stands wherever
--- it has jobs does not change when fewer run.
+-- Take over the events of limiters that we hold. Returns the limiters to renew: a partition that stands
+-- wherever it has jobs does not change when fewer jobs run.
 CREATE OR REPLACE FUNCTION tidemill.fold_gates(ids text[], now float8) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -213,21 +215,21 @@ BEGIN
     RETURN ARRAY (SELECT unnest(ids) EXCEPT SELECT unnest(same));
 END $$;
 
--- How many of a queue run.
+-- How many jobs of a queue run.
 CREATE OR REPLACE FUNCTION tidemill.running_in(which int) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT coalesce(sum(running), 0) FROM tally WHERE queue = which);
 END $$;
 
--- The same, for terms that go by it.
+-- The same, or 0 when the settings do not depend on it.
 CREATE OR REPLACE FUNCTION tidemill.running_for(x float8[], which int) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN CASE WHEN x[6] IS NULL AND x[7] IS NULL THEN 0 ELSE running_in(which) END;
 END $$;
 
--- A queue's gate with what lies with the carrier, which its tallies count: that takes its tokens when it starts.
+-- A queue's limiter, with its carried jobs as "held", from the tallies: these take their tokens when they start.
 CREATE OR REPLACE FUNCTION tidemill.with_held(x float8[], g tidemill.gate) RETURNS tidemill.gate
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -237,11 +239,11 @@ BEGIN
     RETURN g;
 END $$;
 
--- The number of a gate's queue; NULL for a lane.
+-- The number of a limiter's queue; NULL for a partition.
 CREATE OR REPLACE FUNCTION tidemill.queue_of(id text) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN starts_with(id, 'q') THEN substr(id, 2)::int END $$;
 
--- Have what stands before gates that are ours be true: when they open, and of lanes what stands there.
+-- Renew limiters that we hold: the times when they open, and the rows of partitions in "stand".
 CREATE OR REPLACE FUNCTION tidemill.renew_gates(ids text[], now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -287,8 +289,8 @@ BEGIN
     DELETE FROM gate WHERE id = ANY (ids) AND clear <= now;
 END $$;
 
--- Take over what happened at gates, and what time has opened; true when anything was. With "fresh" lanes
--- are made that are not known yet, which may wait for another who makes them: for who holds nothing else.
+-- Take over the events of limiters, and open those whose time has come; true when there were any. "fresh" also
+-- makes unknown partitions. That may wait for another transaction that makes them, so hold no other lock then.
 CREATE OR REPLACE FUNCTION tidemill.sync_gates(fresh boolean, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -317,7 +319,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- -- afterwards -------------------------------------------------------------------------------------
+-- -- after a commit --------------------------------------------------------------------------------
 
 CREATE OR REPLACE FUNCTION tidemill.open_once(p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql
@@ -326,7 +328,7 @@ SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     more boolean;
 BEGIN
-    IF take_said(clock(p)) THEN  -- nobody else is at any gate before this is committed
+    IF take_said(clock(p)) THEN  -- nobody else gets a limiter before this commits
         RETURN true;
     END IF;
     more := update_some(500, clock(p));
@@ -336,8 +338,8 @@ EXCEPTION WHEN OTHERS THEN
     RETURN false;
 END $$;
 
--- After a commit that may have written to the inbox: again until nothing is left but what others are at.
--- A change of terms goes on for 20 ms; the next step does more of it, and is due at once (next_step).
+-- Empty the inbox after a commit that may have written to it, except for limiters that others hold. A change of
+-- settings goes on for 20 ms. The next step continues the change, and is due at once (next_step).
 CREATE OR REPLACE PROCEDURE tidemill.open_gates(p tidemill.prefs)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -355,7 +357,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Forget lanes that nobody has used for long enough; how many.
+-- Forget partitions that have been unused for long enough; return how many.
 CREATE OR REPLACE FUNCTION tidemill.sweep_gates(most int, t float8) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE

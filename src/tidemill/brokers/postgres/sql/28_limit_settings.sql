@@ -1,10 +1,10 @@
--- The terms of limits: what code declares, and people set; and limits in numbers.
+-- Limit settings, declared by code or set by people; and limits in numbers.
 
--- A limit may have many keys, and so many gates. Other terms hold at once: whoever comes to a gate makes it go
--- by them first (try_gates), and pieces of a few hundred reach the gates to which nobody comes (update_some).
--- Until then the counters of a gate follow the terms of its version.
+-- A limit may have many keys, and so many limiters. New settings hold at once: each user of a limiter first
+-- brings it to the new settings (try_gates). The other limiters follow in pieces of a few hundred (update_some).
+-- Until then the counters of a limiter follow the settings of its version.
 
--- Have terms hold that somebody said, as gate.py's "hold_to" has it. Nobody else is at any gate.
+-- Apply declared or set settings, as "apply_settings" in limits/arithmetic.py does. Nobody else holds a limiter.
 CREATE OR REPLACE FUNCTION tidemill.take_terms(s tidemill.said, now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -40,14 +40,14 @@ BEGIN
     PERFORM update_gates(ARRAY[s.id], now);
     PERFORM fold_gates(ARRAY[s.id], now);
     PERFORM renew_gates(ARRAY[s.id], now);
-    -- A step that ends its last running job may not know of the limit yet, nor be known of: one more look.
+    -- A step that ends the last running job may miss the new limit, and we may miss the step: look once more.
     IF k.terms[6] > 0 THEN
         UPDATE gate SET due = now + 1e6
         WHERE id = s.id AND starts_with(id, 'q') AND opens = 'infinity' AND due IS NULL;
     END IF;
 END $$;
 
--- Have gates that are ours go by the terms that hold now, and be right about what stands there.
+-- Bring limiters that we hold to the current settings, and renew them.
 CREATE OR REPLACE FUNCTION tidemill.update_gates(ids text[], now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -77,7 +77,7 @@ BEGIN
     END IF;
 END $$;
 
--- The same of some gates to which nobody has come; true when there may be more of them.
+-- The same for some limiters that nobody has used; true when there may be more of them.
 CREATE OR REPLACE FUNCTION tidemill.update_some(most int, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -103,7 +103,7 @@ BEGIN
     RETURN done > 0;
 END $$;
 
--- Take over what was said of limits; false when nothing was.
+-- Apply all pending settings of limits; false when there are none.
 CREATE OR REPLACE FUNCTION tidemill.take_said(t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -132,15 +132,15 @@ BEGIN
     PERFORM tell_all('all');
 END $$;
 
--- -- showing ----------------------------------------------------------------------------------------
+-- -- inspection ------------------------------------------------------------------------------------
 
--- Seconds until then; infinity stays.
+-- Seconds until a time; infinity stays.
 CREATE OR REPLACE FUNCTION tidemill.seconds_until(at float8, now float8) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN at > 0 THEN (at - now) / 1e6 ELSE 0 END $$;
 
--- For who is about to look at limits: what lies in the inbox is taken over, and who sleeps is told of what that
--- opens, since who wrote it may have looked for sleepers before, and finds the inbox empty. "more" says that other
--- terms have yet to reach gates.
+-- Empty the inbox before somebody looks at limits, and wake owners for the jobs that this lets start. The writer of
+-- an event may have looked for sleeping owners before, and then finds the inbox empty. "more" says that new settings
+-- have yet to reach limiters.
 CREATE OR REPLACE PROCEDURE tidemill.empty_inbox(p tidemill.prefs, INOUT more boolean)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -175,7 +175,7 @@ BEGIN
     WHERE starts_with(x.id, 'n') GROUP BY x.id;
 END $$;
 
--- What keeps a ready job waiting; no row when no limit does.
+-- The limit that keeps a ready job waiting; no row when no limit does.
 CREATE OR REPLACE FUNCTION tidemill.held(job_id text, p tidemill.prefs)
 RETURNS TABLE (name text, key text, of_queue boolean, until float8, running bigint, terms float8[],
                broken boolean)

@@ -1,6 +1,6 @@
--- The delay of a message after a failed attempt: the function "backoff" of retry.py, in SQL.
+-- The delay of a message after a failed attempt: the function "backoff" of core/retry.py, in SQL.
 
--- Some bytes as an unsigned number.
+-- Read bytes as an unsigned number.
 CREATE OR REPLACE FUNCTION tidemill.unsigned_in(data bytea, at int, size int) RETURNS numeric
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -12,7 +12,7 @@ BEGIN
     RETURN total;
 END $$;
 
--- A float of IEEE 754: "bits" of its fraction, 23 or 52. Policies have neither infinity nor NaN.
+-- Read an IEEE 754 float; "bits" is the size of its fraction, 23 or 52. Policies hold no infinity and no NaN.
 CREATE OR REPLACE FUNCTION tidemill.float_in(data bytea, at int, size int) RETURNS float8
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -29,7 +29,7 @@ BEGIN
         * (1 + fraction) * power(2::float8, exponent - bias);
 END $$;
 
--- Read one msgpack value: the value, and where the next begins. A text is read as 0, an array as its
+-- Read one msgpack value; "next" is the place of the next value. A text is read as 0, an array as its
 -- length, true as 1 and false as 0.
 CREATE OR REPLACE FUNCTION tidemill.read_value(data bytea, at int, OUT value float8, OUT next int)
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -74,7 +74,7 @@ DECLARE
     value  float8;
     policy float8[] := '{}';
 BEGIN
-    FOR field IN 1..11 LOOP  -- those before the policy
+    FOR field IN 1..11 LOOP  -- the fields before the policy
         at := (read_value(envelope, at)).next;
     END LOOP;
     SELECT r.value, r.next INTO value, at FROM read_value(envelope, at) AS r;

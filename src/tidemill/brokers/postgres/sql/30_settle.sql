@@ -1,7 +1,7 @@
--- Settling: how runs of jobs ended, and what running jobs report.
+-- Settling: the ends of runs, and the reports of running jobs.
 
--- The hot path: jobs that succeeded, with nothing else to do. Those with a key go the long way.
--- Places of the verdicts that found their lease, and the jobs that ended.
+-- The hot path: settle successes with nothing else to do. "settle" takes those of jobs with a key.
+-- Returns the places of the verdicts that found their lease, and the jobs that ended.
 CREATE OR REPLACE FUNCTION tidemill.settle_plain(
     req tidemill.step_request, my_name text, limits boolean, t float8, p tidemill.prefs, OUT settled int[], OUT ended bigint[])
 LANGUAGE plpgsql AS $$
@@ -10,9 +10,9 @@ DECLARE
     lines int[];
     lanes text[];
 BEGIN
-    -- Leases are locked in the order of their numbers, by whoever locks several. Each is looked up
-    -- by itself, in the index: a join the planner may turn around, and walk
-    -- through a table that has grown since.
+    -- All transactions that lock several leases lock them in the order of their numbers. Each lease is
+    -- looked up alone, in the index: the planner could turn a join around, and scan a table that has
+    -- grown since.
     WITH v AS MATERIALIZED (
         SELECT DISTINCT ON (v.token) v.*, l.row
         FROM (SELECT * FROM unnest(req.tokens, req.starts, req.ends, req.results) WITH ORDINALITY
@@ -71,7 +71,7 @@ BEGIN
     END IF;
 END $$;
 
--- Close a lease. False: it was lost, and nothing changed.
+-- Close a lease. False when the lease was lost: then nothing changes.
 CREATE OR REPLACE FUNCTION tidemill.settle(
     me int, my_name text, v tidemill.verdict, t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -100,22 +100,22 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT ROW(token, 3, 0, why, '', began, 0, NULL, false, -1)::tidemill.verdict
 $$;
 
--- The verdict that retries a job which ended without one; a negative delay is that of its policy.
+-- The verdict that retries a job which ended without a verdict; a negative delay means its policy's delay.
 CREATE OR REPLACE FUNCTION tidemill.retry_of(token bigint, delay float8, why text, ended float8)
 RETURNS tidemill.verdict
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ROW(token, 1, delay, why, '', 0, ended, NULL, false, -1)::tidemill.verdict
 $$;
 
--- The run that an attempt belongs to, when it follows those of a trail.
+-- The number of the run of an attempt that follows a trail.
 CREATE OR REPLACE FUNCTION tidemill.run_of(trail jsonb, number int) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN trail IS NULL THEN 1
            ELSE coalesce((trail -> -1 ->> 8)::int, 1) + (number <= (trail -> -1 ->> 0)::int)::int END
 $$;
 
--- Count and write down the attempt, and move the job on. Outcomes: 0 success, 1 retry, 2 fail,
--- 3 release, 4 snooze, 5 cancelled, 6 expired, 8 unknown; 7 is not one, see 48_carrier.sql.
+-- Count and record the attempt, and move the job on. Outcomes: 0 success, 1 retry, 2 fail, 3 release,
+-- 4 snooze, 5 cancelled, 6 expired, 8 unknown. Outcome 7 is for "settle": see 48_carrier.sql.
 CREATE OR REPLACE FUNCTION tidemill.close_attempt(
     l tidemill.lease, worker text, v tidemill.verdict, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -180,7 +180,7 @@ BEGIN
     END IF;
 END $$;
 
--- Add a line to a job's log, which keeps the latest.
+-- Add a line to a job's log, which keeps the latest lines.
 CREATE OR REPLACE FUNCTION tidemill.add_line(which bigint, line text, at float8) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -190,7 +190,7 @@ BEGIN
     WHERE seq = which;
 END $$;
 
--- Keep what running jobs said: [token, done, total, line, time] each.
+-- Keep the notes of running jobs: [token, done, total, line, time] each.
 CREATE OR REPLACE FUNCTION tidemill.take_notes(me int, notes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

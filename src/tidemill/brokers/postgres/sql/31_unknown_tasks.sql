@@ -1,4 +1,4 @@
--- Jobs of unknown tasks: set aside in "later" until a worker comes that knows the task.
+-- Jobs of unknown tasks, set aside in "later" until a worker comes that knows the task.
 
 -- The task in an envelope.
 CREATE OR REPLACE FUNCTION tidemill.task_in(envelope bytea) RETURNS text
@@ -8,7 +8,7 @@ DECLARE
     ends int;
     code int;
 BEGIN
-    FOR field IN 1..2 LOOP  -- those before the task
+    FOR field IN 1..2 LOOP  -- the fields before the task
         at := (read_value(envelope, at)).next;
     END LOOP;
     code := get_byte(envelope, at);
@@ -17,8 +17,8 @@ BEGIN
     RETURN convert_from(substring(envelope FROM at + 1 FOR ends - at), 'UTF8');
 END $$;
 
--- Before any other lock of a step: who names tasks does so one at a time, so that numbers are committed
--- in their order, and nobody misses one.
+-- Let only one step at a time name unknown tasks, and take this lock before any other. So numbers are committed
+-- in order, and no owner misses one.
 CREATE OR REPLACE FUNCTION tidemill.lock_unknown(verdicts jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -27,7 +27,7 @@ BEGIN
     END IF;
 END $$;
 
--- Set aside a job that stands nowhere; it fails after "delay" seconds, if that is not 0.
+-- Set aside a job that stands nowhere; a "delay" above 0 is the seconds after which the job fails.
 CREATE OR REPLACE FUNCTION tidemill.put_aside(which bigint, delay float8, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -45,7 +45,7 @@ BEGIN
     PERFORM count(j.line, 'scheduled');
 END $$;
 
--- Forget the names of tasks that have no such job any more.
+-- Forget the names of tasks that no longer have jobs set aside.
 CREATE OR REPLACE FUNCTION tidemill.sweep_unknown() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -54,7 +54,7 @@ BEGIN
     END IF;
 END $$;
 
--- The tasks that have jobs here and are numbered above "since", up to 1000; and how far one is told then.
+-- Up to 1000 tasks with jobs set aside and a number above "since"; "told" is the number reached.
 CREATE OR REPLACE FUNCTION tidemill.unknown_since(since bigint) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -66,7 +66,7 @@ BEGIN
               ORDER BY number LIMIT 1000) AS new);
 END $$;
 
--- Whether there are jobs of some tasks that may be brought back to some queues; NULL means all queues.
+-- Whether jobs of some tasks may be brought back to some queues; NULL means all queues.
 CREATE OR REPLACE FUNCTION tidemill.has_unknown(tasks text[], queues int[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -75,7 +75,7 @@ BEGIN
         AND NOT EXISTS (SELECT FROM queue AS q WHERE q.number = later.queue AND q.paused));
 END $$;
 
--- The queues where a task has jobs: from each the next is found in the index.
+-- The queues where a task has jobs set aside. From each queue, the index gives the next.
 CREATE OR REPLACE FUNCTION tidemill.unknown_queues(name text) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -90,7 +90,7 @@ BEGIN
     RETURN found_in;
 END $$;
 
--- Make the first jobs ready that an owner knows, of each queue as many as it wants: as they were set aside.
+-- Make jobs ready whose tasks an owner knows, per queue the first jobs up to its want. Returns their old rows.
 CREATE OR REPLACE FUNCTION tidemill.bring_back(w tidemill.want, t float8) RETURNS tidemill.later[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -117,7 +117,7 @@ BEGIN
     RETURN back;
 END $$;
 
--- Of the jobs brought back: those still ready and under no limit.
+-- The jobs brought back that are still ready, and under no limit.
 CREATE OR REPLACE FUNCTION tidemill.still_back(back tidemill.later[]) RETURNS TABLE (r tid, seq bigint, line int)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -132,7 +132,7 @@ BEGIN
     ORDER BY b.rank, b.seq;
 END $$;
 
--- Set aside again what was not leased. Jobs under a limit stay, and suspects if only others may take them.
+-- Set aside again the jobs that were not leased. Jobs under a limit stay, and suspects if only others take them.
 CREATE OR REPLACE FUNCTION tidemill.undo_back(back tidemill.later[], suspects boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -149,7 +149,7 @@ BEGIN
     SELECT b.queue, -count(*), count(*) FROM unnest(back) AS b WHERE b.seq = ANY (rest) GROUP BY 1;
 END $$;
 
--- The jobs an owner wants, as take_ready returns them. Jobs set aside, of tasks the owner knows, are brought back first.
+-- The jobs an owner wants, as take_ready returns them. First bring back jobs set aside whose tasks the owner knows.
 CREATE OR REPLACE FUNCTION tidemill.take(
     w tidemill.want, limits boolean, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
     INOUT last_queue int, OUT got int, OUT leases bytea)

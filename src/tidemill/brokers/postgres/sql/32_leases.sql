@@ -1,6 +1,6 @@
--- Leases: renewed by their owner, and given back for an owner that is gone.
+-- Leases: renewal by their owner, and return for an owner that is gone.
 
--- Start a lease's ttr anew. False: it was lost.
+-- Start a lease's ttr anew. False when the lease was lost.
 CREATE OR REPLACE FUNCTION tidemill.touch(me int, which bigint, seconds float8, t float8)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -13,7 +13,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Give back all that an owner held: by the witness's account, or, without one, with a loss each.
+-- Give back all leases of an owner: by the witness's account, or with a loss each when there is no witness.
 CREATE OR REPLACE FUNCTION tidemill.give_back(
     who int, worker text, witness boolean, ran bigint[], causes text[], t float8,
     p tidemill.prefs) RETURNS int
@@ -38,7 +38,7 @@ BEGIN
             UPDATE job SET losses = losses + 1, line = line - (line & 3) + CASE line & 3
                 WHEN 1 THEN 1 ELSE 2 END
             WHERE seq = l.seq RETURNING losses, tries, line INTO j;
-            -- its tallies go by the queue, which is the same
+            -- tallies count by queue, which stays the same
             IF j.tries > 0 AND j.losses >= j.tries THEN
                 DELETE FROM lease WHERE seq = l.seq;
                 PERFORM leave_gates(l, true, NULL, 0);

@@ -1,15 +1,15 @@
--- Jobs that wait for others: counted down when those end, in the same transaction.
+-- Jobs that wait for other jobs, their parents. The transaction that ends a parent counts its children down.
 --
--- "pending" and "failures" always tell how those before a job stand, also after it has ended itself; so
--- a failed job that is made ready again gives those behind it another chance.
+-- "pending" and "failures" always count the parents of a job, even after the job itself has ended. So a
+-- failed job that is made ready again gives its children another chance.
 --
--- Two transactions that end jobs before the same one must not lose a count, nor wait for each other in
--- a circle. So whoever may end jobs first locks the rows in "behind" of all that may be counted down
--- or end for that, in one go, the highest number first; and then looks what it ends, and counts.
+-- Two transactions may end parents of the same job. They must not lose a count, and must not deadlock. So a
+-- transaction that may end jobs first locks rows in "behind": of all jobs that it may count down or end
+-- thereby. It locks them at once, the highest number first. Then it looks which jobs it ends, and counts.
 
--- Lock what is behind these jobs: "bad" says of each that it may end otherwise than well. And lock the
--- jobs of these names with what is behind them, should they end. Returns those of the jobs that
--- have any behind them, and have not ended: nobody else ends them now.
+-- Lock the children of these jobs; "bad" says of each job that it may end without success. Also lock the jobs
+-- of these names and their children, in case they end. Returns those of the jobs that have children and have
+-- not ended: nobody else ends them now.
 CREATE OR REPLACE FUNCTION tidemill.lock_flows(jobs bigint[], bad boolean[], names text[])
 RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -17,7 +17,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM behind) THEN
         RETURN '{}';
     END IF;
-    -- What comes of a barrier turns on all before it, so it may be bad whatever these jobs come to.
+    -- All its parents decide a barrier's end. So it may fail even if these jobs succeed.
     PERFORM FROM behind WHERE seq = ANY (ARRAY (
         WITH RECURSIVE f (seq, waits, bad) AS (
             SELECT b.seq, b.waits, x.bad
@@ -42,12 +42,12 @@ BEGIN
           AND NOT EXISTS (SELECT FROM done WHERE seq = j));
 END $$;
 
--- That any of these may end otherwise than well.
+-- The array "bad" that says that each of these jobs may end without success.
 CREATE OR REPLACE FUNCTION tidemill.all_bad(jobs bigint[]) RETURNS boolean[]
 LANGUAGE sql IMMUTABLE AS $$ SELECT array_fill(true, ARRAY[coalesce(cardinality(jobs), 0)]) $$;
 
--- Count down behind those of some jobs that have ended since they were locked. A message that was
--- acked is gone. True when anything began or ended for it.
+-- Count down the children of those jobs that have ended since they were locked. An acked message has no row
+-- any more. True when any job began or ended thereby.
 CREATE OR REPLACE FUNCTION tidemill.flow(jobs bigint[], t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -69,8 +69,8 @@ BEGIN
     RETURN moved;
 END $$;
 
--- How much less those behind these jobs wait for: [names, numbers, failures, reasons]. The states are
--- those of "done", and 0 for a job that is deleted.
+-- How much to count down the children of these jobs: [names, numbers, failures, reasons]. The states are
+-- the states in "done", or 0 for a deleted job.
 CREATE OR REPLACE FUNCTION tidemill.less_behind(
     jobs bigint[], states int[],
     OUT names text[], OUT numbers int[], OUT failed int[], OUT whys text[])
@@ -90,7 +90,7 @@ BEGIN
         GROUP BY e.child) AS x;
 END $$;
 
--- Count down, and behind what ends for that, level by level.
+-- Count down jobs, and the children of jobs that end thereby, level by level.
 CREATE OR REPLACE FUNCTION tidemill.count_down(
     names text[], numbers int[], failed int[], whys text[], t float8, p tidemill.prefs)
 RETURNS boolean
@@ -157,7 +157,7 @@ BEGIN
     RETURN moved;
 END $$;
 
--- From waiting to scheduled or ready.
+-- Move waiting jobs to scheduled or ready.
 CREATE OR REPLACE FUNCTION tidemill.begin_all(jobs bigint[], t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -185,7 +185,7 @@ BEGIN
     FROM job WHERE seq = ANY (jobs) GROUP BY 1;
 END $$;
 
--- From waiting to their end, for how those before them ended.
+-- End waiting jobs because of the ends of their parents.
 CREATE OR REPLACE FUNCTION tidemill.end_all(
     jobs bigint[], states int[], whys text[], t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -204,7 +204,7 @@ BEGIN
     GROUP BY 1;
 END $$;
 
--- Waiting jobs that are not needed.
+-- Delete waiting jobs that are not needed.
 CREATE OR REPLACE FUNCTION tidemill.vanish(jobs bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -215,7 +215,7 @@ BEGIN
     PERFORM forget(j) FROM unnest(jobs) AS j;
 END $$;
 
--- A job that had not succeeded is to run again: those that ended for that wait again.
+-- Run a job again that had not succeeded: jobs that ended because of it wait again.
 CREATE OR REPLACE FUNCTION tidemill.revive(which bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -241,7 +241,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- From their end back to waiting.
+-- Move ended jobs back to waiting.
 CREATE OR REPLACE FUNCTION tidemill.wait_again(jobs bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -259,9 +259,9 @@ BEGIN
     SELECT line / 4, count(*), -count(*) FILTER (WHERE class < 2) FROM back GROUP BY 1;
 END $$;
 
--- Jobs were put: those behind them wait for one more each, and nothing more comes before some: those of
--- them that wait themselves, but for "hold", and "let_go". "created" are those that were stored, NULL
--- for all. With "strict" whatever is named must be waiting, and be there before those that name it.
+-- Link jobs that were put: each child waits for one more parent. New waiting jobs get no more parents, except
+-- for "hold"; nor do the jobs in "let_go". "created" has the ids of the stored jobs, NULL for all. With
+-- "strict", a named job must be waiting, and must have been put before the jobs that name it.
 CREATE OR REPLACE FUNCTION tidemill.link(
     created text[], new_jobs tidemill.batch, hold text[], let_go text[], strict boolean, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -315,7 +315,7 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a job waits for others, and may wait for more.
+-- Whether a job waits for parents, and may get more parents.
 CREATE OR REPLACE FUNCTION tidemill.is_waiting(name text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -323,7 +323,7 @@ BEGIN
                    AND seq = (SELECT seq FROM behind WHERE id = name));
 END $$;
 
--- How jobs ended whose results another is given, as they travel; encoding.py reads it.
+-- Pack the ends of jobs whose results are another job's input; encoding.py reads the bytes.
 CREATE OR REPLACE FUNCTION tidemill.pack_inputs(names text[]) RETURNS bytea
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -338,8 +338,8 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.pack_bytes(data bytea) RETURNS bytea
 LANGUAGE sql IMMUTABLE AS $$ SELECT int4send(length(data)) || data $$;
 
--- Finished jobs of flows lie in a class of their own, and are looked at now and then: once nothing
--- behind them goes on they are pruned as others are. What is behind a barrier is behind all before it.
+-- Look at finished jobs of workflows, which have their own class. Once all their children have finished, they
+-- are pruned like other jobs. The children of a barrier count as children of all its parents.
 CREATE OR REPLACE FUNCTION tidemill.look_at_flows(most int, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,6 +1,6 @@
--- Time: what comes due, what has been kept for long enough, and the counters.
+-- Time: jobs that come due, finished jobs that were kept for long enough, and the counters.
 
--- When a job comes due next; NULL when none will.
+-- When the next job comes due; NULL when no job will.
 CREATE OR REPLACE FUNCTION tidemill.next_job_due() RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -10,7 +10,7 @@ BEGIN
               (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL)) END;
 END $$;
 
--- The same, or when time opens a gate.
+-- The same, or when time opens a limiter.
 CREATE OR REPLACE FUNCTION tidemill.next_due(limits boolean) RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -21,7 +21,7 @@ BEGIN
         least(next_job_due(), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
 END $$;
 
--- When somebody is to step next: at once while other terms have yet to reach gates.
+-- When some owner is to step next: at once while new settings have yet to reach limiters.
 CREATE OR REPLACE FUNCTION tidemill.next_step(limits boolean) RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -31,7 +31,7 @@ BEGIN
     RETURN next_due(limits);
 END $$;
 
--- Jobs that may end since their time is over, some of them; NULL when nothing at all has come due.
+-- Jobs whose time is over, so that they may end, up to a number; NULL when nothing at all has come due.
 CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -44,9 +44,9 @@ BEGIN
                   ORDER BY due LIMIT 5000);
 END $$;
 
--- Move everything whose time has come, or a few thousand; true when anything moved. What another
--- transaction is moving is skipped. Only jobs "seen" by end_by_time may end, whose keys are locked: of
--- one that came since, nothing that is behind it would be locked, nor counted down.
+-- Move jobs whose time has come, up to a few thousand; true when anything has come due. Jobs that another
+-- transaction moves are skipped. Only jobs "seen" by end_by_time may end, since their keys are locked. The
+-- children of a job that came due later would be neither locked nor counted down.
 CREATE OR REPLACE FUNCTION tidemill.come_due(seen bigint[], t float8, p tidemill.prefs)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -64,7 +64,7 @@ BEGIN
     FOR l IN
         SELECT * FROM lease WHERE seq = ANY (seen) AND deadline <= t
         ORDER BY deadline FOR UPDATE SKIP LOCKED
-    LOOP  -- the delay -1 is that of the job's policy, also of a task's
+    LOOP  -- the delay -1 means the delay of the job's policy, for tasks too
         PERFORM close_attempt(l, coalesce((SELECT name FROM owner WHERE number = l.owner), ''),
                               retry_of(l.token, -1, 'ttr passed without an ack', t), t, p);
     END LOOP;
@@ -77,7 +77,7 @@ BEGIN
             PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
         END IF;
     END LOOP;
-    FOR which IN  -- nobody came who knows its task
+    FOR which IN  -- no worker came that knows its task
         SELECT seq FROM later WHERE seq = ANY (seen) AND due <= t AND task IS NOT NULL
         ORDER BY due FOR UPDATE SKIP LOCKED
     LOOP
@@ -97,7 +97,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- The same, for who has nothing else to lock.
+-- The same, for a caller that locks nothing else.
 CREATE OR REPLACE FUNCTION tidemill.move_due(t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -107,7 +107,7 @@ BEGIN
     RETURN come_due(seen, t, p);
 END $$;
 
--- Forget finished jobs that are too old or too many, up to "most"; how many.
+-- Forget finished jobs that are too old or too many, up to "most"; return how many.
 CREATE OR REPLACE FUNCTION tidemill.prune(most int, t float8, p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -163,7 +163,7 @@ BEGIN
     RETURN pruned;
 END $$;
 
--- Fold the counters. Whoever reads meanwhile sees the old rows or the new one, never both.
+-- Fold the counters. A concurrent reader sees the old rows or the new row, never both.
 CREATE OR REPLACE FUNCTION tidemill.fold() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -177,7 +177,7 @@ BEGIN
     END IF;
 END $$;
 
--- What is done now and then, as part of the work: by whoever has the time, one at a time.
+-- Do chores, now and then, besides the work of a call. Only one call at a time folds the counters.
 CREATE OR REPLACE FUNCTION tidemill.do_chores(most int, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off

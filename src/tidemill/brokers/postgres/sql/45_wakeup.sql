@@ -1,10 +1,9 @@
--- After a commit: those who sleep, or wait for something, are told.
+-- Wake-ups after a commit, for sleeping owners and for waiters.
 
--- Tell those who sleep: as many as there are jobs for, one for a time that comes earlier than any of
--- them wakes, and those who wait for what has ended. "rest" says that jobs may have ended, or queues
--- have space, that are not among "ended". What is there decides, not what happened: so whoever takes a
--- full hand and leaves something behind passes the hint on. This comes after a commit: should it fail,
--- what was committed is to be answered nevertheless; the same goes for chores.
+-- Wake as many sleeping owners as there are jobs, and waiters for ends of jobs. Wake one more owner if a time
+-- comes due before any owner wakes. "rest" says that jobs besides "ended" may have ended, or queues have space.
+-- The present jobs decide, not the events. So an owner that fills its want and leaves jobs over passes the hint
+-- on. This runs after a commit, so an error here must not fail the call; the same goes for chores.
 CREATE OR REPLACE FUNCTION tidemill.ring(
     me int, rest boolean, ended bigint[], p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql
@@ -71,8 +70,8 @@ EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'nobody was told of jobs: %', SQLERRM;
 END $$;
 
--- The same for a put that is made again since its reply was lost: whoever it handed something to may
--- not have heard of it.
+-- The same for a repeated put, whose reply was lost: an owner that it handed a job to may not have heard
+-- of that job.
 CREATE OR REPLACE FUNCTION tidemill.ring_again(p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN

@@ -1,7 +1,7 @@
--- What an owner is given: choosing lines, leasing from them, and leases as they travel.
+-- Claims of owners: choosing lines, leasing from them, and packing leases.
 
--- Lines where something may start, in order: from each the next is found in the index, so that a
--- million jobs of one line cost no more than one.
+-- Lines where a job may start, in order. From each line, the index gives the next. So a million jobs in a
+-- line cost no more than one job.
 CREATE OR REPLACE FUNCTION tidemill.ready_lines(t float8, limits boolean) RETURNS SETOF int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -25,14 +25,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- That the limit of a queue lets nothing start, as far as is known.
+-- Whether a queue's limit lets nothing start, as far as its limiter is up to date.
 CREATE OR REPLACE FUNCTION tidemill.is_shut(which int, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM gate WHERE id = 'q' || which AND opens > floor(t * 1e6));
 END $$;
 
--- Lines of these kinds that may be served and where something may start, in the order of the queues.
+-- Lines of these kinds where a job may start, in the order of the queues; paused queues are left out.
 CREATE OR REPLACE FUNCTION tidemill.lines_for(queues int[], kinds int[], t float8, limits boolean)
 RETURNS int[]
 LANGUAGE plpgsql AS $$
@@ -58,15 +58,15 @@ BEGIN
         ORDER BY q.ord, k);
 END $$;
 
--- The kinds of lines that somebody may be given jobs of.
+-- The kinds of lines from which an owner may get jobs.
 CREATE OR REPLACE FUNCTION tidemill.kinds_of(w tidemill.want) RETURNS int[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT array_remove(ARRAY[CASE WHEN w.tasks THEN 0 END, CASE WHEN w.messages THEN 1 END,
                               CASE WHEN w.tasks AND w.alone THEN 2 END], NULL)
 $$;
 
--- Rows of "ready" without those that have expired and whose key another step has locked. That step may wait
--- for such a row, so this one does not wait for the key. The other step tells us when it is done.
+-- Rows of "ready", without expired jobs whose key another step has locked. That step may wait for such a
+-- row, so this step does not wait for the key. The other step wakes us when it is done.
 CREATE OR REPLACE FUNCTION tidemill.without_held(rows tid[], t float8) RETURNS tid[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -79,8 +79,8 @@ BEGIN
               ELSE true END);
 END $$;
 
--- Lease up to "most" jobs of some lines, in one order. Returns how many, and them packed. Where there
--- are limits it is claim_limited that does it.
+-- Lease up to "most" jobs of some lines, in one order. Returns how many, and the packed leases. Where there
+-- are limits, claim_limited does this.
 CREATE OR REPLACE FUNCTION tidemill.claim(
     limits boolean, lines int[], most int, me int, this bigint, consumes boolean, t float8,
     p tidemill.prefs, OUT got int, OUT leases bytea)
@@ -106,7 +106,7 @@ BEGIN
     SELECT * INTO got, leases FROM claim_rows(rows, me, this, consumes, t, p);
 END $$;
 
--- Lease rows of "ready" that are locked, or were put there in this transaction.
+-- Lease rows of "ready" that this transaction has locked or inserted.
 CREATE OR REPLACE FUNCTION tidemill.claim_rows(
     rows tid[], me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
     OUT got int, OUT leases bytea)
@@ -159,7 +159,7 @@ BEGIN
     PERFORM flow(ends, t, p);
 END $$;
 
--- A lease as it travels; encoding.py reads it.
+-- Pack a lease; encoding.py reads the bytes.
 CREATE OR REPLACE FUNCTION tidemill.pack(
     token bigint, attempt int, losses int, rank bigint, seq bigint, timeout float8, leased float8,
     ttr float8, envelope bytea, inputs text[]) RETURNS bytea
@@ -170,7 +170,7 @@ LANGUAGE sql STABLE AS $$
         || CASE WHEN inputs IS NULL THEN '\x00000000' ELSE tidemill.pack_inputs(inputs) END
 $$;
 
--- The ready jobs an owner wants: a count, queues (none means all), and how.
+-- Lease the ready jobs that an owner wants: by count, queues (NULL means all) and mode.
 CREATE OR REPLACE FUNCTION tidemill.take_ready(
     w tidemill.want, limits boolean, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
     INOUT last_queue int, OUT got int, OUT leases bytea)
@@ -185,7 +185,7 @@ DECLARE
 BEGIN
     got := 0;
     leases := '';
-    -- What was lost with its worker comes first, and alone of its kind.
+    -- Suspects, which were lost with their worker, come first, and only one at a time.
     IF w.alone AND w.tasks THEN
         lost := ARRAY (SELECT l FROM unnest(lines) AS l WHERE l & 3 = 2);
         IF cardinality(lost) > 0 THEN
@@ -218,8 +218,8 @@ BEGIN
         turns := ARRAY (SELECT DISTINCT l / 4 FROM unnest(lines) AS l);
         turns := ARRAY (SELECT n FROM unnest(turns) AS n ORDER BY n <= take_ready.last_queue, n);
     END IF;
-    -- Strict: each queue until it is empty. Fair: every queue its share, again until the hand is full
-    -- or nothing is left.
+    -- Strict: take from each queue until it is empty. Fair: take a share from every queue, and repeat until
+    -- the want is full or nothing is left.
     WHILE got < w.count AND cardinality(turns) > 0 LOOP
         share := CASE WHEN w.mode = 'strict' THEN w.count
                       ELSE greatest(1, (w.count - got) / cardinality(turns)) END;

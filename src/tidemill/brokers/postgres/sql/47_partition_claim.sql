@@ -1,6 +1,6 @@
--- Leasing where there are limits. What may start is what is ready in lines of queues whose gate lets it,
--- and of each lane that stands there as many as its gate lets. Gates at which somebody else is are passed
--- over: that one tells us when it is done.
+-- Leasing under limits. Ready jobs may start in lines of queues whose limiter admits them. Of each partition
+-- that stands in such a line, as many jobs may start as its limiter admits. Limiters that another transaction
+-- holds are passed over: that transaction wakes us when it is done.
 
 CREATE OR REPLACE FUNCTION tidemill.claim_limited(
     lines int[], most int, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
@@ -30,7 +30,7 @@ BEGIN
             leases := leases || taken.leases;
             CONTINUE;
         END IF;
-        -- Several queues, gates and lanes together: one at a time, then the order is plain.
+        -- Several queues with limiters, and partitions: take one job at a time, which keeps the order simple.
         taken := claim_pass(able.lines, able.rooms, able.gates,
                             CASE WHEN able.mixed THEN 1 ELSE most - got END, who, t, p);
         EXIT WHEN NOT taken.moved;
@@ -39,8 +39,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Those of some lines whose queue lets something start, and how many; gates of queues that are ours now.
--- "plain": no lane stands there, and what may start is a number.
+-- Those of some lines whose queue lets jobs start, and how many; also the limiters of queues that we hold now.
+-- "plain": no partition stands there, and one count limits the jobs that may start.
 CREATE OR REPLACE FUNCTION tidemill.open_lines(
     wanted int[], most int, t float8,
     OUT lines int[], OUT rooms int[], OUT gates text[], OUT plain boolean, OUT mixed boolean)
@@ -79,9 +79,9 @@ BEGIN
     plain := plain AND (queues = 1 OR gates = '{}');
 END $$;
 
--- One pass: of several ranks, where lanes stand, only the first, since then each lane stands elsewhere.
--- There keys take turns: after the first of each lane come the second ones, in the same order. "moved"
--- says that another pass may find more.
+-- One pass. Where partitions stand, it takes only the first rank, since each partition stands elsewhere after
+-- that. In a rank, keys take turns: the first job of each partition, then the second jobs in the same order.
+-- "moved" says that another pass may find more.
 CREATE OR REPLACE FUNCTION tidemill.claim_pass(
     lines int[], rooms int[], gates text[], most int, who tidemill.claimant, t float8, p tidemill.prefs,
     OUT moved boolean, OUT got int, OUT leases bytea)
@@ -127,7 +127,7 @@ BEGIN
         c.free := free_of_keys(c.seqs, t);
     END IF;
     IF cardinality(c.seqs) > 0 AND cardinality(c.free) > 0 THEN
-        -- Each start of a lane with a key is given a number: there the lane stands from then on.
+        -- Each start in a partition with a key draws a number: there the partition stands from then on.
         fresh := CASE WHEN 1 <= ANY (c.turns) THEN ARRAY (
             SELECT nextval('acceptance') FROM generate_series(1, cardinality(c.seqs))) END;
         lent := lease_chosen(c, fresh, who, t);
@@ -146,21 +146,21 @@ BEGIN
         PERFORM flow(ends, t, p);
     END IF;
     PERFORM renew_gates(lanes || gates, now);
-    IF got = 0 AND lanes <> '{}' THEN  -- what stood before others stands no more
+    IF got = 0 AND lanes <> '{}' THEN  -- partitions that stood first may stand no more
         moved := moved OR NOT EXISTS (SELECT FROM stand WHERE lane = ANY (lanes) AND line = ANY (lines));
     END IF;
 END $$;
 
--- The next ones, in order, of rows of "ready" and of lanes that are ours, and stand there with a job of
--- that cost. "turns" is 0 for what keeps to
--- the order of acceptance, else 1 for the first of a lane with a key, 2 for the second, and so on.
+-- Choose the next jobs, in order: from rows of "ready", and from partitions that we hold and that stand there
+-- with a job of this cost. "turns" is 0 for jobs in the order of acceptance. For a partition with a key it is 1
+-- for the first job, 2 for the second, and so on.
 CREATE OR REPLACE FUNCTION tidemill.choose(
     plain tid[], ours text[], costs float8[], first bigint, lines int[], rooms int[], most int, now float8)
 RETURNS tidemill.chosen_jobs
 LANGUAGE plpgsql AS $$
 DECLARE
     c     chosen_jobs;
-    share int := greatest(1, ceil(most::float8 / greatest(1, coalesce(cardinality(ours), 1))));  -- of each lane
+    share int := greatest(1, ceil(most::float8 / greatest(1, coalesce(cardinality(ours), 1))));  -- of each partition
 BEGIN
     WITH of_lanes AS MATERIALIZED (
         SELECT o.id AS lane, right(o.id, 1) <> chr(31) AS keyed, (y.g).turn,
@@ -178,8 +178,8 @@ BEGIN
                 ORDER BY seq LIMIT least(o.room, share) FOR UPDATE SKIP LOCKED) AS q
             ORDER BY q.seq LIMIT least(o.room, share)) AS p
     ), fits AS (
-        -- What costs otherwise goes by itself. Where a lane may have more, what may come behind that is
-        -- left to the next pass: of a lane with a key it is the next turn.
+        -- A job with a cost other than 1 goes alone. Where a partition may start more jobs, the next pass takes
+        -- the jobs that may come after them; for a partition with a key, the jobs of the next turn.
         SELECT *, bool_or(cost <> 1) OVER (PARTITION BY lane ORDER BY seq) AS other,
                bool_or(cost <> 1) OVER (PARTITION BY lane)
                OR NOT keyed AND room > share AND count(*) OVER (PARTITION BY lane) = share AS cut,
@@ -212,7 +212,7 @@ BEGIN
     RETURN c;
 END $$;
 
--- Jobs without those that have expired and whose key another step has locked: see without_held.
+-- Jobs, without expired jobs whose key another step has locked: see without_held.
 CREATE OR REPLACE FUNCTION tidemill.free_of_keys(jobs bigint[], t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -224,7 +224,7 @@ BEGIN
               ELSE true END);
 END $$;
 
--- Lease the jobs chosen that are free. Returns the started jobs with their lanes and costs, and the expired jobs.
+-- Lease the chosen jobs that are free. Returns the started jobs with their partitions and costs, and expired jobs.
 CREATE OR REPLACE FUNCTION tidemill.lease_chosen(
     picked tidemill.chosen_jobs, drawn bigint[], who tidemill.claimant, t float8)
 RETURNS tidemill.leased_jobs
@@ -273,7 +273,7 @@ BEGIN
     RETURN leased;
 END $$;
 
--- Jobs of lanes have started: their tokens are taken.
+-- Take the tokens of jobs that have started in partitions.
 CREATE OR REPLACE FUNCTION tidemill.start_lanes(
     lanes text[], costs float8[], fresh bigint[], now float8) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -290,7 +290,7 @@ BEGIN
     WHERE gate.ctid = y.row;
 END $$;
 
--- The same of queues, where jobs in these lines have started.
+-- The same for queues, where jobs in these lines have started.
 CREATE OR REPLACE FUNCTION tidemill.start_queues(gates text[], lines int[], now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,7 +1,7 @@
--- Leases that lie with the carrier: their owner is 0, whom nobody takes for one. They are shown as ready,
--- and counted as running, as limits do; "carried" says how many of those they are.
+-- Leases at the carrier. Their owner is 0, which is no real owner. Their jobs are shown as ready. Tallies and
+-- limits count them as running; "carried" counts how many of the running jobs are at the carrier.
 
--- Hand leases over, in bulk. Places of those that could be.
+-- Hand leases over to the carrier, in bulk. Returns the places of the leases that could be handed over.
 CREATE OR REPLACE FUNCTION tidemill.carry(me int, tokens bigint[], t float8) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -26,7 +26,7 @@ BEGIN
         WHERE ctid = ANY (ARRAY (SELECT row FROM v)) RETURNING line, seq, lane, leased
     ), counted AS (
         INSERT INTO tally (queue, carried) SELECT line / 4, count(*) FROM gone GROUP BY 1
-    ), aside AS (  -- its tokens come back, and nobody else gets them before it starts
+    ), aside AS (  -- a job's tokens come back, and are held for it until it starts
         INSERT INTO inbox (gate, back, cost, held)
         SELECT x.gate, floor(leased * 1e6), x.cost, x.held FROM gone CROSS JOIN LATERAL (
             SELECT gone.lane, job.cost, job.cost FROM job WHERE job.seq = gone.seq AND gone.lane IS NOT NULL
@@ -37,9 +37,9 @@ BEGIN
     RETURN coalesce(carried, '{}');
 END $$;
 
--- Have leases of the carrier, named by token and id, be an owner's. Places of those that are. Where a queue
--- is paused, or the store departs, they go back. What a relay has published, and not handed over yet, it
--- hands over now; what is not to run any more it sees to itself.
+-- Give leases of the carrier, named by token and id, to an owner. Returns the places of the leases that it gets.
+-- Leases go back where a queue is paused, a job has expired, or the store departs. First hand over leases that a
+-- relay has published but not handed over yet. The relay itself settles jobs that are not to run any more.
 CREATE OR REPLACE FUNCTION tidemill.take_carried(
     me int, tokens bigint[], ids text[], consumes boolean, t float8) RETURNS int[]
 LANGUAGE plpgsql AS $$
@@ -84,8 +84,8 @@ BEGIN
     RETURN coalesce(taken, '{}');
 END $$;
 
--- Take a job from the carrier, as if it had never been leased; false when it is not there. Its token is
--- no longer good.
+-- Take a job from the carrier, as if it had never been leased; false when it is not there. Its token becomes
+-- invalid.
 CREATE OR REPLACE FUNCTION tidemill.leave_carrier(job_seq bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -105,7 +105,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- To its line, for a job that the carrier may have.
+-- Bring a job back to its line, if the carrier has it.
 CREATE OR REPLACE FUNCTION tidemill.bring_back(job_seq bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -115,7 +115,7 @@ BEGIN
     END IF;
 END $$;
 
--- Give back some of what lies there; how many that were.
+-- Bring back some jobs of the carrier, up to "most"; return how many.
 CREATE OR REPLACE FUNCTION tidemill.recall(most int, p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -130,7 +130,7 @@ BEGIN
     RETURN cardinality(here);
 END $$;
 
--- The places of an array without some.
+-- The places of an array, without some places.
 CREATE OR REPLACE FUNCTION tidemill.without(places int[], whole bigint[]) RETURNS int[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY (SELECT generate_series(1, cardinality(whole)) EXCEPT SELECT unnest(places) ORDER BY 1)

@@ -1,7 +1,7 @@
 -- The parts of a step: lock, settle, lease, tell, close.
 
--- Lock what a step may change, or wait for, in the order in which all lock: keys, what is behind the
--- jobs that it may end or that its followers name, leases. Returns what lock_flows does.
+-- Lock the rows that a step may change or wait for, in the order that all transactions use: keys, then the
+-- children of jobs that it may end or that followers name, then leases. Returns the result of lock_flows.
 CREATE OR REPLACE FUNCTION tidemill.lock_step(
     req tidemill.step_request, shapes jsonb, others bigint[], seen bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -41,7 +41,7 @@ BEGIN
     RETURN flows;
 END $$;
 
--- Settle what a request hands in: notes, verdicts, leases for the carrier, touches.
+-- Settle a request: notes, verdicts, leases for the carrier, touches.
 CREATE OR REPLACE FUNCTION tidemill.settle_step(
     req tidemill.step_request, followers tidemill.batch, my_name text, limited boolean, t float8,
     p tidemill.prefs) RETURNS tidemill.step_settled
@@ -87,7 +87,7 @@ BEGIN
     RETURN did;
 END $$;
 
--- Verdicts as they are sent, in order.
+-- Unpack the verdicts of a request, in order.
 CREATE OR REPLACE FUNCTION tidemill.verdicts_of(verdicts jsonb) RETURNS SETOF tidemill.verdict
 LANGUAGE sql IMMUTABLE AS $$
     SELECT x.token, x.outcome, x.delay, x.error, x.traceback, x.started, x.ended,
@@ -99,7 +99,7 @@ LANGUAGE sql IMMUTABLE AS $$
     ORDER BY n
 $$;
 
--- Hand leases over to the carrier. A lease that the carrier cannot have goes back.
+-- Hand leases over to the carrier. A lease that cannot be handed over goes back.
 CREATE OR REPLACE FUNCTION tidemill.hand_over(
     did tidemill.step_settled, req tidemill.step_request, my_name text, t float8, p tidemill.prefs)
 RETURNS tidemill.step_settled
@@ -115,7 +115,7 @@ BEGIN
     RETURN did;
 END $$;
 
--- Lease what an owner wants, unless the store is being left: "leaves" is where to.
+-- Lease the jobs that an owner wants, unless the store departs: then "leaves" is the new URL.
 CREATE OR REPLACE FUNCTION tidemill.claim_step(
     req tidemill.step_request, w tidemill.want, limited boolean, consumes boolean, t float8,
     p tidemill.prefs, INOUT last_queue int, OUT leaves text, OUT got int, OUT leases bytea)
@@ -137,7 +137,7 @@ BEGIN
     END IF;
 END $$;
 
--- What a step does that is not a repeated one: settle, count down what is behind, take, lease.
+-- Do a step that is not repeated: settle, count down children, take from the carrier, lease.
 CREATE OR REPLACE FUNCTION tidemill.run_step(
     INOUT r tidemill.step_reply, INOUT mine tidemill.pulse, req tidemill.step_request,
     followers tidemill.batch, w tidemill.want, flows bigint[], my_name text, consumes boolean, t float8,
@@ -171,7 +171,7 @@ BEGIN
               AND req.take_tokens = '{}' AND r.answer -> 'commands' = '[]';
 END $$;
 
--- The commands that an owner has yet to hear. They stay until the step after, should this reply be lost.
+-- The commands that an owner has yet to hear. They stay until its next step, in case this reply is lost.
 CREATE OR REPLACE FUNCTION tidemill.tell_commands(who int, this bigint) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -187,7 +187,7 @@ BEGIN
     RETURN commands;
 END $$;
 
--- What a step told and leased, for a repeated step.
+-- The commands and leases of a step, for its repetition.
 CREATE OR REPLACE FUNCTION tidemill.repeat_reply(
     who int, this bigint, OUT commands jsonb, OUT leases bytea)
 LANGUAGE plpgsql AS $$
@@ -199,7 +199,7 @@ BEGIN
     INTO leases FROM lease AS l JOIN job AS j USING (seq) WHERE l.owner = who AND l.serial = this;
 END $$;
 
--- Complete the reply, and keep what a step did and how its owner sleeps.
+-- Complete the reply. Keep the results of the step, and how its owner sleeps.
 CREATE OR REPLACE FUNCTION tidemill.close_step(
     r tidemill.step_reply, this bigint, w tidemill.want, mine tidemill.pulse, behind boolean,
     strays bigint[], t float8, p tidemill.prefs) RETURNS tidemill.step_reply

@@ -1,8 +1,8 @@
--- One step of an owner: what it hands in and takes. Its parts are in 49_step.sql.
+-- A step of an owner: it hands in verdicts and takes jobs. The parts of a step are in 49_step.sql.
 
--- The first transaction of a step: note, settle, touch, take, lease, in that order. A step that is
--- repeated is answered from what was kept of it. A step with the serial 0 is made on behalf of a remote
--- owner: what it hands in counts, and the owner's own steps go on as if there had been none.
+-- The first transaction of a step: note, settle, touch, take, lease, in that order. The answer to a
+-- repeated step comes from the kept results. A step with the serial 0 is made on behalf of a remote owner:
+-- its verdicts count, but it does not disturb the series of the owner's own steps.
 CREATE OR REPLACE FUNCTION tidemill.step(
     req tidemill.step_request, followers tidemill.batch, w tidemill.want, p tidemill.prefs)
 RETURNS tidemill.step_reply
@@ -29,7 +29,7 @@ BEGIN
         r.answer := '{"gone": true}';
         RETURN r;
     END IF;
-    IF req.serial < mine.serial AND req.serial > 0 THEN  -- it was stuck on its way, and nobody waits for it any more
+    IF req.serial < mine.serial AND req.serial > 0 THEN  -- the step comes late, and nobody waits for it
         r.answer := jsonb_build_object('last', mine.serial);
         RETURN r;
     END IF;
@@ -48,16 +48,16 @@ BEGIN
     r.limited := who.limited OR coalesce(jsonb_path_exists(followers.shapes, '$[*].lane'), false);
     IF NOT who.up THEN
         PERFORM come_back();
-        r.moved := true;  -- and is to be on disk
+        r.moved := true;  -- the commit must reach the disk
     END IF;
-    -- Handed to us while we slept, and never heard of.
+    -- Leases handed to this owner while it slept, which it has not heard of.
     unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (req.heard));
     IF NOT again THEN
         PERFORM lock_unknown(req.verdicts);
         seen := end_by_time(t);
         flows := lock_step(req, followers.shapes, req.touch_tokens || unheard, seen);
     END IF;
-    mine.handed := CASE WHEN w.mode IS NULL THEN unheard ELSE '{}' END;  -- they wait for a step that wants any
+    mine.handed := CASE WHEN w.mode IS NULL THEN unheard ELSE '{}' END;  -- kept for a step with a want
     IF w.mode IS NOT NULL AND cardinality(unheard) > 0 THEN
         r.moved := true;
         handed := fetch_handed(req.me, who.name, req.serial, unheard, CASE
@@ -84,8 +84,8 @@ BEGIN
     RETURN close_step(r, req.serial, w, mine, behind, strays, t, p);
 END $$;
 
--- Look once more, now that all can see that we are about to sleep. Whoever puts a job looks for
--- sleepers after its commit: if it did not see us, its job was there before this look.
+-- Look once more, after the commit that marks this owner asleep. A put looks for sleeping owners after
+-- its commit. If it did not see this owner, its job was there before this look.
 CREATE OR REPLACE FUNCTION tidemill.look_again(
     me int, this bigint, this_turn bigint, limited boolean, w tidemill.want, p tidemill.prefs,
     OUT leases bytea, OUT due float8)
@@ -100,12 +100,12 @@ DECLARE
     d     float8;
 BEGIN
     leases := '';
-    -- Nothing to see, mostly: then nothing is written either.
+    -- Mostly there is no job: then write nothing.
     IF (cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0 OR has_unknown(w.knows, w.queues))
        AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
-        -- The client may have lost us and sent the step again: what we took now, nobody would hear of.
-        -- And what it was handed since it has yet to hear.
+        -- The client may have lost this connection and repeated the step: nobody would hear of jobs that we
+        -- take now. And the owner has yet to hear of jobs handed to it since.
         IF FOUND AND mine.turn = this_turn AND mine.handed = '{}' THEN
             t := clock(p);
             SELECT kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
@@ -118,7 +118,7 @@ BEGIN
         END IF;
     END IF;
     d := next_step(limited);
-    IF limited THEN  -- a gate may open later than the step said: nobody is to rely on us before
+    IF limited THEN  -- a limiter may open later than the step said: nobody may rely on us before
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;
     due := d - clock(p);
@@ -128,8 +128,8 @@ BEGIN
     END IF;
 END $$;
 
--- One step: two transactions, one round trip. The second commit need not reach the disk unless
--- something was leased in it.
+-- A step: two transactions, one round trip. The second commit need not reach the disk unless it leases
+-- jobs.
 CREATE OR REPLACE PROCEDURE tidemill.exchange(
     req tidemill.step_request, followers tidemill.batch, w tidemill.want, p tidemill.prefs, chores int,
     INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
@@ -137,7 +137,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     s    record;
     a    record;
-    mine int := req.me;  -- not woken, since it has looked
+    mine int := req.me;  -- ring does not wake this owner, which has looked
 BEGIN
     s := tidemill.step(req, followers, w, p);
     answer := s.answer;
@@ -150,13 +150,13 @@ BEGIN
         CALL tidemill.open_gates(p);
     END IF;
     IF s.hungry > 0 THEN
-        s.limited := s.limited OR EXISTS (SELECT FROM tidemill.terms);  -- it may be the first, and have come just now
+        s.limited := s.limited OR EXISTS (SELECT FROM tidemill.terms);  -- the first limit may have come just now
         BEGIN
             a := tidemill.look_again(req.me, req.serial, s.turn, s.limited, w, p);
         EXCEPTION
             WHEN serialization_failure OR deadlock_detected THEN
                 RAISE;
-            WHEN OTHERS THEN  -- the step counts all the same: it is to be sent again, and answered
+            WHEN OTHERS THEN  -- the step counts: the client is to repeat it
                 RAISE EXCEPTION USING ERRCODE = 'TM005', MESSAGE = SQLERRM;
         END;
         more := a.leases;
@@ -166,10 +166,10 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     IF s.hungry > 0 AND s.limited THEN
-        COMMIT;  -- who came to a gate while we were there did not get it, and is to be seen now
+        COMMIT;  -- others may have missed a limiter while we held it: see their events now
         IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
             CALL tidemill.open_gates(p);
-            mine := 0;  -- what that opens may be for us, who have looked before
+            mine := 0;  -- jobs that this opens may be for this owner, which has looked before
         END IF;
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;

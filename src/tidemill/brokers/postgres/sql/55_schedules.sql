@@ -1,15 +1,15 @@
--- Schedules: records that come due, are handed out, and change by compare-and-set. Whoever is handed one
--- has it for a second: then another gets it, should it not have changed. Nothing but work hangs on that.
+-- Schedules: records that come due, are handed out, and change by compare-and-set. An owner claims a schedule
+-- for a second; then another owner gets it, if it has not changed. A lost claim costs only repeated work.
 
--- When the next is to be handed out; NULL when none will be.
+-- When the next schedule is to be handed out; NULL when no schedule will be.
 CREATE OR REPLACE FUNCTION tidemill.next_firing() RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT next FROM schedule WHERE next IS NOT NULL ORDER BY next LIMIT 1);
 END $$;
 
--- Those that are due, at most so many, by which time, and in how many seconds the next is.
-DROP FUNCTION IF EXISTS tidemill.hand_out(int, tidemill.prefs); -- what it returns may have changed
+-- Hand out due schedules, up to "most". "wall" is the time of the server, "wait" the seconds until the next is due.
+DROP FUNCTION IF EXISTS tidemill.hand_out(int, tidemill.prefs); -- its results may have changed
 CREATE FUNCTION tidemill.hand_out(
     most int, p tidemill.prefs,
     OUT names text[], OUT versions bigint[], OUT dues float8[], OUT bodies bytea[], OUT wait float8,
@@ -22,7 +22,7 @@ BEGIN
     IF EXISTS (SELECT FROM departure) THEN
         RETURN;
     END IF;
-    -- Nothing hangs on a claim: it need not wait for the disk.
+    -- A claim may be lost: its commit need not wait for the disk.
     PERFORM set_config('synchronous_commit', 'off', true);
     WITH mine AS MATERIALIZED (
         SELECT name FROM schedule WHERE next <= t ORDER BY next LIMIT most FOR UPDATE SKIP LOCKED
@@ -37,7 +37,7 @@ BEGIN
     wall := t;
 END $$;
 
--- Change one record, if it still has the version expected. "sooner": it comes due earlier than it did.
+-- Change one record, if it still has the expected version. "sooner": the record comes due earlier than before.
 CREATE OR REPLACE FUNCTION tidemill.change_one(
     which text, expect bigint, new_due float8, new_body bytea, gone boolean,
     OUT done boolean, OUT new_version bigint, OUT sooner boolean)
@@ -91,8 +91,8 @@ BEGIN
     RETURN CASE WHEN put_one(g, false, t, p) ->> 0 IN ('kept', 'merged') THEN 'key' END;
 END $$;
 
--- Put the jobs of the changes that were made: "owners" says to which of them each belongs. The answer
--- tells for each change why jobs were left out.
+-- Put the jobs of the changes that were made; "owners" has the number of each job's change. The answer tells
+-- for each change why jobs were left out.
 CREATE OR REPLACE FUNCTION tidemill.put_fired(
     new_jobs tidemill.batch, owners int[], made boolean[], p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql AS $$
@@ -113,7 +113,7 @@ BEGIN
     IF cardinality(chosen) = 0 THEN
         RETURN left_out;
     END IF;
-    -- As in put_jobs: whoever fills a bounded queue does so alone.
+    -- As in put_jobs: only one transaction fills a bounded queue at a time.
     FOR one IN
         SELECT number FROM queue
         WHERE number IN (SELECT (s ->> 'line')::int / 4 FROM jsonb_array_elements(shapes) AS s)
@@ -139,7 +139,7 @@ BEGIN
     END IF;
     seen := end_by_time(t);
     PERFORM lock_keys(seen, keys_of(shapes));
-    PERFORM come_due(seen, t, p);  -- a job whose time has passed must not keep another out
+    PERFORM come_due(seen, t, p);  -- an expired job must not keep another job out
     FOR g IN SELECT * FROM unpack(new_jobs) ORDER BY ord LOOP
         CONTINUE WHEN NOT g.ord = ANY (chosen);
         why := put_if_it_fits(g, t, p);
@@ -151,7 +151,7 @@ BEGIN
     RETURN left_out;
 END $$;
 
--- Change those records that still have the version expected: each is there, and named once.
+-- Change the records that still have the expected version. No change makes a record, and no name comes twice.
 CREATE OR REPLACE FUNCTION tidemill.change_known(
     names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[],
     OUT made boolean[], OUT versions bigint[], OUT sooner boolean)
@@ -180,7 +180,7 @@ BEGIN
     FROM generate_series(1, cardinality(names)) AS n LEFT JOIN did USING (n);
 END $$;
 
--- What has become of a record all jobs of which were left out.
+-- Give a record its other due time and body, since all its jobs were left out.
 CREATE OR REPLACE FUNCTION tidemill.change_instead(
     which text, new_due float8, new_body bytea, OUT new_version bigint)
 LANGUAGE sql AS $$
@@ -191,8 +191,8 @@ LANGUAGE sql AS $$
     RETURNING s.version;
 $$;
 
--- Change records and put their jobs, each of the changes by itself. The answer has for each: done, its
--- new version, why jobs were left out; and whether somebody must sleep shorter.
+-- Change records and put their jobs; each change counts by itself. The answer has for each change: done, the
+-- new version, why jobs were left out. "sooner" says that owners must sleep shorter.
 CREATE OR REPLACE FUNCTION tidemill.change_all(
     changes tidemill.schedule_changes, new_jobs tidemill.batch, p tidemill.prefs,
     OUT answer jsonb, OUT sooner boolean)
@@ -210,7 +210,7 @@ DECLARE
 BEGIN
     sooner := false;
     PERFORM check_here();
-    -- One at a time: two that change the same names in different orders would wait for each other.
+    -- One transaction at a time: two that change the same names in different orders would deadlock.
     PERFORM pg_advisory_xact_lock('schedule'::regclass::oid::int, 0);
     IF 0 = ANY (changes.expects)
        OR cardinality(names) > (SELECT count(DISTINCT name) FROM unnest(names) AS u (name))
@@ -243,7 +243,7 @@ BEGIN
         FROM generate_series(1, cardinality(names)) AS n);
 END $$;
 
--- Owners that see to schedules look again.
+-- Wake the owners that fire schedules, to look again.
 CREATE OR REPLACE FUNCTION tidemill.fire_sooner() RETURNS void
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
@@ -252,7 +252,7 @@ EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'nobody was told of schedules: %', SQLERRM;
 END $$;
 
--- One call, committed; then those who sleep are told, as after a put.
+-- One call: commit the changes, then wake sleeping owners, as after a put.
 CREATE OR REPLACE PROCEDURE tidemill.change_schedules(
     client text, this bigint, changes tidemill.schedule_changes, new_jobs tidemill.batch,
     p tidemill.prefs, INOUT answer jsonb)
@@ -265,7 +265,7 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO tidemill.call (line, serial, seen) VALUES (client, this, tidemill.clock(p))
         ON CONFLICT DO NOTHING;
-        IF NOT FOUND THEN  -- it was done before
+        IF NOT FOUND THEN  -- this call was done before
             SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
             COMMIT;
             PERFORM tidemill.ring_again(p);

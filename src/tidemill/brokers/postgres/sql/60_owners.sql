@@ -1,4 +1,4 @@
--- The owners on the list, dead or alive, and what they are told.
+-- The list of owners, dead or alive, and their commands and notifications.
 
 CREATE OR REPLACE FUNCTION tidemill.attach(
     new_id text, new_name text, new_kind text, new_host text, new_channel text, has_lock boolean,
@@ -29,7 +29,7 @@ BEGIN
     RETURN new_number;
 END $$;
 
--- An owner elsewhere, if there is one of that id.
+-- The remote owner with this id, if there is one.
 CREATE OR REPLACE FUNCTION tidemill.elsewhere(who text, p tidemill.prefs)
 RETURNS TABLE (number int, facts bytea)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -37,7 +37,7 @@ BEGIN
     RETURN QUERY SELECT owner.number, owner.facts FROM owner WHERE owner.id = who AND owner.lease > 0;
 END $$;
 
--- An owner elsewhere hears in another process from now on, if it is on the list.
+-- Let a remote owner hear in another process from now on; false when it is not on the list.
 CREATE OR REPLACE FUNCTION tidemill.hear(who int, new_channel text, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
@@ -46,13 +46,13 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE owner SET channel = new_channel WHERE number = who;
-    -- What was said to it may have been lost with the process it heard in before.
+    -- Notifications may have been lost with the process in which it heard before.
     PERFORM tell_all('all');
     RETURN true;
 END $$;
 
--- What the silence of owners elsewhere is counted by: each of their words has a turn of its own. "holds"
--- says that it is not counted now, since the ttr of a message runs that a consumer has.
+-- The signs of life of remote owners, by which their silence is counted: each step has its own turn. "holds"
+-- says that silence does not count now, since the ttr of a message runs that the consumer holds.
 CREATE OR REPLACE FUNCTION tidemill.words(p tidemill.prefs)
 RETURNS TABLE (number int, id text, lease float8, turn bigint, holds boolean)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -63,7 +63,7 @@ BEGIN
     FROM owner AS o JOIN pulse ON pulse.owner = o.number WHERE o.lease > 0;
 END $$;
 
--- Give up an owner elsewhere that was silent, unless it has said something since.
+-- Give up a silent remote owner, unless it has made a step since.
 CREATE OR REPLACE FUNCTION tidemill.give_up(who text, last_turn bigint, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
@@ -75,15 +75,15 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Everybody who listens to this store hears a word.
+-- Send a word to every process that listens to this store.
 CREATE OR REPLACE FUNCTION tidemill.tell_all(word text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('tidemill_' || 'owner'::regclass::oid, word);
 END $$;
 
--- Take an owner off the list; what it held goes back by the witness's account, or, without one, with
--- a loss each. Returns how much that was.
+-- Take an owner off the list. Its leases go back by the witness's account, or with a loss each when there is
+-- no witness. Returns how many leases it had.
 CREATE OR REPLACE FUNCTION tidemill.let_go(
     who text, witness boolean, ran bigint[], causes text[], p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -91,7 +91,7 @@ DECLARE
     o    record;
     held int;
 BEGIN
-    -- Its pulse first: a step of its own that runs now ends before, and none begins after.
+    -- Lock its pulse first: a running step of this owner ends before, and no step begins after.
     SELECT owner.number, owner.name, owner.channel, owner.kind INTO o
     FROM owner JOIN pulse ON pulse.owner = owner.number WHERE owner.id = who FOR UPDATE OF pulse;
     IF NOT FOUND THEN
@@ -102,28 +102,28 @@ BEGIN
     DELETE FROM command WHERE owner = o.number;
     DELETE FROM pulse WHERE owner = o.number;
     DELETE FROM owner WHERE number = o.number;
-    -- All look again: a hint that it was given and did not follow is somebody else's now.
+    -- All owners look again: another owner must follow a hint that this owner got and did not follow.
     PERFORM tell_all('all');
     RETURN held;
 END $$;
 
--- What a consumer runs is all it has taken.
+-- The tokens of all leases of a consumer: it runs all jobs that it has taken.
 CREATE OR REPLACE FUNCTION tidemill.tokens_of(who int) RETURNS bigint[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     RETURN ARRAY (SELECT token FROM lease WHERE owner = who);
 END $$;
 
--- True while somebody holds the session lock of an owner.
+-- True while a session holds the lock of an owner.
 CREATE OR REPLACE FUNCTION tidemill.is_locked(who int) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     RETURN NOT pg_try_advisory_xact_lock_shared('owner'::regclass::oid::int, who);
 END $$;
 
--- Owners as a reaper sees them: how long their lease has run out, negative while it has not, and
--- whether the lock that says that they live is held. A message's ttr is its own promise: a consumer
--- is not late while one that it holds runs.
+-- The list of owners, for a reaper. "late" is the seconds since an owner's lease ran out, negative before that.
+-- "locked" says whether the owner has a session lock to show that it lives. A message's ttr is a promise of its
+-- own: a consumer is not late while the ttr of a message that it holds runs.
 CREATE OR REPLACE FUNCTION tidemill.roster(p tidemill.prefs)
 RETURNS TABLE (number int, id text, kind text, host text, locked boolean, late float8, facts bytea,
                lease float8)
@@ -152,8 +152,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- What is done by the clock: what comes due, what is pruned, what nobody needs any more. True when
--- there is more of it than one call should do.
+-- Do the work of the clock: move due jobs, prune, and delete rows that nobody needs any more. "more" says that
+-- more is left than one call should do.
 CREATE OR REPLACE PROCEDURE tidemill.tick(most int, p tidemill.prefs, INOUT more boolean)
 LANGUAGE plpgsql AS $$
 BEGIN

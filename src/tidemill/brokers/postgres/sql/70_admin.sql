@@ -1,6 +1,6 @@
--- Acting on jobs by their ids: each says whether it did anything. Whoever sleeps or waits looks again.
+-- Acts on jobs by their ids: each act says whether it did anything. Sleeping owners and waiters look again.
 
--- A call that changes something, on a line of a client: whether it is new, and else what it was told.
+-- Begin a call that changes something, on a connection of a client. "told" is the kept answer of a repeated call.
 CREATE OR REPLACE FUNCTION tidemill.begin_call(
     client text, this bigint, p tidemill.prefs, OUT fresh boolean, OUT told jsonb)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -16,7 +16,7 @@ BEGIN
     END IF;
 END $$;
 
--- What it came to, kept for when the reply is lost.
+-- Keep the answer of a call, in case the reply is lost.
 CREATE OR REPLACE FUNCTION tidemill.end_call(client text, said jsonb) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
@@ -58,8 +58,8 @@ BEGIN
     RETURN done;
 END $$;
 
--- Make failed, cancelled or expired jobs ready, as a new run, and scheduled ones; the trail stays. With
--- "how" = force also those that succeeded, or whose key a success holds.
+-- Make scheduled jobs ready, and failed, cancelled or expired jobs, these as a new run; the trail stays. With
+-- "how" = force, also jobs that succeeded, and jobs whose key a success holds.
 CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], how text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -103,7 +103,7 @@ BEGIN
     END IF;
     SELECT * INTO d FROM done WHERE seq = j.seq FOR UPDATE;
     IF NOT FOUND OR d.state = 4 AND NOT (force AND NOT j.linked)
-        OR EXISTS (SELECT FROM behind WHERE seq = j.seq AND waits = 'barrier') THEN  -- never run
+        OR EXISTS (SELECT FROM behind WHERE seq = j.seq AND waits = 'barrier') THEN  -- a barrier never runs
         RETURN false;
     END IF;
     IF j.key IS NOT NULL THEN  -- at most one unfinished job per key
@@ -126,7 +126,7 @@ BEGIN
         attempt = 0, tries = policy,
         losses = 0, line = CASE WHEN line & 3 = 2 THEN line - 2 ELSE line END, cancelling = false,
         error = '', expires = 0, due = 0, returns = returns + 1,
-        trail = CASE WHEN d.attempt IS NULL THEN trail ELSE  -- its last attempt just succeeded
+        trail = CASE WHEN d.attempt IS NULL THEN trail ELSE  -- add its last attempt, a success
             coalesce(trail, '[]') || jsonb_build_array(jsonb_build_array(
                 d.attempt, d.worker, d.leased, d.started, d.ended, 0, '', '', run_of(trail, d.attempt)))
             END
@@ -188,11 +188,11 @@ BEGIN
     RETURN true;
 END $$;
 
--- The jobs that a purge of a queue finds in its next piece, and the place of the piece after that; NULL at the
--- end. A piece looks at "most" jobs: first at those of all queues that are scheduled, or wait, then at those of all
--- queues that are under limits, then at those that are ready here. A job that comes due meanwhile is found in a
--- later piece. Jobs are deleted in the order of acceptance. A job that waits for other jobs was put before them: so
--- the purge deletes that job first, and does not cancel it.
+-- The jobs of the next piece of a purge, and the place of the piece after that. A piece looks at "most" jobs. The
+-- purge looks first at scheduled or waiting jobs of all queues, then at jobs of all queues under limits. Ready jobs
+-- of this queue come last. A job that comes due meanwhile is found in a later piece. Jobs are deleted in the order
+-- of acceptance. A job that waits for other jobs was put before them. So the purge deletes the waiting job first,
+-- and does not cancel it.
 CREATE OR REPLACE FUNCTION tidemill.purge_piece(
     q int, most int, place jsonb, OUT here bigint[], OUT next jsonb)
 LANGUAGE plpgsql AS $$
@@ -228,8 +228,8 @@ BEGIN
     here := coalesce(here, '{}');
 END $$;
 
--- Delete a piece of what waits in a queue, in whatever state: how many jobs that were, and the place of the next
--- piece, or null.
+-- Delete a piece of a queue's unfinished jobs that do not run. Returns how many jobs that were, and the place of
+-- the next piece, or null.
 CREATE OR REPLACE FUNCTION tidemill.purge(name text, most int, place jsonb, p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
@@ -260,18 +260,18 @@ BEGIN
             removed := removed || which;
         END IF;
     END LOOP;
-    -- Not behind one that was leased meanwhile: that runs, and is still waited for.
+    -- Leave out jobs that were leased meanwhile: they run, and their children still wait for them.
     flows := ARRAY (SELECT f FROM unnest(flows) AS f WHERE f = ANY (removed));
     l := less_behind(flows, array_fill(0, ARRAY[cardinality(flows)]));
     FOREACH which IN ARRAY removed LOOP
         PERFORM forget(which);
     END LOOP;
-    -- Not before all are gone: what is purged is not cancelled.
+    -- Count down only when all jobs are deleted, so that no purged job is cancelled.
     DELETE FROM edge WHERE parent = ANY (flows);
     PERFORM count_down(l.names, l.numbers, l.failed, l.whys, clock(p), p);
     IF cardinality(removed) > 0 THEN
         INSERT INTO tally (queue, purged) VALUES (q, cardinality(removed));
-    ELSIF place ->> 'in' = 'ready' THEN  -- they were leased meanwhile
+    ELSIF place ->> 'in' = 'ready' THEN  -- the jobs were leased meanwhile
         next := NULL;
     END IF;
     PERFORM tell_all('all');
@@ -279,7 +279,7 @@ BEGIN
 END $$;
 
 -- Forget the counters and settings of a queue without unfinished jobs; false when it has some. The number
--- stays: producers know it, and finished jobs and limits have it. Jobs that others put meanwhile are counted.
+-- stays, since producers, finished jobs and limits use it. Jobs that others put meanwhile are counted.
 CREATE OR REPLACE FUNCTION tidemill.forget_queue(which text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -299,8 +299,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- The numbers of these jobs, NULL where there is none. Acts on jobs look once, before they lock: of one
--- that comes later nothing would be locked.
+-- The numbers of these jobs, NULL where there is no such job. Acts on jobs look once, before they lock: nothing
+-- would be locked for a job that comes later.
 CREATE OR REPLACE FUNCTION tidemill.seqs_of(ids text[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -308,7 +308,7 @@ BEGIN
                   FROM unnest(ids) WITH ORDINALITY AS x (n, ord) ORDER BY ord);
 END $$;
 
--- Lock what acts on these jobs may end, in the order in which all lock; those that have any behind them.
+-- Lock rows that acts on these jobs may change, in the order that all use. Returns the jobs that have children.
 CREATE OR REPLACE FUNCTION tidemill.lock_acts(ids text[], seqs bigint[], seen bigint[])
 RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -319,7 +319,7 @@ DECLARE
 BEGIN
     PERFORM lock_keys(jobs, '{}');
     flows := lock_flows(jobs, all_bad(jobs), ids || names_of(seen));
-    -- What is ready stays so, or it would be leased and ended by somebody who waits for us.
+    -- Keep ready jobs ready: another step could lease and end them, and wait for our locks.
     PERFORM FROM (SELECT * FROM job WHERE seq = ANY (these)) AS j CROSS JOIN LATERAL (
         SELECT FROM ready AS r WHERE r.line = j.line AND r.rank = j.rank AND r.seq = j.seq
         FOR UPDATE OFFSET 0) AS locked;
@@ -332,7 +332,7 @@ BEGIN
     RETURN flows;
 END $$;
 
--- The ids of those of some jobs that wait for others, or did.
+-- The ids of those of some jobs that wait, or have waited, for other jobs.
 CREATE OR REPLACE FUNCTION tidemill.names_of(jobs bigint[]) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN

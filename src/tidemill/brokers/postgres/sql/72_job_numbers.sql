@@ -1,12 +1,12 @@
--- Jobs by name: numbers for them, and leasing them.
+-- Jobs by name: drawing numbers for them, and leasing them.
 
--- The last of so many numbers that nobody else gets.
+-- Draw so many numbers, which nobody else gets; return the last.
 CREATE OR REPLACE FUNCTION tidemill.numbers(many bigint) RETURNS bigint
 LANGUAGE sql SET search_path = tidemill, pg_temp AS $$
     UPDATE numbered SET last = last + many RETURNING last
 $$;
 
--- Lease jobs to a consumer that are ready, or can be made so: packed, as base64, or NULL, each.
+-- Lease to a consumer those jobs that are ready or can be made ready. Returns base64 of each lease, or NULL.
 CREATE OR REPLACE FUNCTION tidemill.lease_named(me int, ids text[], p tidemill.prefs) RETURNS text[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -59,7 +59,7 @@ BEGIN
     PERFORM fold_gates(gates, floor(t * 1e6));
     PERFORM start_queues(gates, ARRAY[j.line], floor(t * 1e6));
     token := (which << 16) | (j.returns & 65535);
-    ttr := CASE WHEN j.ttr > 0 THEN j.ttr ELSE 60 END;  -- the lease is of no step: 0 is the serial of none
+    ttr := CASE WHEN j.ttr > 0 THEN j.ttr ELSE 60 END;  -- the lease belongs to no step: its serial is 0
     INSERT INTO lease (seq, token, serial, leased, deadline, result_ttl, owner, line, attempt, keyed, linked)
     VALUES (which, token, 0, t, t + ttr, j.result_ttl, me, j.line, j.attempt + 1, j.key IS NOT NULL, j.linked);
     PERFORM count(j.line, 'running');
@@ -67,7 +67,7 @@ BEGIN
     RETURN pack(token, j.attempt + 1, j.losses, j.rank, which, j.timeout, t, ttr, j.envelope, j.inputs);
 END $$;
 
--- The job of a lease has another rank from now on. It stands on no line.
+-- Change the rank of a leased job, which stands on no line.
 CREATE OR REPLACE FUNCTION tidemill.set_rank(me int, which bigint, new bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,7 +1,7 @@
--- Leaving for another store, and taking in what comes from one.
+-- Transfer: leaving for another store, and taking in jobs of a departed store.
 
--- Refuse what would change a store that is left. Until the transaction ends nobody begins to leave: a
--- job accepted while all is copied would stay behind.
+-- Refuse changes to a store that departs. No departure begins until this transaction ends: a job accepted while
+-- all is copied would stay behind.
 CREATE OR REPLACE FUNCTION tidemill.check_here() RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -60,7 +60,7 @@ BEGIN
     RETURN coalesce((SELECT cursor FROM arrival WHERE mark = which), '');
 END $$;
 
--- Take in jobs of a departed store, and how far that went, as one step.
+-- Take in jobs of a departed store, and keep the cursor that was reached, in one transaction.
 CREATE OR REPLACE FUNCTION tidemill.adopt(
     which text, last bigint, reached text, records jsonb, envelopes bytea[], results bytea[],
     p tidemill.prefs) RETURNS boolean[]

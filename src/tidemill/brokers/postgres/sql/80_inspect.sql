@@ -1,5 +1,5 @@
--- Looking: a job with all that stands about it elsewhere. The view has what a query may ask for by
--- column; who reads it is in inspect.py.
+-- Inspection. This view joins a job with its rows in other tables. It has all columns that a query may use;
+-- inspect.py reads it.
 
 CREATE OR REPLACE VIEW tidemill.shown AS
 SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
@@ -7,7 +7,7 @@ SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
        job.cancelling, job.trail, job.envelope,
        coalesce(done.state, CASE WHEN ready.seq IS NOT NULL THEN 2 WHEN lease.owner > 0 THEN 3
                                  WHEN later.waiting THEN 0 WHEN later.seq IS NOT NULL THEN 1
-                                 ELSE 2 END) AS state,  -- else it is parked
+                                 ELSE 2 END) AS state,  -- else the job is parked, or at the carrier
        coalesce(done.attempt, job.attempt) AS attempt,
        coalesce(done.error, job.error) AS error,
        done.finished, done.result, done.attempt AS last, done.leased AS last_leased, done.started,
@@ -24,8 +24,8 @@ LEFT JOIN tidemill.done ON done.seq = job.seq
 LEFT JOIN tidemill.note ON note.seq = job.seq
 LEFT JOIN tidemill.behind ON behind.seq = job.seq;
 
--- The ready job of a queue that was accepted first: the first of each rank, for so many ranks, and of
--- each lane, for so many.
+-- The ready job of a queue that was accepted first. This looks at carried jobs, and at the first jobs of
+-- up to 256 ranks and of up to 1000 partitions.
 CREATE OR REPLACE FUNCTION tidemill.oldest_of(which int) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -50,7 +50,7 @@ BEGIN
     RETURN oldest;
 END $$;
 
--- The tasks that have jobs set aside: their queues, how many jobs, and the oldest of them.
+-- The tasks that have jobs set aside: their queues, how many jobs, and the oldest job.
 CREATE OR REPLACE FUNCTION tidemill.unknown_tasks()
 RETURNS TABLE (task text, queues text[], many bigint, oldest bytea)
 LANGUAGE sql STABLE SET search_path = tidemill, pg_temp AS $$
@@ -61,7 +61,7 @@ LANGUAGE sql STABLE SET search_path = tidemill, pg_temp AS $$
     ORDER BY x.task
 $$;
 
--- The queues that were ever used, in numbers.
+-- The figures of all queues that were ever used.
 CREATE OR REPLACE FUNCTION tidemill.queue_stats()
 RETURNS TABLE (name text, paused boolean, max_size bigint, counts bigint[], oldest bytea)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -80,8 +80,8 @@ BEGIN
     ORDER BY q.name;
 END $$;
 
--- What somebody waits for: of these ids the numbers of the jobs that have not finished, or minus the
--- number of a queue that has no space. What has come due moves first.
+-- The things that a waiter still waits for: the numbers of unfinished jobs with these ids, and minus the number
+-- of a queue without space. Due jobs move first.
 CREATE OR REPLACE FUNCTION tidemill.unfinished(
     ids text[], full_queue text, p tidemill.prefs, OUT refs bigint[], OUT due float8)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -100,8 +100,8 @@ BEGIN
     due := next_due(true) - t;
 END $$;
 
--- Look, as one who listens on a channel. Who waits must be seen before it looks for the last time:
--- whoever ends a job looks for those who wait after its commit. NULL for the channel: just look.
+-- Look for a waiter that listens on a channel. Others must see the waiter before it looks for the last time: a
+-- transaction that ends a job looks for waiters after its commit. A NULL channel means: only look.
 CREATE OR REPLACE PROCEDURE tidemill.look_out(
     ids text[], full_queue text, who text, where_to text, p tidemill.prefs,
     INOUT refs bigint[], INOUT due float8)

@@ -1,4 +1,4 @@
-"""What of a channel is in hand, and how it is acknowledged: as much as can be with one frame."""
+"""Messages of a channel in hand, and their acknowledgement with as few frames as possible."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from tidemill.brokers.rabbitmq.amqp.consumers import Consumer, Stage
 __all__ = ["Acknowledgements"]
 
 _FEW, _STRAGGLE = 64, 0.02
-"""With more messages than so many in hand one is not acknowledged by itself before that many
-seconds, within which those before it are likely to be done: then one frame does for all."""
+"""With more than so many messages in hand, a single acknowledgement waits for so many seconds.
+Earlier messages are likely to end within that time, and then one frame acknowledges them all."""
 
 
 class Acknowledgements:
-    """The messages of one channel after the other. All of it runs in the line's thread.
+    """The messages in hand of the current channel. All of it runs in the connection thread.
 
     Attributes:
-        open: the tags in hand, as they came, and who brought them.
+        open: the tags in hand in the order of arrival, each with its consumer.
     """
 
     def __init__(self, thread: ConnectionThread) -> None:
         self._thread = thread
         self._channel: Channel | None = None
         self.open: OrderedDict[int, Consumer] = OrderedDict()
-        self._done: set[int] = set()  # to be acknowledged with those before them
-        self._stragglers: set[int] = set()  # of these: those that have waited for a while
+        self._done: set[int] = set()  # to be acknowledged together with earlier tags
+        self._stragglers: set[int] = set()  # the tags in ``_done`` that wait for the timer
 
     def begin_anew(self, channel: Channel | None) -> None:
-        """What is in hand is the server's again."""
+        """Begin on a new channel: the server has the messages in hand again."""
         self._channel = channel
         self.open.clear()
         self._done.clear()
         self._stragglers.clear()
 
     def came(self, tag: int, consumer: Consumer) -> None:
-        """A message is in hand."""
+        """Count a message that came."""
         self.open[tag] = consumer
         consumer.in_hand += 1
 
     def count(self, tags: Sequence[int]) -> tuple[list[int], bool]:
-        """Those that are in hand, and are not any more; whether nothing comes in place of some."""
+        """Take tags out of hand. Return them, and whether a consumer that ends brought one."""
         left, fallen = list[int](), False
         for tag in tags:
             consumer = self.open.pop(tag, None)
@@ -55,7 +55,7 @@ class Acknowledgements:
         return left, fallen
 
     def acknowledge(self, tags: Sequence[int]) -> None:
-        """These have been counted: all up to the first that is still open at once."""
+        """Acknowledge counted tags. One frame covers all tags before the first open tag."""
         self._done.update(tags)
         if not self._done or self._channel is None:
             return
@@ -71,7 +71,7 @@ class Acknowledgements:
             self._thread.later(_STRAGGLE, self._acknowledge_stragglers)
 
     def acknowledge_all(self) -> None:
-        """What waits for those before it waits no longer."""
+        """Acknowledge at once all tags that wait for earlier tags."""
         self._acknowledge_singly(self._done)
 
     def _acknowledge_stragglers(self) -> None:

@@ -1,4 +1,4 @@
-"""Taking for who does not mean to wait: what is there, one by one, and nothing in advance."""
+"""Take ready messages for an owner that does not wait: one by one, and none in advance."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tidemill.core.locks import Event, RLock
 __all__ = ["ANSWER_WITHIN", "BasicGet"]
 
 ANSWER_WITHIN = 10.0
-"""Seconds the server has to say whether there is a message."""
+"""Seconds within which the server must say whether it has a message."""
 
 
 class _Question:
-    """One message that is asked for."""
+    """A question for one message."""
 
     def __init__(self) -> None:
         self.answered = Event()
@@ -28,7 +28,7 @@ class _Question:
 
 
 class BasicGet:
-    """Asks for messages of one owner, whose ``lock`` it is."""
+    """Asks for messages of one owner, with the owner's ``lock``."""
 
     def __init__(
         self, context: OwnerContext, channel: ConsumerChannel, settlement: Settlement, lock: RLock
@@ -42,7 +42,7 @@ class BasicGet:
         """Messages, each of the first place of a row that has one; the rows take turns.
 
         Raises:
-            BrokerUnavailable: the server does not answer. An answer that comes later goes back.
+            BrokerUnavailable: the server does not answer. The message of a late answer goes back.
         """
         while rows:
             row = rows.pop(0)
@@ -59,7 +59,7 @@ class BasicGet:
         while True:
             with self._lock:
                 if len(state):
-                    return state.take()[0]  # it was on its way when the server was asked
+                    return state.take()[0]  # it was under way during the question
             consumed = len(state.consumers) > 1  # by this owner, beside its calls for one message
             question = self._ask(state)
             found = question.found
@@ -71,8 +71,8 @@ class BasicGet:
     def _brings(self, state: QueueState) -> bool:
         """Whether a consumer of this owner had the message.
 
-        The server may answer that a queue is empty before it brings a message that it has given to
-        a consumer of the same channel. The answer to a later call comes after that message.
+        The server may answer that a queue is empty, although it has given a message to a consumer
+        of the same channel. That message comes before the answer to a later call.
         """
         return self._channel.sync(ANSWER_WITHIN) and len(state) > 0
 

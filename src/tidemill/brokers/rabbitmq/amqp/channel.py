@@ -1,8 +1,8 @@
-"""The channel of one owner: what the server pushes over it, and what is acknowledged on it.
+"""The channel of one owner: pushed messages come over it, and acknowledgements go over it.
 
-All of it runs in the line's thread, but for ``ack`` and ``nack``, which anybody may call. A tag
-belongs to the channel it came by: ``era`` tells channels apart, and a tag of another era is the
-server's again already.
+All of it runs in the connection thread, except the section for any thread. A tag belongs to its
+channel, and each channel has a number, the ``era``. The server already has the messages of another
+era again.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ __all__ = ["Arrival", "ConsumerChannel"]
 log = logging.getLogger("tidemill.rabbitmq")
 
 _TRY_AGAIN = 5.0
-"""Seconds until what the server refused to make is tried again."""
+"""Seconds until a queue that the server refused to make is tried again."""
 
 _MADE_AGAIN = 0.5
-"""Seconds until a queue that went away is made again."""
+"""Seconds until a deleted queue is made again."""
 
 
 Arrival = tuple[QueueState, int, bool, Properties, bytes, bool]
-"""A message that came: to where, its tag, whether it was handed out before, its properties and its
-body; and whether there is credit for it."""
+"""A message that came: its place, its tag, whether it was handed out before, its properties, its
+body, and whether there is credit for it."""
 
 
 class ConsumerChannel:
-    """A channel, made anew whenever it is lost."""
+    """A channel, opened again whenever it is lost."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ConsumerChannel:
         self._thread = thread
         self._declarer = declarer
         self._name = name
-        self._came = came  # told in the line's thread
+        self._came = came  # called in the connection thread
         self._lost = lost
         self._states = states
         self._channel: Channel | None = None
@@ -71,7 +71,7 @@ class ConsumerChannel:
         self._asked: deque[tuple[QueueState, Callable[[Any], None]]] = (
             deque()
         )  # the first is under way
-        self._unmade: set[str] = set()  # places that are being made, or cannot be
+        self._unmade: set[str] = set()  # places that are being made, or cannot be made
         self._probes = Probes(thread, self._adjust)
         self._whose: dict[bytes, tuple[QueueState, Consumer]] = {}  # by the tags of consumers
         self._syncing: list[Callable[[bool], None]] = []
@@ -81,19 +81,19 @@ class ConsumerChannel:
         self._acks: list[int] = []
         self._nacks: list[int] = []
         self._adjusting = False  # the credit has changed
-        self._called = False  # the thread was told that there is something to do
-        self._together = False  # more is to come that belongs to it
+        self._called = False  # the thread was asked to flush
+        self._together = False  # further calls of the same piece follow
         self.era = 0
         thread.add(self)
 
     # -- from any thread ------------------------------------------------------------------------
 
     def ack(self, tag: int, era: int) -> None:
-        """The message is done with."""
+        """Acknowledge a message."""
         self._answer(self._acks, tag, era)
 
     def nack(self, tag: int, era: int) -> None:
-        """The message is for somebody else."""
+        """Return a message, for another consumer."""
         self._answer(self._nacks, tag, era)
 
     def _answer(self, answers: list[int], tag: int, era: int) -> None:
@@ -103,7 +103,7 @@ class ConsumerChannel:
                 self._call()
 
     def adjust(self) -> None:
-        """Have the consumers that the credit of the queues asks for, soon."""
+        """Fit the consumers to the credit of the queues, soon."""
         with self._lock:
             self._adjusting = True
             self._call()
@@ -115,10 +115,10 @@ class ConsumerChannel:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is answered and adjusted here goes out in one piece: first what ends consumers.
+        """Send the answers and adjustments of this block in one piece, ends of consumers first.
 
-        Else the server would hand out more for what is acknowledged, and once more what is given
-        back.
+        Otherwise the server would hand out more messages in place of the acknowledged ones, and
+        hand out the returned messages to us again.
         """
         with self._lock:
             self._together = True
@@ -135,7 +135,7 @@ class ConsumerChannel:
         self._thread.do(lambda: self._ask(state, then))
 
     def sync(self, patience: float) -> bool:
-        """Sleep until the server has all that was acknowledged before; False: nobody knows."""
+        """Sleep until the server has all earlier acknowledgements; False if that is unknown."""
         answered, found = Event(), list[bool]()
 
         def heard(here: bool) -> None:
@@ -146,7 +146,7 @@ class ConsumerChannel:
         return answered.wait(patience) and found[0]
 
     def close(self, patience: float) -> None:
-        """Leave; what is not acknowledged goes back."""
+        """Close the channel. Messages without an acknowledgement go back."""
         left = Event()
 
         def leave() -> None:
@@ -165,7 +165,7 @@ class ConsumerChannel:
         left.wait(patience)
         self._thread.remove(self)
 
-    # -- of the line ----------------------------------------------------------------------------
+    # -- called by the connection thread --------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
         if not self._closed:
@@ -173,10 +173,10 @@ class ConsumerChannel:
             connection.channel(on_open_callback=self._channel_opened)
 
     def unblocked(self) -> None:
-        """Nothing waits for that here."""
+        """Do nothing: this channel publishes no messages."""
 
     def lost(self, why: str) -> None:
-        """All in hand is the server's again."""
+        """Begin a new era: the server has all messages in hand again."""
         with self._lock:
             self.era += 1
             self._acks.clear()
@@ -199,7 +199,7 @@ class ConsumerChannel:
         heard = functools.partial(self._while_on, channel)
         channel.add_on_cancel_callback(heard(self._cancelled))
         channel.add_callback(heard(self._on_empty), [Basic.GetEmpty], one_shot=False)
-        # Those that pika calls for one consumer it calls for whichever comes first.
+        # pika's callbacks for one consumer run for whichever consumer comes first.
         channel.add_callback(heard(self._begun), [Basic.ConsumeOk], one_shot=False)
         channel.add_callback(heard(self._ended), [Basic.CancelOk], one_shot=False)
         cast(Connection, channel.connection).hear_deliveries(channel, self._delivered)
@@ -210,14 +210,14 @@ class ConsumerChannel:
             self._get(self._asked[0][0])
 
     def _while_on(self, channel: Channel, heard: Callable[..., None]) -> Callable[..., None]:
-        """Nothing, when we have left the channel: who waits then waits for another's answer.
+        """Ignore the answers of a channel that we left: callers now wait for another channel.
 
-        One that waited for a silent queue answers all it was asked when that speaks again.
+        A left channel that waited for a silent queue answers all requests when the queue answers.
         """
         return lambda *said: heard(*said) if channel is self._channel else None
 
     def _channel_closed(self, channel: Channel, reason: Any) -> None:
-        """The server is angry with us; or we left."""
+        """The server closed the channel after an error, or we left it."""
         if channel is not self._channel or self._closed or not channel.connection.is_open:
             return
         why = with_grant(str(getattr(reason, "reply_text", reason)), self._thread.settings)
@@ -233,10 +233,10 @@ class ConsumerChannel:
             connection.channel(on_open_callback=self._channel_opened)
 
     def _cancelled(self, frame: Any) -> None:
-        """The server ended a consumer: its queue was deleted, or has no leader."""
+        """The server ended a consumer, because its queue was deleted or has no leader."""
         for state, _ in self._consumers_of(frame):
             log.warning("the queue %s went away; it is made again", state.place.name)
-            state.consumers = [state.got]  # the others, too
+            state.consumers = [state.got]  # its other consumers end, too
         self._declarer.forget_all()
         self._thread.later(_MADE_AGAIN, self._adjust)
 
@@ -253,7 +253,7 @@ class ConsumerChannel:
             elif self._declarer.knows(state.place):
                 doubted = self._declarer.doubts(state.place)
                 if self._probes.try_first(state.place.name, doubted=doubted):
-                    continue  # who waits there does not do so on our channel
+                    continue  # the probe waits on another connection
                 self._fit(self._channel, state)
             elif state.place.name not in self._unmade:
                 self._unmade.add(state.place.name)
@@ -261,7 +261,7 @@ class ConsumerChannel:
                 self._declarer.declare([state.place], declared)
 
     def _declared(self, name: str, why: str) -> None:
-        if why and self._thread.is_up:  # one that cannot be made holds up no other
+        if why and self._thread.is_up:  # one bad queue holds up no other
             log.error("the queue %s cannot be made: %s", name, why)
             if why == SILENT:
                 self._probes.leave_alone(name)
@@ -271,7 +271,7 @@ class ConsumerChannel:
             self._adjust()
 
     def _fit(self, channel: Channel, state: QueueState) -> None:
-        """Have consumers that bring as much as there is credit for."""
+        """Begin and end consumers, so that they bring as many messages as the credit."""
         state.forget()
         trim, state.trim = state.trim, False
         ends, begins = plan(state.consumers, state.credit, trim=trim)
@@ -294,17 +294,17 @@ class ConsumerChannel:
         )
 
     def _end(self, channel: Channel, consumer: Consumer) -> None:
-        """Before the answers that follow: else what they make room for comes all the same.
+        """End a consumer before the next answers, which would make room for more messages.
 
-        pika would have it wait for what the server was asked before, and lets answers overtake it.
+        pika would delay the cancel until earlier requests are answered. Acks would overtake it.
         """
         consumer.stage = Stage.ENDING
         private = cast("Any", channel)
         if consumer.known:
             private._send_method(Basic.Cancel(consumer_tag=consumer.tag))
-        else:  # not before it begins
+        else:  # the consumer must begin first
             channel.basic_cancel(consumer.tag, _ignore)
-            private._cancelled.discard(consumer.tag)  # else pika rejects what still comes
+            private._cancelled.discard(consumer.tag)  # else pika rejects messages that still come
 
     def _begun(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
@@ -319,12 +319,12 @@ class ConsumerChannel:
         self._adjust()
 
     def _consumers_of(self, frame: Any) -> list[tuple[QueueState, Consumer]]:
-        """Whom the server speaks of."""
+        """The place and consumer that a frame names."""
         tag = frame.method.consumer_tag
         return [(s, one) for s in self._states() for one in s.consumers if one.tag == tag]
 
     def _give_up(self, channel: Channel, state: QueueState, consumer: Consumer) -> None:
-        """A consumer has not begun: the channel waits for it, with all that is behind."""
+        """Reopen the channel: a consumer that does not begin holds up all later requests."""
         if self._closed or not channel.is_open or consumer not in state.consumers:
             return
         self._probes.leave_alone(state.place.name)
@@ -341,7 +341,7 @@ class ConsumerChannel:
         arrivals: list[Arrival] = []
         for name, tag, redelivered, properties, body in deliveries:
             whose = self._whose.get(name)
-            if whose is None:  # of a channel that we left: it is the server's again
+            if whose is None:  # of a left channel: the server has it again
                 continue
             state, consumer = whose
             self._acknowledgements.came(tag, consumer)
@@ -351,10 +351,10 @@ class ConsumerChannel:
             arrivals.append((state, tag, redelivered, properties, body, wanted))
         self._came(arrivals)
 
-    # -- asking for one -------------------------------------------------------------------------
+    # -- basic.get ------------------------------------------------------------------------------
 
     def _ask(self, state: QueueState, then: Callable[[Any], None]) -> None:
-        """One after the other: a channel can ask for no more at a time."""
+        """Queue a question. A channel can ask for only one message at a time."""
         self._asked.append((state, then))
         if len(self._asked) == 1:
             self._get(state)
@@ -362,16 +362,16 @@ class ConsumerChannel:
     def _get(self, state: QueueState) -> None:
         channel = self._channel
         if channel is None and self._thread.is_up and not self._closed:
-            return  # it is just being opened, and goes on then
+            return  # the channel is being opened, and asks then
         if channel is None or not channel.is_open:
             self._got(None)
         elif self._declarer.knows(state.place):
-            self._flush()  # what went back before this may be what is asked for
+            self._flush()  # a returned message may be the answer
             channel.basic_get(state.place.name, self._while_on(channel, self._on_got))
         else:
 
             def declared(why: str) -> None:
-                if channel is self._channel:  # else the loss of the line has answered
+                if channel is self._channel:  # else ``lost`` has answered
                     self._got(None) if why else self._get(state)
 
             self._declarer.declare([state.place], declared)
@@ -395,8 +395,8 @@ class ConsumerChannel:
         self.round_trip(heard)
 
     def round_trip(self, heard: Callable[[bool], None]) -> None:
-        """Tell, in the line's thread, when the server has what was said until now, and all that it
-        had sent by now is here; False: the channel was lost meanwhile."""
+        """Call ``heard`` in the connection thread, when the server has all our earlier requests and
+        its earlier messages are here. False: the channel was lost meanwhile."""
         channel = self._channel
         if channel is None or not channel.is_open:
             heard(False)
@@ -408,7 +408,7 @@ class ConsumerChannel:
     # -- answering ------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Answer what was said, after what is to come in its place was settled."""
+        """Send the answers, after the consumers that would bring more messages are adjusted."""
         with self._lock:
             self._called = False
             if self._together:

@@ -1,4 +1,4 @@
-"""A channel with confirms, and what is under way over it."""
+"""A channel with confirms, and the messages under way over it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Answer", "ConfirmChannel", "ConfirmListener", "PublishOutcome", "Sen
 
 
 class PublishOutcome(enum.Enum):
-    """What came of a message: the server has it, or refused it, or no queue took it."""
+    """The outcome of a message: the server has it, or refused it, or no queue took it."""
 
     STORED = enum.auto()
     REFUSED = enum.auto()
@@ -34,25 +34,25 @@ class ConfirmListener(Protocol):
     """Listens to confirm channels. Called in the connection thread."""
 
     def channel_opened(self, channel: ConfirmChannel) -> None:
-        """Something may be sent."""
+        """Messages may be sent."""
 
     def channel_answered(self, channel: ConfirmChannel, answers: list[Answer]) -> None:
-        """The server has told what came of messages."""
+        """The server has confirmed, refused or returned messages."""
 
     def channel_closed(self, channel: ConfirmChannel, code: int, why: str) -> None:
-        """The server closed it, though the connection lives."""
+        """The server closed the channel, though the connection lives."""
 
 
 class ConfirmChannel:
-    """A channel, for as long as it lives.
+    """One channel, from its opening to its end.
 
     Attributes:
-        destination: the queue that is checked over it; empty for the main channel.
-        sent: what is under way, by delivery tag, as it was sent.
-        quiet: looks since the last answer.
-        spent: a queue refused a message, so another channel takes its place when all is answered.
-            RabbitMQ before 3.12.5 keeps in a channel who led a queue when the channel first sent
-            there, and refuses what follows for as long as that node is away.
+        destination: the queue that the channel checks; empty for the main channel.
+        sent: the messages under way by delivery tag, in the order of sending.
+        quiet: the number of looks since the last answer.
+        spent: a queue refused a message, so another channel replaces this one after all answers.
+            In RabbitMQ before 3.12.5 a channel remembers the leader of a queue from its first
+            message there. It refuses later messages while the node of that leader is away.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ConfirmChannel:
         self.quiet = 0
         self.sent: dict[int, Sent] = {}
         self._returned: set[int] = set()
-        self._next = 1  # the tag of what is sent next
+        self._next = 1  # the tag of the next message
         self._listener = listener
         self._begun = self._left = self.spent = False
         self._connection = cast(Connection, connection)
@@ -71,7 +71,7 @@ class ConfirmChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be sent over."""
+        """Whether messages may be sent over the channel."""
         return self._begun and not self._left and self._channel.is_open
 
     def send(self, some: Sequence[Sent]) -> None:
@@ -86,17 +86,17 @@ class ConfirmChannel:
         self._connection.write(b"".join(frames), 3 * len(frames))
 
     def take_back(self) -> list[Sent]:
-        """What is under way, which nothing is heard of any more."""
+        """Take out the messages under way, whose answers will not come."""
         sent, self.sent = list(self.sent.values()), {}
         return sent
 
     def close(self) -> None:
-        """Leave it."""
+        """Leave the channel."""
         self._left = True
         if self._channel.is_open:
             self._channel.close()
 
-    # -- of the channel -------------------------------------------------------------------------
+    # -- called by the channel ------------------------------------------------------------------
 
     def _opened(self, channel: Channel) -> None:
         if self._left:
@@ -113,12 +113,12 @@ class ConfirmChannel:
 
     def _closed(self, channel: Channel, reason: Any) -> None:
         was_left, self._left = self._left, True
-        if not was_left and channel.connection.is_open:  # else the line says so
+        if not was_left and channel.connection.is_open:  # else the connection reports its own end
             code, why = getattr(reason, "reply_code", 0), getattr(reason, "reply_text", reason)
             self._listener.channel_closed(self, code, str(why))
 
     def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        """No queue took it: it is confirmed all the same, right after this."""
+        """Note that no queue took a message. The server confirms the message right after this."""
         returned = (method.exchange, method.routing_key, encoded(properties), body)
         for tag, (_, _, item) in self.sent.items():
             sent = (item.exchange, item.key, item.properties, item.body)

@@ -1,8 +1,8 @@
-"""pika's connection, with a way of its own for what comes and goes by the thousand.
+"""pika's connection, with a fast path for deliveries, confirms and publications.
 
-What arrives is looked through once. Deliveries and confirms of a channel that somebody listens to
-are handed over as they lie there, many at a time (:mod:`.frames`); everything else goes to pika, in
-its place among them. pika knows of each consumer, so what comes in pieces comes by its way.
+The received bytes are read once. Deliveries and confirms of a channel with a listener go to that
+listener directly, many at a time (:mod:`.frames`). All other frames go to pika, in their order.
+pika knows each consumer, so pika delivers a message that comes in pieces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Confirmed = Callable[[list[Confirm]], None]
 
 
 class Connection(pika.SelectConnection):
-    """A connection; who listens to a channel is told what comes over it, in the line's thread."""
+    """A connection. A channel's listener hears deliveries or confirms in the connection thread."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -41,12 +41,12 @@ class Connection(pika.SelectConnection):
         self._confirmed: dict[int, tuple[Channel, Confirmed]] = {}
 
     def hear_deliveries(self, channel: Channel, heard: Delivered) -> None:
-        """Hand over what is delivered on a channel as long as that lives."""
+        """Pass the deliveries of a channel to ``heard`` as long as the channel lives."""
         self._begin_to_hear()
         self._delivered[channel.channel_number] = channel, heard
 
     def hear_confirms(self, channel: Channel, heard: Confirmed) -> None:
-        """Hand over what is confirmed on a channel as long as that lives."""
+        """Pass the confirms of a channel to ``heard`` as long as the channel lives."""
         self._begin_to_hear()
         self._confirmed[channel.channel_number] = channel, heard
 
@@ -61,7 +61,7 @@ class Connection(pika.SelectConnection):
 
     @property
     def body_most(self) -> int:
-        """Bytes of a body that fit into a frame."""
+        """The most bytes of a body in one frame."""
         return int(cast("Any", self)._body_max_length)
 
     def _on_data_available(self, data_in: bytes) -> None:
@@ -83,7 +83,7 @@ class Connection(pika.SelectConnection):
         self._frame_buffer = data[at:]
 
     def _hand_over(self, data: bytes, at: int, number: int) -> int:
-        """Tell who listens to a channel what there is for it from here on; where that ends."""
+        """Pass the frames from ``at`` on to the listener of a channel. Return where they end."""
         here = cast("Any", self)._channels.get(number)
         channel, delivered = self._delivered.get(number, (None, None))
         if delivered is not None and here is channel:

@@ -34,30 +34,30 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 _PIKA = logging.getLogger("pika")
 if _PIKA.level == logging.NOTSET:
-    _PIKA.setLevel(logging.CRITICAL)  # it tells each step of a connection; we say what came of it
+    _PIKA.setLevel(logging.CRITICAL)  # it logs each step of a connection; we log the outcome
 
 _PAUSE, _PAUSE_MOST = 0.1, 1.0
 """Seconds between two tries to connect."""
 
 _GOODBYE = 2.0
-"""Seconds for the server to say goodbye, too."""
+"""Seconds within which the server must close the connection, too."""
 
 
 class ConnectionListener(Protocol):
-    """Who works over a line. Called in the line's thread."""
+    """Listens to a connection. Called in the connection thread."""
 
     def opened(self, connection: pika.SelectConnection) -> None:
         """There is a new connection: nothing is declared, consumed or confirmed on it."""
 
     def lost(self, why: str) -> None:
-        """The connection is gone, and all that was not acknowledged or confirmed is open."""
+        """The connection is gone. The fate of unacknowledged and unconfirmed messages is open."""
 
     def unblocked(self) -> None:
-        """The server reads again what is published."""
+        """The server reads publications again."""
 
 
 class OutageLog:
-    """Says once that the server went away and once that it is back, for all lines to it."""
+    """Logs once that the server is gone and once that it is back, for all its connections."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -65,7 +65,7 @@ class OutageLog:
         self._lock = Lock()
 
     def gone(self, role: str, trouble: str) -> None:
-        """A line broke."""
+        """A connection broke."""
         with self._lock:
             first = not self._away
             self._away.add(role)
@@ -73,7 +73,7 @@ class OutageLog:
             log.error("%s; trying again", trouble)
 
     def back(self, role: str) -> None:
-        """A line is up."""
+        """A connection is open again."""
         with self._lock:
             last = self._away == {role}
             self._away.discard(role)
@@ -82,11 +82,11 @@ class OutageLog:
 
 
 class ConnectionThread:
-    """A connection that is kept up; ``outages`` tells people how it fares.
+    """Keeps a connection open. ``outages`` logs its losses and returns.
 
     Attributes:
-        blocked: why the server lets nobody publish; empty when it does.
-        comings: how often there was a new connection.
+        blocked: the reason why the server lets nobody publish; empty when it lets all publish.
+        connects: the number of connections so far.
     """
 
     def __init__(
@@ -101,29 +101,29 @@ class ConnectionThread:
         self._connection: pika.SelectConnection | None = None
         self._listeners: list[ConnectionListener] = []
         self._state = Condition()
-        self._trouble = ""  # why it is not up
-        self._final = False  # and will not be
-        self._since = 0.0  # machine time at which it came up
+        self._trouble = ""  # why the connection is not open
+        self._final = False  # no later try can succeed
+        self._since = 0.0  # machine time at which the connection opened
         self._pause = _PAUSE
         self._closing = False
         self._connecting: Any = None
         self._beside: list[pika.SelectConnection] = []
-        self._reaching: list[Any] = []  # those beside that are being connected
+        self._reaching: list[Any] = []  # side connections that are being made
         self._thread: threading.Thread | None = None
         self.connects = 0
 
     # -- from any thread ------------------------------------------------------------------------
 
     def do(self, act: Callable[[], None]) -> None:
-        """Have something done in the line's thread, soon and in order."""
+        """Call ``act`` in the connection thread, soon and in order."""
         self._loop.add_callback_threadsafe(act)
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have something done in the line's thread, which this is called in, after a while."""
+        """Call ``act`` after some seconds. Only the connection thread may call this."""
         self._loop.call_later(seconds, act)
 
     def start(self) -> None:
-        """Connect; returns at once."""
+        """Start the thread, which connects. Returns at once."""
         with self._state:
             if self._thread is None and not self._closing:
                 name = f"tidemill-{self.role}"
@@ -131,11 +131,11 @@ class ConnectionThread:
                 try:
                     self._thread.start()
                 except BaseException:
-                    self._thread = None  # no thread to be had: the next call tries again
+                    self._thread = None  # no thread can start: the next call tries again
                     raise
 
     def add(self, listener: ConnectionListener) -> None:
-        """Have a user told from now on; if the line is up, that it is."""
+        """Add a listener. If the connection is open, the listener hears so at once."""
 
         def join() -> None:
             self._listeners.append(listener)
@@ -146,14 +146,14 @@ class ConnectionThread:
         self.do(join)
 
     def remove(self, listener: ConnectionListener) -> None:
-        """Tell a user nothing more."""
+        """Remove a listener."""
         self.do(lambda: self._listeners.remove(listener) if listener in self._listeners else None)
 
     def await_up(self, patience: float) -> None:
-        """Sleep until the line is up.
+        """Sleep until the connection is open.
 
         Raises:
-            BrokerUnavailable: it is not, after so many seconds, or the server refuses us.
+            BrokerUnavailable: it is not open after so many seconds, or the server refuses us.
         """
         self.start()
         with self._state:
@@ -162,10 +162,10 @@ class ConnectionThread:
                 raise BrokerUnavailable(self.trouble)
 
     def check(self) -> None:
-        """Nothing, when it is up.
+        """Check that the connection is open.
 
         Raises:
-            BrokerUnavailable: it is not.
+            BrokerUnavailable: the connection is not open.
         """
         self.await_up(0)
 
@@ -175,7 +175,7 @@ class ConnectionThread:
 
     @property
     def trouble(self) -> str:
-        """Why it is not up, or does not do what it should."""
+        """The reason why the connection is not open, or does not work."""
         return self._trouble or self.silence()
 
     @property
@@ -185,12 +185,12 @@ class ConnectionThread:
 
     @property
     def server(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """The properties that the server reports."""
         connection = self._connection
         return dict(connection.server_properties or {}) if connection is not None else {}
 
     def close(self) -> None:
-        """Hang up. What is not acknowledged goes back, what is not confirmed is open."""
+        """Close the connection. Unacknowledged messages go back; unconfirmed messages are open."""
         with self._state:
             self._closing = True
             thread, self._thread = self._thread, None
@@ -202,7 +202,7 @@ class ConnectionThread:
             thread.join(5.0)
 
     def after_fork_child(self) -> None:
-        """In a forked child: close our copy of what is the parent's, and say nothing on it."""
+        """In a forked child: close our copies of the parent's sockets, and send nothing on them."""
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -214,7 +214,7 @@ class ConnectionThread:
             with contextlib.suppress(OSError):
                 os.close(sock.detach())
 
-    # -- in the line's thread -------------------------------------------------------------------
+    # -- in the connection thread ---------------------------------------------------------------
 
     def _run(self) -> None:
         block_sigpipe()
@@ -230,7 +230,7 @@ class ConnectionThread:
         self._loop.close()
 
     def _begin_anew(self) -> None:
-        """After an error of our own: who knows in what state all that uses the line is."""
+        """Reconnect after an error of our own, since the state of the listeners is unknown."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(AMQPError):
@@ -290,7 +290,7 @@ class ConnectionThread:
         if self._closing:
             self._end()
         else:
-            if self._since and machine_time() - self._since > _PAUSE_MOST:  # it did not end at once
+            if self._since and machine_time() - self._since > _PAUSE_MOST:  # it lasted
                 self._pause, self._since = _PAUSE, 0.0
             self._loop.call_later(self._pause, self._connect)
             self._pause = min(self._pause * 2, _PAUSE_MOST)
@@ -306,14 +306,14 @@ class ConnectionThread:
             listener.unblocked()
 
     def cut(self, why: str) -> None:
-        """Hang up without a goodbye, which nobody would hear, and connect anew. In its thread."""
+        """Drop a dead connection without a goodbye, and reconnect. In the connection thread."""
         if self._connection is not None:
             _cut(self._connection, why)
 
     def beside(self, heard: Callable[[Any], None]) -> None:
-        """Connect once more, for what may cost a connection. In its thread.
+        """Open a side connection, for work that may break it. In the connection thread.
 
-        ``heard`` gets the connection, which :meth:`leave` ends, or why there is none.
+        ``heard`` gets the connection, which :meth:`leave` ends, or the error of the connect.
         """
 
         def connected(result: Any) -> None:
@@ -337,7 +337,7 @@ class ConnectionThread:
 
     @staticmethod
     def leave(connection: pika.SelectConnection, *, at_once: bool) -> None:
-        """End a connection beside; ``at_once`` if the server may not say goodbye."""
+        """End a side connection; ``at_once`` if the server may not answer the goodbye."""
         if connection.is_open:
             if at_once:
                 _cut(connection, "nothing more is expected of it")
@@ -345,7 +345,7 @@ class ConnectionThread:
                 connection.close()
 
     def _hang_up(self) -> None:
-        self._loop.call_later(_GOODBYE, self._loop.stop)  # it may not answer any more
+        self._loop.call_later(_GOODBYE, self._loop.stop)  # the server may not answer any more
         for beside in list(self._beside):
             self.leave(beside, at_once=False)
         connection = self._connection
@@ -356,7 +356,7 @@ class ConnectionThread:
         self._end()
 
     def _end(self) -> None:
-        """Stop, if we hang up and nothing is open any more."""
+        """Stop the loop, if we are closing and no connection is open any more."""
         is_open = self._connection or self._connecting or self._beside or self._reaching
         if self._closing and not is_open:
             self._loop.stop()
@@ -367,14 +367,14 @@ def _part(whole: Any, name: str) -> Any:
 
 
 def _cut(connection: pika.SelectConnection, why: str) -> None:
-    # As pika itself does when heartbeats are missing; no other way closes at once.
+    # pika itself does this when heartbeats are missing. No other way closes at once.
     cast("Any", connection)._terminate_stream(AMQPHeartbeatTimeout(why))
 
 
 def _call_off(connecting: Any) -> None:
     try:
         connecting.abort()
-    except AssertionError:  # pika stops halfway when the greeting of the server is waited for
+    except AssertionError:  # pika's abort fails while it waits for the server's greeting
         connector = connecting._connector
         if connector._stack_timeout_ref is not None:
             connector._stack_timeout_ref.cancel()

@@ -1,15 +1,15 @@
-"""Consumers of one place, which together bring as much as an owner has credit for.
+"""Consumers of one place, which together bring as many messages as an owner has credit for.
 
-The prefetch of a consumer cannot be changed, and what it brought stays in hand when it ends: a new
-one does not count that. So there are several for a place. When more is wanted another begins beside
-them, with what is missing; when less is, those end which could bring the most, and what they
-brought counts until it is acknowledged.
+The prefetch of a consumer cannot change. Messages of an ended consumer stay in hand, and a new
+consumer does not count them. So a place has several consumers. When the credit grows, another
+consumer begins with the missing prefetch. When the credit falls, the consumers with the most room
+end. Their messages count until they are acknowledged.
 
-    begun ──(cancel)──► ending ──(cancel-ok)──► ended ──(nothing of it in hand)──► forgotten
+    begun ──(cancel)──► ending ──(cancel-ok)──► ended ──(none of its messages in hand)──► forgotten
 
-What is on its way to one that ends may come until the server has said that it has ended, or goes
-back to the front of the queue: so none begins meanwhile, whose messages would come before those.
-One that is full brings nothing, and its end holds up nobody.
+Messages for an ending consumer may still come until its cancel-ok, or go back to the front of the
+queue. So no consumer begins meanwhile: its messages would come before those that went back. A full
+consumer brings no messages, and its end holds up nobody.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Sequence
 __all__ = ["Consumer", "Stage", "in_hand", "plan"]
 
 _PART = 64
-"""A consumer that begins has at least this part of the credit, lest there are thousands."""
+"""A new consumer has at least 1/64 of the credit, so that there are not thousands."""
 
 _TINY = 4
-"""One that has less than this part of what begins ends: each costs the server a step of its own."""
+"""A full consumer ends if it has less than 1/4 of a new one: each costs the server its own step."""
 
 
 class Stage(enum.Enum):
-    """Where a consumer is in its life."""
+    """The stage of a consumer's life."""
 
     BEGUN = enum.auto()
     ENDING = enum.auto()
@@ -38,8 +38,8 @@ class Consumer:
     """A consumer.
 
     Attributes:
-        in_hand: how many messages it brought that are not acknowledged or given back.
-        known: the server has said that it has begun.
+        in_hand: the number of its messages that are neither acknowledged nor returned.
+        known: whether the server has said that the consumer has begun.
     """
 
     __slots__ = ("in_hand", "known", "prefetch", "stage", "tag")
@@ -53,21 +53,21 @@ class Consumer:
 
     @property
     def room(self) -> int:
-        """How many messages it may bring before any is acknowledged."""
+        """The number of messages that it may bring before any is acknowledged."""
         return self.prefetch - self.in_hand if self.stage is Stage.BEGUN else 0
 
 
 def in_hand(consumers: Sequence[Consumer]) -> int:
-    """How many messages they brought."""
+    """The number of messages in hand from these consumers."""
     return sum([one.in_hand for one in consumers])
 
 
 def plan(
     consumers: Sequence[Consumer], credit: int, *, trim: bool = False
 ) -> tuple[list[Consumer], int]:
-    """Which are to end, and the prefetch of one that is to begin, or 0.
+    """Choose the consumers that end, and the prefetch of a consumer that begins, or 0.
 
-    With ``trim`` they can bring no more than the credit afterwards; else a little more may stay.
+    With ``trim`` the consumers then bring no more than the credit; else a little more may stay.
     """
     begun = [one for one in consumers if one.stage is Stage.BEGUN]
     if not credit:

@@ -1,9 +1,10 @@
-"""How much an owner wants of each place, and so how much the server may push.
+"""Credit: how many messages of each place the server may push to an owner.
 
-Credit is what the owner holds and misses, and so follows its measured work. It grows at once. It
-falls at once to what is used when the owner gives jobs back, and once a second to the most that was
-needed in that second. What nobody wanted for a second goes back, so that others get it, and credit
-is what is leased from then on: the end of a job brings the next one, and nothing else comes.
+Credit is the number of jobs that the owner holds and misses, so it follows measured work. It grows
+at once. It falls at once to the used credit when the owner returns jobs. Once a second it falls to
+the highest need of that second. Messages that nobody wanted for a second go back, so that other
+owners get them. From then on the credit equals the leased jobs: the end of a job brings the next
+job, and nothing else comes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tidemill.core.locks import RLock
 __all__ = ["UNWANTED", "Credit"]
 
 UNWANTED = 1.0
-"""Seconds after which what nobody wants goes back."""
+"""Seconds after which unwanted messages go back."""
 
 
 def _parts(missing: int, rows: Sequence[Sequence[QueueState]]) -> list[int]:
-    """What to ask each row for: those that may have something share it; else each may bring all."""
+    """The share of each row. Rows that may have messages share; if no row may, each gets all."""
     open_rows = [any(s.may_bring for s in row if not s.place.alone) for row in rows]
     count = sum(open_rows)
     if not count:
@@ -36,11 +37,11 @@ def _parts(missing: int, rows: Sequence[Sequence[QueueState]]) -> list[int]:
 
 
 class Credit:
-    """That of one owner, whose ``lock`` it is: whoever calls has it.
+    """The credit of one owner, with the owner's ``lock``, which every caller holds.
 
     Attributes:
-        hungry: more is wanted than there was, and the owner waits for it.
-        returned: what the owner gives back in this step.
+        hungry: the owner waits for more messages than there were.
+        returned: the messages that the owner returns in this step.
     """
 
     def __init__(
@@ -56,23 +57,23 @@ class Credit:
         self._settlement = settlement
         self._lock = lock
         self._states = states
-        self._asked = 0.0  # machine time of the last want that meant to wait
+        self._asked = 0.0  # machine time of the last want that waits
         self._looking = False
         self.hungry = False
         self.returned: list[HeldMessage] = []
 
     def is_for(self, state: QueueState) -> bool:
-        """Whether somebody waits for its messages."""
+        """Whether the owner waits for messages of this place."""
         return self.hungry and state.wanted == self._asked
 
     def follow(
         self, want: Want, missing: int, rows: Sequence[Sequence[QueueState]], now: float
     ) -> None:
-        """Somebody wants so much more than there was.
+        """Follow a want that misses so many messages.
 
-        Of each place we ask for as much as we hold of it, and for its part of what we miss, so that
-        there is little that others could have and we do not use; of less urgent ones nothing before
-        the more urgent are empty. The rows come in the order of their turns.
+        The credit of a place is the messages that we hold and its share of the missing messages. So
+        we hold few messages that other owners could use. A less urgent place gets no credit before
+        the more urgent places are empty. The rows come in the order of their turns.
         """
         self.hungry = want.sleep and missing > 0
         if not (want.sleep and want.count):
@@ -83,14 +84,14 @@ class Credit:
                 if state.place.alone or not state.may_bring:
                     grows = state.need(part or min(1, missing), now) or grows
                     continue
-                if part or not missing:  # else its turn is later, and it rests if it rested
+                if part or not missing:  # else its turn is later, and a resting place rests on
                     grows = state.need(part, now) or grows
                 break
         if grows:
             self._channel.adjust()
 
     def settle(self) -> None:
-        """The end of a step. Who gives jobs back has more than it can use."""
+        """End a step. An owner that returns jobs has more than it can use."""
         returned, self.returned = self.returned, []
         for state in {id(hold.state): hold.state for hold in returned}.values():
             returned += state.set_back(state.needs) if self.is_for(state) else state.rest()
@@ -99,19 +100,19 @@ class Credit:
         self.see_to_it()
 
     def rest(self, state: QueueState) -> None:
-        """Nobody wants more of it than what is leased."""
+        """Lower the credit of a place to its leased messages, and return the other messages."""
         self._give_back(state.rest())
 
     def _give_back(self, holds: Sequence[HeldMessage]) -> None:
-        """To the front, as they stood; and no more comes than there is credit for now."""
+        """Return messages to the front in their order, and fit the consumers to the credit."""
         for hold in holds:
             self._settlement.give_back(hold)
         self._channel.adjust()
 
-    # -- looking now and then -------------------------------------------------------------------
+    # -- periodic look --------------------------------------------------------------------------
 
     def see_to_it(self) -> None:
-        """Look in a second, if what comes may be more than is used."""
+        """Look in a second, if a place may bring more messages than are used."""
         if not self._looking and any(map(self._may_bring_more, self._states())):
             self._looking = True
             self._thread.do(lambda: self._thread.later(UNWANTED, self._look))
@@ -131,7 +132,7 @@ class Credit:
 
     def _set_back(self, state: QueueState, now: float) -> None:
         if not state.consumes or now - state.begun < UNWANTED:
-            return  # what ran when a line broke comes back first
+            return  # after a broken connection, running jobs come first
         if not self.is_for(state) and now - state.wanted >= UNWANTED:
             self.rest(state)
         elif state.peak < state.credit:

@@ -1,4 +1,4 @@
-"""Why the server took a message out of a queue, and from which: the ``x-death`` header.
+"""The ``x-death`` header: why the server took a message out of a queue, and out of which queue.
 
 The server writes that header when it dead-letters a message. The latest entry comes first. Entries
 of the delay queues stay in the header of a job that was delayed.

@@ -1,8 +1,8 @@
-"""Which places have answered, and the checks of those that have not yet.
+"""Destination checks: the first message to a place goes over a separate channel.
 
-The server makes a channel wait for half a minute that sends to a queue for the first time and gets
-no answer, with all that comes behind. So the first message to a place goes over a channel of its
-own; when it is confirmed, what follows goes with everything else.
+The first message of a channel to a silent queue makes the channel wait for half a minute, with all
+later messages. So the first message to a place goes over its own channel. After its confirm, later
+messages to that place go over the main channel.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tidemill.brokers.rabbitmq.amqp.publish_windows import PublishWindow
 __all__ = ["DestinationChecks"]
 
 _MOST = 64
-"""Places that are tried at a time."""
+"""The most places that are checked at a time."""
 
 
 class DestinationChecks:
-    """Of one connection."""
+    """The destination checks of one connection."""
 
     def __init__(self) -> None:
         self.channels: dict[str, ConfirmChannel] = {}  # by place
         self.proven: set[str] = set()
-        self._waiting: dict[str, list[PublishWindow]] = {}  # by place: for what comes of its trial
-        self._deferred: deque[PublishWindow] = deque()  # until fewer are tried
+        self._waiting: dict[str, list[PublishWindow]] = {}  # by place: windows that wait
+        self._deferred: deque[PublishWindow] = deque()  # until fewer checks run
 
     def enter(
         self, window: PublishWindow, connection: pika.SelectConnection, listener: ConfirmListener
@@ -47,7 +47,7 @@ class DestinationChecks:
         return next((window for window in self._waiting[channel.destination] if window.todo), None)
 
     def end(self, channel: ConfirmChannel) -> list[PublishWindow]:
-        """The windows that go on: those of that queue, and one that waited for room."""
+        """End a check. Return the windows that go on: those of its queue, and a deferred window."""
         channel.close()
         self.channels.pop(channel.destination, None)
         windows = self._waiting.pop(channel.destination, [])
@@ -58,6 +58,6 @@ class DestinationChecks:
         return windows
 
     def forget(self) -> None:
-        """The connection is gone."""
+        """Forget all checks and results: the connection is gone."""
         for kept in (self.channels, self.proven, self._waiting, self._deferred):
             kept.clear()

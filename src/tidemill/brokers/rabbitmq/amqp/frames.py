@@ -1,8 +1,8 @@
-"""Frames that come and go by the thousand, read and written without an object for each.
+"""Frames of deliveries, confirms and publications, read and written without an object for each.
 
-A message is three frames of AMQP, and pika makes several objects of every frame. What is here does
-deliveries, confirms and publications in one pass over bytes; all other frames are pika's business,
-and so are messages of more than one body frame, which come as they come.
+A message is three frames of AMQP, and pika makes several objects of every frame. This module reads
+and writes these frames in one pass over bytes. pika handles all other frames, and received messages
+of more than one body frame.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ __all__ = [
 ]
 
 Properties = bytes | pika.BasicProperties
-"""Those of a message: as they stand in its frame, or as pika has read them."""
+"""The properties of a message: the bytes of its frame, or the object that pika has read."""
 
 Delivery = tuple[bytes, int, bool, Properties, bytes]
-"""A message: whose (the tag of its consumer), its own tag, whether it was handed out before, its
-properties and its body."""
+"""A message: the tag of its consumer, its own tag, whether it was handed out before, its properties
+and its body."""
 
 Confirm = tuple[int, bool, bool]
-"""Of a publication: its tag, whether those before it are meant, too, and whether it is stored."""
+"""The confirm of a publication: its tag, whether it covers earlier tags, and whether the message is
+stored."""
 
 METHOD, HEADER, BODY = 1, 2, 3
 _END, _NO_FRAME = b"\xce", b"AMQP"
 _PUBLISH, _DELIVER, _ACK, _NACK = ((60 << 16) + method for method in (40, 60, 80, 120))
 
 _HEAD = struct.Struct(">BHI")  # kind, channel and length of a frame
-_METHOD = struct.Struct(">BHIIB")  # … with its class and method, and a byte of what follows
+_METHOD = struct.Struct(">BHIIB")  # … with its class and method, and one more byte
 _HEADER = struct.Struct(">BHIHHQ")  # … of a header, with its class, a zero, and the body's size
 _TAG = struct.Struct(">QB")
 
 
 def frame_at(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """Kind and channel of the frame that begins there, and where it ends; None: nobody knows yet.
+    """Kind, channel and end of the frame that begins at ``at``; None if too few bytes have come.
 
-    Where another protocol is spoken there is no frame, but eight bytes that say so.
+    A server of another protocol version sends no frame, but eight bytes that name its version.
     """
     if data[at : at + 4] == _NO_FRAME:
         return 0, 0, at + 8
@@ -58,7 +59,7 @@ def frame_at(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def read_deliveries(data: bytes, at: int, channel: int) -> tuple[list[Delivery], int]:
-    """Deliveries of a channel, one after the other, that are there wholly; and where they end."""
+    """The complete deliveries of a channel from ``at`` on, and their end."""
     found: list[Delivery] = []
     size = len(data)
     try:
@@ -88,7 +89,7 @@ _CONFIRM = struct.Struct(">BHIIQBB")
 
 
 def read_confirms(data: bytes, at: int, channel: int) -> tuple[list[Confirm], int]:
-    """Confirms on a channel, one after the other, and where they end."""
+    """The complete confirms of a channel from ``at`` on, and their end."""
     found: list[Confirm] = []
     last = len(data) - _CONFIRM.size
     while at <= last:
@@ -103,7 +104,7 @@ def read_confirms(data: bytes, at: int, channel: int) -> tuple[list[Confirm], in
 def publication(
     channel: int, exchange: str, key: str, properties: bytes, body: bytes, most: int
 ) -> bytes:
-    """The frames of a mandatory message, of which each has at most so many bytes of the body."""
+    """The frames of a mandatory message, with at most ``most`` bytes of the body in each."""
     size = len(body)
     header = _HEADER.pack(HEADER, channel, len(properties) + 12, 60, 0, size)
     frames = [_publish(channel, exchange, key), header, properties, _END]
@@ -126,12 +127,12 @@ def _short(text: str) -> bytes:
 
 
 def encoded(properties: pika.BasicProperties) -> bytes:
-    """Properties as they stand in a frame."""
+    """Properties as the bytes of a frame."""
     return b"".join(properties.encode())
 
 
 def decoded(properties: Properties) -> pika.BasicProperties:
-    """Properties as pika reads them."""
+    """Properties as an object of pika."""
     if isinstance(properties, bytes):
         read = pika.BasicProperties()
         read.decode(properties)

@@ -1,12 +1,12 @@
-"""Whether a line that owes us answers still gives any.
+"""The heartbeat of a connection that owes us answers: it detects a dead connection.
 
-Nothing comes over a line whose link was cut silently, and nothing over one of which the server
-reads no more, since it waits for a queue that takes nothing. Heartbeats tell of the first late,
-where they are rare, and of the second never. So as long as answers are owed and none comes, the
-server is asked to open a channel: if it does, a queue is slow and the line is well.
+A silently cut connection brings nothing. A connection also brings nothing if the server stopped
+reading, since a queue takes no messages. AMQP heartbeats detect the first case late, where they
+are rare, and the second case never. So while owed answers stay out, we ask the server to open a
+channel. If the server opens the channel, a queue is slow and the connection is well.
 
-It counts looks rather than seconds. A task that holds the interpreter lock holds up the looks with
-the answers, which are read between any two of them.
+The heartbeat counts looks, not seconds. A task that holds the interpreter lock delays looks and
+answers alike, and answers are read between any two looks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _EVERY = 1.0
 """Seconds between two looks."""
 
 DEAD = 6
-"""Looks without an answer after which a line is given up."""
+"""Looks without an answer after which a connection is given up."""
 
 _ASK, _WELL = 2, -30
-"""Looks after which the server is asked, and what an answer to that is worth."""
+"""Looks after which the server is asked, and the count of looks after its answer."""
 
 
 class Heartbeat:
-    """Of one line; all in its thread. ``owed`` is asked once a look whether answers are."""
+    """The heartbeat of one connection, in its thread. ``owed`` tells whether answers are owed."""
 
     def __init__(self, thread: ConnectionThread, owed: Callable[[], bool]) -> None:
         self._thread = thread
@@ -41,17 +41,17 @@ class Heartbeat:
         self._quiet = 0
 
     def begin(self, connection: pika.SelectConnection) -> None:
-        """There is a new connection."""
+        """Begin on a new connection."""
         self._connection, self._quiet = connection, 0
 
     def watch(self) -> None:
-        """Answers are owed from now on."""
+        """Start to look: answers are owed from now on."""
         if not self._looking:
             self._looking = True
             self._thread.later(_EVERY, self._look)
 
     def heard(self) -> None:
-        """One came."""
+        """Note an answer."""
         self._quiet = 0
 
     def _look(self) -> None:
@@ -61,7 +61,7 @@ class Heartbeat:
             self._quiet = 0
             return
         self.watch()
-        if self._thread.blocked:  # it has said that it does not read
+        if self._thread.blocked:  # the server has said that it does not read
             self._quiet = 0
             return
         self._quiet += 1

@@ -1,14 +1,14 @@
-"""Places that let whoever asks for them wait, as one does that has lost its log, or recovers.
+"""Probes: ask on a side connection whether a place answers, before an owner consumes from it.
 
-Who consumes of such a place waits for 65 s, with all that is behind on that channel; then the
-server closes his line. And as long, whatever became of him, it keeps for him what was handed out
-over that channel, of other places too. So each place is asked first, on a connection that nothing
-else is done on, whether a consumer would begin there. One that does not answer is left alone, and
-asked again now and then: soon at first, then after longer and longer pauses.
+A place that lost its log, or recovers, is silent. A consume from a silent place waits for 65 s,
+with all later requests on its channel. Then the server closes the connection. Even if the consumer
+is gone, the server keeps for that time all messages that it handed out over that channel, from
+other places too. So a probe first asks each place, on a separate connection, whether a consumer
+would begin there. A silent place is left alone and asked again after pauses, which grow.
 
-Such a consumer has no credit, so that nothing is handed out to it. A server that knows no credit
-(RabbitMQ 4) brings it a message, which goes back, and counts as handed out: so there only those
-places are asked of which there is doubt.
+The probe's consumer has no credit, so the server hands out nothing to it. A server without credit
+(RabbitMQ 4) brings the probe a message. The message goes back, and counts as handed out. So on such
+a server only doubted places are probed.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ __all__ = ["ANSWERS_WITHIN", "Probes"]
 log = logging.getLogger("tidemill.rabbitmq")
 
 ANSWERS_WITHIN = 10.0
-"""Seconds a consumer has to begin."""
+"""Seconds within which a consumer must begin."""
 
 _PAUSE, _PAUSE_MOST = 5.0, 300.0
 """Seconds until a place is asked again: at first, and at most."""
 
 _MOST = 64
-"""Places that are asked at a time."""
+"""The most places that are asked at a time."""
 
 _IDLE = 1.0
-"""Seconds after which a connection that nobody is asked over is closed."""
+"""Seconds after which an idle side connection is closed."""
 
 _NO_CREDIT = {"x-credit": {"credit": long(0), "drain": False}}
 _KNOW_CREDIT = ("3",)
-"""How the versions begin of servers that know it."""
+"""The major versions of servers that know credit."""
 
 
 class Probes:
-    """Those of one owner, all in the line's thread; ``answered`` is told when a place answers."""
+    """The probes of one owner, in the connection thread. ``answered`` is called on each answer."""
 
     def __init__(self, thread: ConnectionThread, answered: Callable[[], None]) -> None:
         self._thread = thread
@@ -56,14 +56,14 @@ class Probes:
         self._round: _Round | None = None
         self._is_free = False
         self._silent: set[str] = set()
-        self._well: set[str] = set()  # over this line
-        self._pauses: dict[str, float] = {}  # by place, those before the next try
+        self._well: set[str] = set()  # on this connection
+        self._pauses: dict[str, float] = {}  # by place: seconds before the next try
 
     def __contains__(self, name: str) -> bool:
         return name in self._silent
 
     def opened(self, connection: pika.SelectConnection) -> None:
-        """There is a new line: what waited on the old one is asked at once."""
+        """Begin on a new connection, and ask all silent places at once."""
         self.close()
         self._connection = connection
         version = str((connection.server_properties or {}).get("version", ""))
@@ -79,7 +79,7 @@ class Probes:
         self._connection = self._round = None
 
     def try_first(self, name: str, *, doubted: bool) -> bool:
-        """Ask a place that has not answered over this line yet; whether there is need."""
+        """Ask a place that has not answered on this connection yet. True: wait for its answer."""
         if name in self._well or not (self._is_free or doubted):
             return False
         if name not in self._silent:
@@ -88,14 +88,14 @@ class Probes:
         return True
 
     def leave_alone(self, name: str) -> None:
-        """Until it answers."""
+        """Leave a silent place alone until it answers."""
         self._well.discard(name)
         if name not in self._silent:
             self._silent.add(name)
             self._try_later(name)
 
     def is_well(self, name: str) -> None:
-        """A place answers: what was before does not count any more."""
+        """Note that a place answers, and forget its earlier pauses."""
         self._well.add(name)
         self._pauses.pop(name, None)
 
@@ -111,13 +111,13 @@ class Probes:
 
     def _ask(self, name: str) -> None:
         if self._connection is None or not self._connection.is_open:
-            return  # the next line asks
+            return  # the next connection asks
         if self._round is None or self._round.is_over:
             self._round = _Round(self._thread, self._told)
         self._round.ask(name)
 
     def _told(self, name: str, answers: bool | None) -> None:
-        """None: it could not be asked. What was not known to be silent is taken for well then."""
+        """Take in an answer. None: nobody could ask, and a place without a past silence is well."""
         if answers or (answers is None and name not in self._pauses):
             self._silent.discard(name)
             self._well.add(name)
@@ -127,10 +127,10 @@ class Probes:
 
 
 class _Round:
-    """A connection, and the places that are asked over it; it ends soon after the last answer.
+    """A side connection with the places to ask over it. It ends soon after the last answer.
 
-    ``told`` gets each place and whether it answers, or None if it was not asked, since there is no
-    connection.
+    ``told`` gets each place and whether it answers, or None if the place was not asked for want
+    of a connection.
     """
 
     def __init__(self, thread: ConnectionThread, told: Callable[[str, bool | None], None]) -> None:
@@ -139,17 +139,17 @@ class _Round:
         self._connection: pika.SelectConnection | None = None
         self._todo: dict[str, None] = {}
         self._asked: set[str] = set()
-        self._stuck = False  # who waits keeps the connection from a good end
+        self._stuck = False  # a waiting consume keeps the connection from closing
         self.is_over = False
         thread.beside(self._connected)
 
     def ask(self, name: str) -> None:
-        """One more."""
+        """Ask one more place."""
         self._todo[name] = None
         self._next()
 
     def end(self) -> None:
-        """No more of it: nobody is told anything."""
+        """End the round without telling any answer."""
         self.is_over = True
         self._hang_up()
 
@@ -167,7 +167,7 @@ class _Round:
     def _lost(self) -> None:
         if not self.is_over:
             self.is_over = True
-            for name in self._asked:  # the server closes it when one has waited for too long
+            for name in self._asked:  # the server closes it when a place is silent for long
                 self._told(name, False)
             for name in self._todo:
                 self._told(name, None)
@@ -191,7 +191,7 @@ class _Round:
 
     def _begin(self, name: str, channel: Channel) -> None:
         def closed(_: Any, why: BaseException) -> None:
-            if isinstance(why, ChannelClosedByBroker):  # there is no such place, or it is away
+            if isinstance(why, ChannelClosedByBroker):  # the place is missing, or its node is away
                 self._heard(name, answers=True)
 
         def begun(_: Any) -> None:
@@ -206,7 +206,7 @@ class _Round:
         self._heard(name, answers=False)
 
     def _heard(self, name: str, *, answers: bool) -> bool:
-        """Whether that was still to be known."""
+        """Take in an answer, or its absence. False when the place was settled before."""
         if self.is_over or name not in self._asked:
             return False
         self._asked.discard(name)

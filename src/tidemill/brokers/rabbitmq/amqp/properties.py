@@ -1,7 +1,7 @@
-"""The properties of a job that was just put, which all look alike: written and read as bytes.
+"""The properties of a new job, which all have the same form: written and read as bytes.
 
-They stand in the order of their flags. What a job has been through (:mod:`.message`) makes them
-others, which are pika's to read and write.
+The properties stand in the order of their flags. A job with a history (``message.py``) has further
+properties, which pika reads and writes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _RUN = len(_START)
 
 
 def plain_properties(run: str, job_id: str, task: str) -> bytes:
-    """Those of a job that nothing has happened to; ``run`` tells its message from every other."""
+    """The properties of a new job. ``run`` is the unique name of its message."""
     first, second, third = run.encode(), job_id.encode(), task.encode()
     said = len(first), first, len(second), second, len(third), third
     return _START + b"%c%b%c%b%c%b" % said
 
 
 def plain_run(properties: bytes) -> str:
-    """The ``run`` of a message with such properties; empty where they are others."""
+    """The ``run`` in the properties of a new job; empty for other properties."""
     if not properties.startswith(_START):
         return ""
     return properties[_RUN + 1 : _RUN + 1 + properties[_RUN]].decode()

@@ -1,8 +1,8 @@
-"""What goes to one place of the server, in its order; and what is waited for together.
+"""Publish windows: the messages for one place, in order; and batches that a caller waits for.
 
-A publish window begins with a handful of messages under way, and may have one more for each that is
-confirmed. So a queue that answers nobody has little of ours: of a line with some hundred messages
-that no queue takes the server reads nothing more, whatever it is for.
+A window begins with a handful of messages under way, and each confirm adds one to that limit. So a
+silent queue gets few messages. With some hundred messages that no queue takes, the server would
+stop reading the whole connection, for all queues.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = [
 REFUSED = "refused a message (it is full, or has no majority)"
 
 _STARTING = "is down or inaccessible"
-"""What a server says of a queue whose node is away, and of all when it has just started."""
+"""The server's text for a queue whose node is away, and for every queue right after a start."""
 
 _NEVER_MADE = ("ACCESS_REFUSED", "NOT_ALLOWED", "NOT_IMPLEMENTED", "PRECONDITION_FAILED")
-"""How the server begins what it says of a queue that it will not make later, either."""
+"""The beginnings of the server's text for a queue that it will never make."""
 
 _AGAIN, _AGAIN_MOST, _SILENT, _SILENT_MOST = 0.2, 2.0, 5.0, 60.0
-"""Seconds until a place is tried again, at first and at most: one that is not there or refused a
-message, and one that holds up whoever asks for it."""
+"""Seconds until a place is tried again, at first and at most. The first pair is for a place that is
+missing or refused a message, the second pair for a place that gives no answer."""
 
 FIRST, MOST = 16, 1000
-"""Messages of a window that may be under way at first, and at most: enough to hide the disk."""
+"""Messages of a window under way, at first and at most: enough to hide the delay of the disk."""
 
 
 class Outgoing(msgspec.Struct):
-    """A message to be sent: where to, and what has to be there for it."""
+    """A message to send, its address, and the places that must exist for it."""
 
     exchange: str
     key: str
@@ -57,20 +57,20 @@ class Outgoing(msgspec.Struct):
 
 
 def never_made(why: str) -> bool:
-    """Whether the server will not make a queue later, either."""
+    """Whether the server will never make a queue, by its text."""
     return why.startswith(_NEVER_MADE)
 
 
 class Batch:
-    """Messages that are waited for together.
+    """Messages that a caller waits for together.
 
     Attributes:
-        began: machine time at which the call began that waits for it.
-        stored: of them, that the server has confirmed.
-        unsure: that were sent and not answered, over this line or one before.
-        refusal: why nothing more of it is sent, though something is still under way.
-        once: a message that a queue refuses is not sent again.
-        tries: how often the server closed the channel over it.
+        began: machine time at which the waiting call began.
+        stored: the number of confirmed messages.
+        unsure: the number of sent messages without an answer, on this connection or earlier ones.
+        refusal: why no more messages are sent, while some are still under way.
+        once: whether a message that a queue refuses is not sent again.
+        tries: how often the server closed the channel of its messages.
     """
 
     __slots__ = (
@@ -97,11 +97,11 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is to be sent any more."""
+        """Whether no more of its messages are sent."""
         return bool(self.refusal) or self.done.is_set()
 
     def end(self, trouble: TidemillError | None = None) -> None:
-        """Tell who waits; once."""
+        """End the batch once, and tell its caller."""
         if not self.done.is_set():
             self.trouble = trouble
             self.done.set()
@@ -109,7 +109,7 @@ class Batch:
                 self.then()
 
     def account(self) -> str:
-        """How much of it the server has."""
+        """A sentence that says how many messages the server has."""
         if not self.stored and not self.unsure:
             return "nothing was stored"
         count = len(self.items)
@@ -119,22 +119,22 @@ class Batch:
 
 
 Entry = tuple[Batch, Outgoing, bool]
-"""A message, whose it is, and whether it was sent already and nobody knows what came of it."""
+"""The batch of a message, the message, and whether it was sent before without an answer."""
 
 
 class PublishWindow:
-    """What goes to one place; a delay has one of its own.
+    """The messages for one place, or for one delay before that place.
 
     Attributes:
-        back: what is to be sent again, before anything else, when nothing is under way.
-        queued: it is among those that are to send something.
-        target: the queue of the server that gets its messages: its home, or a first wait.
-        halted: what it needs is being made, or cannot be for now.
-        trying: it waits until the target was tried.
-        moved: machine time of the last answer, or of when there was something to do again.
-        answered: machine time of the last answer but a refusal, 0 for none.
-        why: what the server says of a place that it does not have now.
-        pause: seconds that the place was left alone last.
+        back: messages to send again, before all others, when none is under way.
+        queued: whether the window is in the queue of windows with a turn.
+        target: the queue of the server that gets its messages: its home, or its first delay queue.
+        halted: its queues are being made, or cannot be made for now.
+        checking: the window waits for the check of its target.
+        moved: machine time of its creation, or of the last answer other than a refusal.
+        answered: machine time of the last answer other than a refusal; 0 for none.
+        why: the server's reason why the place cannot be used now.
+        pause: seconds of the latest pause.
     """
 
     __slots__ = (
@@ -159,34 +159,34 @@ class PublishWindow:
 
     @property
     def may_send(self) -> bool:
-        """Whether it has something to send, and may."""
+        """Whether the window has messages to send, and may send them."""
         if self.queued or self.halted or self.checking or self.back:
             return False
         return bool(self.todo) and self.under_way < self.size
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be forgotten."""
+        """Whether the window can be forgotten."""
         busy = self.queued or self.halted or self.checking
         return not (busy or self.todo or self.back or self.under_way)
 
     def turn_back(self) -> None:
-        """What is to be sent again is the next, in its order, if all was answered."""
+        """Move messages that came back to the front, in their order, if none is under way."""
         if self.back and not self.under_way:
             self.todo.extendleft(reversed(self.back))
             self.back = []
 
     def drop(self, batch: Batch) -> None:
-        """Send nothing more of it."""
+        """Send no more messages of a batch."""
         self.todo = deque(entry for entry in self.todo if entry[0] is not batch)
         self.back = [entry for entry in self.back if entry[0] is not batch]
 
     def batches(self) -> list[Batch]:
-        """Those of which something is to be sent."""
+        """The batches with messages to send."""
         return list({id(batch): batch for batch, _, _ in [*self.back, *self.todo]}.values())
 
     def lose(self) -> None:
-        """The line is gone, and what halted it."""
+        """The connection is gone: begin small, and halt no more."""
         self.under_way, self.size = 0, FIRST
         self.halted = self.checking = False
 
@@ -202,7 +202,7 @@ class PublishWindow:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with its place."""
+        """A sentence that says what is wrong with the place."""
         name = self.home.name + (" (delayed)" if self.digits else "")
         if self.why == REFUSED:
             return f"the queue {name} {REFUSED}"
@@ -223,7 +223,7 @@ class PublishWindows:
         return bool(self._windows)
 
     def add(self, batch: Batch, now: float) -> None:
-        """A batch goes to the end of its windows."""
+        """Add a batch to the ends of its windows."""
         for key, group in itertools.groupby(batch.items, lambda item: item.key):
             entries = [(batch, item, False) for item in group]
             window = self._windows.get(key)
@@ -252,7 +252,7 @@ class PublishWindows:
         return None
 
     def drop(self, batch: Batch) -> None:
-        """Send nothing more of it."""
+        """Send no more messages of a batch."""
         for window in self:
             window.drop(batch)
             self.settle(window)

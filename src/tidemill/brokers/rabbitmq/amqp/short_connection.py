@@ -1,7 +1,7 @@
-"""A short visit to the server, on a connection of its own: to look at places, or act on them.
+"""A short connection to the server, to look at places or act on them.
 
-Such calls are rare, and what they hold in their hands goes back when the connection ends, however
-it does. To ask for a place that is not there does not make it.
+Such calls are rare. When the connection ends, for whatever reason, the messages that it holds go
+back. A question about a missing place does not make the place.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = [
 _HEARTBEAT = 600
 _UNLIKE = 406
 _NOT_FOUND, _NONE = 404, "NOT_FOUND - no queue "
-"""What is said of a place that is not there; with other words it is there, but its node is away."""
+"""The answer for a missing place. With another text the place exists, but its node is away."""
 
 TAKE_MOST = (1 << 16) - 1
-"""Messages that a consumer may hold in its hands."""
+"""The most messages that a consumer may hold."""
 
 _QUIET, _SILENT = 0.2, 2.0
-"""Seconds without a message after which that was all: of what it counted, and of less."""
+"""Seconds without a message that end a walk: after the counted messages, and before their end."""
 
 ANSWER_WITHIN = 10.0
-"""Seconds that a place has to answer: one that has lost its log would never do so."""
+"""Seconds within which a place must answer. A place that lost its log would never answer."""
 
 
 class Unanswered(BrokerUnavailable):
-    """A place does not answer, so nobody knows what lies there.
+    """A place does not answer, so its contents are unknown.
 
     Attributes:
-        place: its name.
+        place: the name of the place.
     """
 
     def __init__(self, message: str, place: str) -> None:
@@ -63,7 +63,7 @@ class Unanswered(BrokerUnavailable):
 
 
 class _Silence(AMQPHeartbeatTimeout):
-    """The same, while the visit lasts."""
+    """The same error for pika, while the connection lasts."""
 
     def __init__(self, place: str, why: str) -> None:
         super().__init__(f"the queue {place} {why}")
@@ -71,7 +71,7 @@ class _Silence(AMQPHeartbeatTimeout):
 
 
 class Seen(NamedTuple):
-    """A message. Its key is what it was routed by."""
+    """A message that was taken, with its routing key."""
 
     tag: int
     properties: pika.BasicProperties
@@ -80,25 +80,25 @@ class Seen(NamedTuple):
 
 
 class ShortConnection:
-    """What may be asked while it lasts. One thread's.
+    """The calls of a short connection. Only one thread may use them.
 
     Attributes:
-        channel: what was taken is acknowledged over it. Questions go over another: the server
-            closes the channel of whoever asks for what is not there.
+        channel: the channel that takes and acknowledges messages. Questions go over another
+            channel, which the server closes after a question about a missing place.
     """
 
     def __init__(self, connection: pika.BlockingConnection) -> None:
         self._connection = connection
-        self._hear: Any = connection.process_data_events  # whose types know no part of a second
+        self._hear: Any = connection.process_data_events  # pika's types allow only whole seconds
         self.channel: BlockingChannel = connection.channel()
         self._questions: BlockingChannel = connection.channel()
 
     def count(self, place: Place) -> tuple[int, int]:
-        """How many messages are ready in a place, and how many consumers it has; 0 without it."""
+        """The numbers of ready messages and of consumers of a place; zeros for a missing place."""
         return self.look(place) or (0, 0)
 
     def look(self, place: Place) -> tuple[int, int] | None:
-        """The same, but None without it."""
+        """The same numbers; None for a missing place."""
         try:
             with self._answer_of(place):
                 found: Any = self._questions.queue_declare(place.name, passive=True)
@@ -108,7 +108,7 @@ class ShortConnection:
         return found.method.message_count, found.method.consumer_count
 
     def is_declared_so(self, place: Place) -> bool:
-        """Whether a place that is there was declared as this release does it."""
+        """Whether an existing place has the arguments of this release."""
         try:
             with self._answer_of(place):
                 self._questions.queue_declare(place.name, durable=True, arguments=place.arguments)
@@ -120,7 +120,7 @@ class ShortConnection:
         return True
 
     def purge(self, place: Place) -> int:
-        """Delete what is ready in a place; how many that were."""
+        """Delete the ready messages of a place. Return their number."""
         try:
             with self._answer_of(place):
                 purged: Any = self._questions.queue_purge(place.name)
@@ -130,18 +130,17 @@ class ShortConnection:
         return int(purged.method.message_count)
 
     def take(self, place: Place, most: int) -> list[Seen]:
-        """Messages of a place in their order: all that are ready, at most so many."""
+        """The ready messages of a place in their order, ``most`` at most."""
         return list(self.walk(place, most))
 
     def walk(self, place: Place, most: int = TAKE_MOST, ahead: int = TAKE_MOST) -> Iterator[Seen]:
-        """Messages of a place in their order as they come, at most so many.
+        """The messages of a place in their order, as they come, ``most`` at most.
 
-        They are ours until they are acknowledged or the visit is over; then they stand where they
-        stood, unless some were still on their way. What the server counts may be of a moment ago,
-        so what it did not count is waited for, too, for a short while. No more of them are read
-        than are asked for, give or take what comes in one piece. Of those that are not acknowledged
-        there are never more than ``ahead``. To ask for none shows that the place answers: one that
-        lost its leader is counted as empty.
+        We hold the messages until their acknowledgement or the end of the connection. Then they go
+        back to their positions, unless some were still under way. The server's count may be out of
+        date, so we wait a short while for uncounted messages. The walk reads about as many messages
+        as the caller asks for, and never holds more than ``ahead`` unacknowledged ones. The server
+        counts a place without a leader as empty. A walk with ``most=0`` shows whether it answers.
         """
         came: deque[Seen] = deque()
 
@@ -164,13 +163,13 @@ class ShortConnection:
             yield came.popleft()
         with self._answer_of(place):
             self.channel.basic_cancel(tag)
-        yield from came  # they are in our hands
+        yield from came  # we hold these messages
 
     @contextlib.contextmanager
     def _answer_of(self, place: Place) -> Iterator[None]:
-        """What is asked of a place in this block is answered in time, or the visit is over.
+        """End the connection, unless a place answers the questions of this block in time.
 
-        Its server has no better answer than to close all when the queue has no leader.
+        For a queue without a leader, the server's only answer is to close the connection.
         """
         connection: Any = cast("Any", self._connection)._impl
         silence = _Silence(place.name, "does not answer")
@@ -185,7 +184,7 @@ class ShortConnection:
             connection._adapter_remove_timeout(timer)
 
     def _come_back(self, error: ChannelClosedByBroker, place: Place) -> None:
-        """After a question about what is not there."""
+        """Open a new channel for questions, after a question about a missing place."""
         if error.reply_code != _NOT_FOUND:
             raise error
         if not error.reply_text.startswith(_NONE):
@@ -194,7 +193,7 @@ class ShortConnection:
 
 
 def _hang_up(connection: pika.BlockingConnection) -> None:
-    """Close the connection. A channel that the server closes meanwhile may keep pika from that."""
+    """Close the connection, even if a channel that the server closed makes pika fail."""
     with contextlib.suppress(AMQPError):
         connection.close()
     if connection.is_open:
@@ -208,8 +207,8 @@ def short_connection(settings: Settings) -> Iterator[ShortConnection]:
     """Connect for the time of a block.
 
     Raises:
-        Unanswered: a place that was asked for does not answer, or is down.
-        BrokerUnavailable: the server is not there, or refuses.
+        Unanswered: a place does not answer, or is down.
+        BrokerUnavailable: the server cannot be reached, or refuses.
     """
     try:
         connection = pika.BlockingConnection(settings.parameters(_HEARTBEAT))

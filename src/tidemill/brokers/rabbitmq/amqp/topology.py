@@ -1,14 +1,14 @@
-"""Making queues and exchanges on the server, on a channel of its own.
+"""Declare queues and exchanges on the server, on a separate channel.
 
-To declare what is there changes nothing, so nobody needs to know whether it is: what this process
-has not declared over this connection is declared before it is used. The answer also says how many
-messages lie in a queue, and that is all the server tells of one.
+To declare an existing queue changes nothing. So this process declares every queue that it has not
+declared over this connection before it uses the queue. The answer also has the numbers of messages
+and consumers of the queue. The server tells nothing else of a queue.
 
-A queue that has lost its log lets whoever asks for it wait, and all that is behind on that channel.
-So who is not answered soon keeps the channel to himself, and the others go on on another.
+A queue that lost its log delays the answer, and all later requests on that channel. So an errand
+without a prompt answer keeps its channel, and the other errands go on over another channel.
 
-Of a quorum queue that does not answer the server says after a quarter of a second that it is there,
-and empty. So where that took long nobody knows whether it answers (``doubts``).
+For a silent quorum queue the server answers after a quarter of a second that the queue exists and
+is empty. So after a slow answer it is open whether the queue works (``doubts``).
 """
 
 from __future__ import annotations
@@ -33,33 +33,32 @@ __all__ = ["SILENT", "Answer", "Declarer"]
 log = logging.getLogger("tidemill.rabbitmq")
 
 _SLOW, _SILENT = 1.0, 10.0
-"""Seconds without an answer after which the others go on on another channel, and after which it is
-given up."""
+"""Seconds without an answer after which other errands go on over another channel, and after which
+the errand is given up."""
 
 _PROMPT = 0.2
-"""Seconds within which who asks for a queue that answers is told, as a rule."""
+"""Seconds within which a working queue answers, as a rule."""
 
 SILENT = f"no answer in {_SILENT:g} s"
 
 Answer = Callable[[str], None]
-"""Told in the line's thread: empty when it is done, else why it could not be."""
+"""Called in the connection thread: with an empty text when all is done, else with the reason."""
 
 _Act = Callable[[Channel, Callable[..., None]], Any]
 
 _UNLIKE = "inequivalent arg"
-"""What the server says of a queue that was declared with other arguments."""
+"""The server's text for a queue that was declared with other arguments."""
 
 
 class _Errand:
-    """Acts of which each follows on the answer to the one before; all is over with the first that
-    cannot be done.
+    """Acts that follow each other: each act waits for the answer before. A failure ends the errand.
 
     Attributes:
-        over: told the answer to the last, or why one could not be done.
-        slow: called if one is not answered soon.
-        channel: over which it is done.
+        over: called with the answer to the last act, or with the reason of a failure.
+        slow: called if an act gets no answer soon.
+        channel: the channel of its acts.
         since: machine time of the last answer, or of the beginning.
-        prompt: no answer took long.
+        prompt: whether every answer came soon.
     """
 
     __slots__ = ("acts", "channel", "over", "prompt", "since", "slow")
@@ -76,7 +75,7 @@ class _Errand:
 
 
 class Declarer:
-    """Declares over one line. All of it runs in the line's thread."""
+    """Declares over one connection. All of it runs in the connection thread."""
 
     def __init__(self, delays: DelayQueues, failed: Place) -> None:
         self._delays = delays
@@ -89,22 +88,22 @@ class Declarer:
         self._ways: set[tuple[int, ...]] = set()
         self._waiting: deque[_Errand] = deque()
         self._current: _Errand | None = None
-        self._apart: list[_Errand] = []  # those that are not answered soon
+        self._apart: list[_Errand] = []  # errands without a prompt answer
         self._opening = self._watching = False
 
-    # -- of the line ----------------------------------------------------------------------------
+    # -- called by the connection thread --------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
-        """Begin anew: the server may be another."""
+        """Begin anew: the connection may lead to another server."""
         self._connection = connection
         self.forget_all()
         self._next()
 
     def unblocked(self) -> None:
-        """Nothing waits for that here."""
+        """Do nothing: the declarer does not wait for publications."""
 
     def lost(self, why: str) -> None:
-        """What was asked for fails; who asked does so again when the line is back."""
+        """End all errands. Their callers ask again when the connection is back."""
         begun = [*self._apart, *([self._current] if self._current else []), *self._waiting]
         self._connection = self._channel = self._current = None
         self._opening = self._watching = False
@@ -115,25 +114,25 @@ class Declarer:
     # -- asking ---------------------------------------------------------------------------------
 
     def knows(self, place: Place) -> bool:
-        """Whether it was declared already."""
+        """Whether a place was declared already."""
         return place.name in self._known
 
     def doubts(self, place: Place) -> bool:
-        """Whether one that was declared may not answer who consumes of it."""
+        """Whether a declared place may be silent to consumers."""
         return place.name in self._doubted
 
     def knows_waits(self, digits: tuple[int, ...]) -> bool:
-        """Whether all that a delay of these digits goes through was declared already."""
+        """Whether all delay queues of these digits were declared already."""
         return digits in self._ways
 
     def forget_all(self) -> None:
-        """Somebody deletes queues: nothing is taken for granted any more."""
+        """Forget everything that was declared: somebody deletes queues."""
         self._known.clear()
         self._older.clear()
         self._ways.clear()
 
     def declare(self, places: Sequence[Place], then: Answer) -> None:
-        """Make queues that may not be there yet."""
+        """Declare queues that may not exist yet."""
         todo = [place for place in places if place.name not in self._known]
         acts: list[_Act] = []
         if any(place.due for place in todo):
@@ -149,7 +148,7 @@ class Declarer:
         self._run(acts, [place.name for place in todo], then)
 
     def declare_waits(self, digits: tuple[int, ...], then: Answer) -> None:
-        """Make what a delay of these digits goes through."""
+        """Declare the delay queues of these digits, with their exchanges."""
         delays, acts, names = self._delays, [], []
         if delays.exchange(LEVELS - 1) not in self._known:
             for level in range(-1, LEVELS):
@@ -171,7 +170,7 @@ class Declarer:
     def count(
         self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
     ) -> None:
-        """How many messages are ready in a queue; ``slow`` is called if that is not told soon."""
+        """Count the ready messages of a queue. ``slow`` is called if no answer comes soon."""
 
         def answer(frame: Any, why: str) -> None:
             then(0 if why else int(frame.method.message_count), why)
@@ -179,7 +178,7 @@ class Declarer:
         self._begin(_Errand([self._queue(place)], answer, slow))
 
     def _needs_failed(self, place: Place) -> bool:
-        """Whether what the server takes out of a place is dropped if nothing keeps it."""
+        """Whether the server moves the messages that it takes out of a place to the failed jobs."""
         return bool(place.arguments.get("x-dead-letter-routing-key") == self._failed.name)
 
     def _queue(self, place: Place) -> _Act:
@@ -195,7 +194,7 @@ class Declarer:
             acts.append(lambda ch, done: ch.exchange_bind(below, name, pattern, callback=done))
         return acts
 
-    # -- one after the other --------------------------------------------------------------------
+    # -- errands in order -----------------------------------------------------------------------
 
     def _run(self, acts: Sequence[_Act], names: Sequence[str], then: Answer) -> None:
         def over(_: Any, why: str) -> None:
@@ -221,7 +220,7 @@ class Declarer:
         if self._current or self._opening or not self._waiting:
             return
         if connection is None or not connection.is_open:
-            return  # when it has closed, ``lost`` answers all
+            return  # when the connection has closed, ``lost`` ends all
         if self._channel is None or not self._channel.is_open:
             self._opening = True
             connection.channel(on_open_callback=self._channel_opened)
@@ -242,7 +241,7 @@ class Declarer:
 
     def _answered(self, errand: _Errand, frame: Any) -> None:
         if errand is not self._current and errand not in self._apart:
-            return  # it was given up
+            return  # the errand was given up
         errand.acts.popleft()
         now = machine_time()
         errand.prompt = errand.prompt and now - errand.since < _PROMPT
@@ -268,7 +267,7 @@ class Declarer:
                 channel.close()
 
     def _channel_closed(self, channel: Any, reason: Any) -> None:
-        """The server closes the channel of whoever asks for what cannot be."""
+        """The server closes a channel after an impossible request."""
         if channel is self._channel:
             self._channel = None
         connection = self._connection
@@ -282,7 +281,7 @@ class Declarer:
                 self._end(errand, None, why)
 
     def _goes_on(self, errand: _Errand, why: str) -> bool:
-        """Go on with a queue as an earlier release made it, if that is why."""
+        """Go on with a queue as an earlier release made it, if its arguments are the reason."""
         act = errand.acts[0]
         if _UNLIKE not in why or not isinstance(act, _Queue) or not act.place.older:
             return False
@@ -297,7 +296,7 @@ class Declarer:
         self._next()
         return True
 
-    # -- who is not answered --------------------------------------------------------------------
+    # -- late answers ---------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if not self._watching and self._connection is not None:
@@ -322,7 +321,7 @@ class Declarer:
 
 
 class _Queue:
-    """The act of declaring a queue; ``older`` are those that an earlier release made."""
+    """The act that declares a queue. ``older`` has the queues that an earlier release made."""
 
     def __init__(self, place: Place, older: Set[str]) -> None:
         self.place = place
