@@ -1,14 +1,14 @@
-"""The order of acceptance: what lists go through, newest first.
+"""The order of acceptance, in which lists show jobs, newest first.
 
 The job table is sorted by id. Ids made by tidemill grow with time, so most jobs lie there in the
-order of their numbers too. A job that does not is *apart*: it has an entry in the table ``said``::
+order of their numbers too. A job out of this order is *apart*: it has an entry in table ``said``::
 
     i·number → id
 
-So two walks downward give all jobs by number: the job table without the jobs that are apart, and
-these entries. A put decides with one comparison. A job is in order when its id is higher than that
-of every job in order, and of about now. So a wrong clock, two producers at once, or an id that only
-looks like ours costs an entry, and the order stays exact.
+So two walks downward give all jobs by number: over the job table without the jobs apart, and over
+these entries. A put decides with one comparison. A new job is in order if its id is higher than
+all ids in order, and was made about now. A wrong clock, two producers at once, or an id that only
+looks like ours costs an entry. The order stays exact.
 
 A release without this index may use the store too. That release makes no entries, but counts its
 jobs in the rows of the queues. The :class:`Mark` counts the jobs that were put with the index.
@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 FIRST = 1 << 64
-"""Above all numbers."""
+"""A bound above all numbers."""
 
 OURS = 26
 """Characters of an id made by tidemill."""
 
-_AHEAD, _BEHIND = 1, 86_400  # seconds that the id of a job in order may be off
+_AHEAD, _BEHIND = 1, 86_400  # seconds that an id in order may differ from the clock
 _SCANNED = 5000  # ids that one pass over all jobs finds
 _ENTRY = struct.Struct(">cQ")  # i, number
 _I = b"i"
@@ -60,12 +60,12 @@ Rows = Iterator[tuple[int, bytes, bytes, bool]]
 
 
 class Mark(msgspec.Struct, array_like=True):
-    """Which jobs are in order, or apart.
+    """The counts and bounds that tell jobs in order from jobs apart.
 
     Attributes:
-        counted: of all jobs the queues have accepted, those that were put with the index.
+        counted: accepted jobs of all queues that were put with the index.
         strays: entries of jobs whose ids are as long as ours.
-        bottom, top: all jobs in order have ids from the one to the other.
+        bottom, top: the lowest and the highest id that a job in order may have.
     """
 
     counted: int = 0
@@ -75,13 +75,13 @@ class Mark(msgspec.Struct, array_like=True):
 
 
 class _Work(msgspec.Struct, array_like=True):
-    """How far the missing entries are made.
+    """The progress of making missing entries.
 
     Attributes:
-        missed: how many accepted jobs were not counted when this pass began.
-        number: the highest of the jobs in order so far.
-        first: the id of the first of them.
-        reached: the id up to which the pass has come.
+        missed: accepted jobs that were not counted when this pass began.
+        number: the highest number of the jobs in order so far.
+        first: the id of the first job in order.
+        reached: the last id that the pass has looked at.
     """
 
     missed: int
@@ -96,7 +96,7 @@ _WORK = msgspec.msgpack.Decoder(_Work)
 
 
 class Order:
-    """What one commit changes of the order."""
+    """The changes of one commit to the order of acceptance."""
 
     def __init__(self, state: CommitState) -> None:
         self.state = state
@@ -106,7 +106,7 @@ class Order:
 
     @property
     def mark(self) -> Mark:
-        """The mark; of a store that has none yet, one that begins the work."""
+        """The mark. A store without a mark gets one, and the pass over its jobs begins."""
         if self._mark is None:
             self._mark = self._load()
         return self._mark
@@ -128,7 +128,7 @@ class Order:
         return Mark(0, 0, top, top)
 
     def accept(self, job_id: bytes) -> int:
-        """The number of a new job. The hot path."""
+        """Return the number of a new job. The hot path."""
         number = self.state.next_number()
         mark = self._mark or self.mark
         mark.counted += 1
@@ -139,13 +139,13 @@ class Order:
         return number
 
     def add(self, number: int, job_id: bytes) -> None:
-        """A job is apart."""
+        """Add the entry of a job that is apart."""
         self.state.txn.put(_ENTRY.pack(_I, number), job_id, db=self.state.t.said)
         if len(job_id) == OURS:
             self.mark.strays += 1
 
     def forget(self, number: int, job_id: bytes) -> None:
-        """A job is gone."""
+        """Remove the entry of a deleted job, if it has one."""
         ours = len(job_id) == OURS
         if ours and not self.mark.strays:
             return
@@ -162,18 +162,18 @@ class Order:
 
 @functools.lru_cache(2)
 def _about(second: int) -> tuple[bytes, bytes]:
-    """Between which ids those lie that are made at about a time."""
+    """The bounds of ids that are made at about this second."""
     return id_floor(second - _BEHIND), id_floor(second + _AHEAD)
 
 
 def read_mark(store: Store, txn: lmdb.Transaction[bytes]) -> Mark | None:
-    """The mark as stored."""
+    """The mark as stored, or None."""
     data = txn.get(store.key("order"))
     return _MARK.decode(data) if data is not None else None
 
 
 def is_whole(store: Store, txn: lmdb.Transaction[bytes], accepted: int) -> bool:
-    """True when no entry is missing, in a store whose queues have accepted so many jobs."""
+    """True when no entry is missing; the queues have accepted ``accepted`` jobs."""
     mark = read_mark(store, txn)
     working = txn.get(store.key("ordering")) is not None
     return mark is not None and not working and mark.counted == accepted
@@ -192,10 +192,10 @@ def _last_below(txn: lmdb.Transaction[bytes], table: lmdb._Database, bound: byte
 def arrange(order: Order, most: int) -> bool:
     """Look at up to ``most`` jobs for missing entries; True when there are more to look at.
 
-    The place that was reached is stored, so whoever comes next goes on with it.
+    The id that was reached is stored, and the next call goes on there.
     """
     store, txn, key = order.state.store, order.state.txn, order.state.store.key("ordering")
-    stored = read_mark(store, txn)  # as the rows are stored: both without what this commit adds
+    stored = read_mark(store, txn)  # like the rows, without the changes of this commit
     missing = accepted_in(store, txn) - (stored.counted if stored is not None else 0)
     mark, data = order.mark, txn.get(key)
     if stored is None:
@@ -217,7 +217,7 @@ def arrange(order: Order, most: int) -> bool:
 
 
 def _arrange(order: Order, mark: Mark, work: _Work, most: int) -> bool:
-    """Upward by id: what lies in order stays, the rest gets entries. True at the end."""
+    """Walk upward by id: jobs in order stay, the others get entries. True at the end."""
     cursor = order.state.txn.cursor(order.state.t.job)
     found = cursor.set_range(work.reached + b"\0" if work.reached else b"\0")
     for _ in range(most):
@@ -252,9 +252,9 @@ def _sweep(order: Order, most: int) -> None:
 
 
 def newest(store: Store, txn: lmdb.Transaction[bytes], below: int, at: bytes) -> Rows:
-    """All jobs with numbers below one, the highest first, of a store that is whole.
+    """All jobs with numbers below ``below``, the highest first; no entry may be missing.
 
-    ``at`` is the id of a job in order with at least that number, or empty.
+    ``at`` is the id of a job in order with at least the number ``below``, or empty.
     """
     mark = read_mark(store, txn) or Mark()
     walks = _in_order(store, txn, mark, below, at), _apart(store, txn, below)
@@ -264,7 +264,7 @@ def newest(store: Store, txn: lmdb.Transaction[bytes], below: int, at: bytes) ->
 def _in_order(
     store: Store, txn: lmdb.Transaction[bytes], mark: Mark, below: int, at: bytes
 ) -> Rows:
-    """The jobs in order, from the last; below the id ``at``, unless that is empty."""
+    """The jobs in order, the last first; below the id ``at``, unless ``at`` is empty."""
     cursor = txn.cursor(store.tables.job)
     start = min(at or mark.top, mark.top)
     if start == at:
@@ -282,7 +282,7 @@ def _in_order(
 
 
 def _apart(store: Store, txn: lmdb.Transaction[bytes], below: int) -> Rows:
-    """The jobs that are apart, from the last below a number."""
+    """The jobs that are apart, with numbers below ``below``, the highest first."""
     cursor = txn.cursor(store.tables.said)
     bound = _ENTRY.pack(_I, below) if below < FIRST else b"j"
     found = cursor.prev() if cursor.set_range(bound) else cursor.last()
@@ -295,7 +295,7 @@ def _apart(store: Store, txn: lmdb.Transaction[bytes], below: int) -> Rows:
 
 
 def scanned(store: Store, below: int) -> Iterator[bytes]:
-    """The ids of all jobs with numbers below one, the highest first: by passes over all jobs."""
+    """Ids of all jobs with numbers below ``below``, the highest first, by passes over all jobs."""
     while True:
         # Buffers: bodies are not copied.
         with store.translating(), store.env.begin(buffers=True) as txn:

@@ -1,4 +1,4 @@
-"""Acting on jobs by their ids, and on queues: what people, handles and the command line ask for."""
+"""Actions on jobs by their ids, and on queues, for people, handles and the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PURGE_MOST = 1000
 def _each(
     commit: Transitions, ids: Sequence[str], act: Callable[[Stored | None], bool]
 ) -> list[bool]:
-    """Act on jobs, each read when its turn comes: the one before may have changed it."""
+    """Act on each job, and read each job only then: the action before may have changed it."""
     answers = []
     for job_id in ids:
         answers.append(act(commit.load(job_id.encode()) if job_id else None))
@@ -43,7 +43,7 @@ def _each(
 
 
 def cancel(commit: Transitions, ids: Sequence[str], *, terminate: bool) -> list[bool]:
-    """Cancel jobs; running ones through their owners."""
+    """Cancel jobs; ask the owner of a running job to cancel it."""
     holders = Holders(commit.txn, commit.t)
     verb = "terminate" if terminate else "cancel"
     return _each(commit, ids, lambda stored: _cancel(commit, stored, holders, verb))
@@ -67,7 +67,7 @@ def _cancel(commit: Transitions, stored: Stored | None, holders: Holders, verb: 
 def kick(commit: Transitions, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     """Make jobs ready again.
 
-    With ``force`` also those that succeeded, or whose key a success holds.
+    With ``force``, also jobs that succeeded, and jobs whose key a success holds.
     """
     finish_falls(commit)
     return _each(commit, ids, lambda stored: _kick(commit, stored, force))
@@ -86,7 +86,7 @@ def _kick(commit: Transitions, stored: Stored | None, force: bool) -> bool:
         return False
     envelope = decode_envelope(stored.envelope)
     if envelope.links is not None and envelope.links.waits == RunOn.BARRIER:
-        return False  # it is never run
+        return False  # a barrier never runs
     if envelope.key:
         name = envelope.key.encode()
         key = find_key(commit, name)
@@ -131,7 +131,7 @@ def _delete(commit: Transitions, stored: Stored | None, holders: Holders) -> boo
 def set_queue(
     commit: Transitions, queue: str, *, paused: bool | None, max_size: int | None
 ) -> None:
-    """Change a queue's settings, and wake whoever they kept waiting."""
+    """Change a queue's settings, and wake everybody whom the old settings kept waiting."""
     row = commit.row(queue)
     row.paused = row.paused if paused is None else int(paused)
     row.max_size = row.max_size if max_size is None else max_size
@@ -142,7 +142,7 @@ def set_queue(
 def set_limit(
     commit: Transitions, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
 ) -> None:
-    """Have other terms hold for a limit or a queue, and wake whoever they kept waiting."""
+    """Change the settings of a limit or a queue, and wake everybody who waited for the old ones."""
     if queue:
         commit.limiters.set_queue(commit.row(name), terms, declared=declared)
     else:
@@ -150,9 +150,9 @@ def set_limit(
 
 
 def purge(commit: Callable[[Callable[[Transitions], int]], int], store: Store, queue: str) -> int:
-    """Delete what waits in a queue, some of it in each commit; how many jobs that were."""
+    """Delete the jobs of a queue that do not run, in several commits; return their number."""
     removed, unready = 0, unready_ids(store, queue)
-    # Those behind others first: what is purged is not cancelled for what was purged before it.
+    # Unready jobs go first: the purge of a job must not cancel the jobs behind it.
     while unready:
         some, unready = unready[:_PURGE_MOST], unready[_PURGE_MOST:]
         removed += commit(partial(_purge_some, queue=queue, unready=some))
@@ -162,7 +162,7 @@ def purge(commit: Callable[[Callable[[Transitions], int]], int], store: Store, q
 
 
 def _purge_some(commit: Transitions, queue: str, unready: Sequence[bytes] = ()) -> int:
-    """Delete these unready jobs of a queue, or some ready ones; how many that were."""
+    """Delete the given unready jobs of a queue, or some ready jobs; return how many."""
     row = commit.existing_row(queue)
     if row is None:
         return 0

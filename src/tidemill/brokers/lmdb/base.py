@@ -1,4 +1,4 @@
-"""What every call of the broker builds on: this process's state of a store, and its commits."""
+"""The base of all calls of the broker: this process's state of a store, and its commits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoreCalls:
         self._enter()
 
     def _enter(self) -> None:
-        """Begin in this process, which may be a fork of the one that opened the broker."""
+        """Begin in this process, which may be a fork of the process that opened the broker."""
         store = self._store
         self._pid = os.getpid()
         self._owners = Owners(store, self._commit)
@@ -54,7 +54,7 @@ class StoreCalls:
             store.room.keep_ballast()
 
     def after_fork_child(self) -> None:
-        """In a forked child: owners and sleepers are the parent's."""
+        """Drop owners and sleepers in a forked child: they are the parent's."""
         self._owners.after_fork_child()
         self.waits.after_fork_child()
 
@@ -76,7 +76,7 @@ class StoreCalls:
         last: bool = False,
         patience: float | None = None,
     ) -> T:
-        """One commit of work that must go on when the disk is full: the ballast was kept for it."""
+        """Commit work that must go on when the disk is full: the ballast is kept for such work."""
         self._check_open()
 
         def whole(commit: Transitions) -> T:
@@ -94,7 +94,7 @@ class StoreCalls:
             return run(whole, last=last)
 
     def _act(self, apply: Callable[[Transitions], T], /) -> T:
-        """A commit that is refused once the store is on its way to another, and what it leaves."""
+        """Commit, unless the store moves to another; then commit the rest of a long fall."""
         last: list[Transitions] = []
 
         def here(commit: Transitions) -> T:
@@ -113,7 +113,7 @@ class StoreCalls:
 
     def close(self) -> None:
         if not self._closed and self._pid == os.getpid():
-            with contextlib.ExitStack() as last:  # each of them, whatever becomes of the others
+            with contextlib.ExitStack() as last:  # every step runs, even when another fails
                 last.callback(close_store, self._store)
                 last.callback(setattr, self, "_closed", True)
                 last.callback(self.waits.close)

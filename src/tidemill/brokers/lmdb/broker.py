@@ -1,7 +1,7 @@
 """``lmdb://``: the broker of one directory on disk. Durable, many processes, no server.
 
 This file has the core of the contract. The calls beside the core are in :mod:`.calls`, the commits
-in :mod:`.base`. Each call becomes one commit: :mod:`.transitions` says what a commit is made of,
+in :mod:`.base`. Each call becomes one commit: :mod:`.transitions` has the changes of a commit,
 and :mod:`.exchange` holds the step of an owner. The owners of this process are in :mod:`.owners`,
 and its waiters in :mod:`.waits`.
 """
@@ -56,18 +56,18 @@ class LmdbBroker(
 
     @classmethod
     def around(cls, env: lmdb.Environment, prefix: str = PREFIX) -> LmdbBroker:
-        """A broker inside the caller's own environment; its url opens it in another process."""
+        """Make a broker in the caller's own environment; its URL opens it in another process."""
         store = store_around(env, prefix)
         return cls(store.url, store)
 
     @property
     def identity(self) -> str:
-        """What tells this store from every other."""
+        """The identity that tells this store from every other."""
         return self._time.identity
 
     @property
     def boards(self) -> str:
-        """Where boards may lie."""
+        """The folder for scoreboards."""
         return self._owners.boards
 
     # -- producing ------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class LmdbBroker(
 
         def accept(commit: Transitions) -> list[Put]:
             check_here(commit)
-            # A job whose time has passed must not refuse another.
+            # Overdue jobs end first: they must not refuse a new job.
             if may_refuse(commit, jobs) and commit.next_due() <= 0:
                 come_due(commit)
             commit.hand_over = hand_over
@@ -135,7 +135,7 @@ class LmdbBroker(
         local_owner = self._owners[owner_id]
         until_tick = max(0.0, self._next_tick - time.monotonic())
         ready = yield from self._owners.parked(local_owner, min(timeout, until_tick), fds)
-        with contextlib.suppress(BrokerUnavailable):  # housekeeping comes again
+        with contextlib.suppress(BrokerUnavailable):  # the next housekeeping makes up for it
             if time.monotonic() >= self._next_tick:
                 self.tick()
         return ready
@@ -147,7 +147,7 @@ class LmdbBroker(
         return self._owners.release(owner_id, causes)
 
     def reap(self) -> int:
-        """Give back what owners that died held; how many owners that were."""
+        """Give back the jobs of owners that died; return the number of these owners."""
         self._check_open()
         return self._owners.reap()
 

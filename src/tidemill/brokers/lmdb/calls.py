@@ -41,7 +41,7 @@ class InspectionCalls(StoreCalls):
         return self.get_many([job_id])[0]
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of several jobs, of one moment."""
+        """The records of several jobs, all of one moment."""
         self._check_open()
         return self._inspection.get(ids)
 
@@ -116,7 +116,7 @@ class AdminCalls(StoreCalls):
     def recall(self) -> int:
         given, there = 0, sum(row.carried for row in self._inspection.stats())
         while given < there and (batch := self._act(lambda commit: recall(commit, _RECALL_MOST))):
-            given += batch  # not for ever: what went back may be carried again already
+            given += batch  # bounded: returned jobs may be carried again already
         return given
 
 

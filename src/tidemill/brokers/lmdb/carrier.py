@@ -1,4 +1,4 @@
-"""Hand leases over to the carrier, take them back, call them back: see :mod:`.carrier_table`."""
+"""Hand leases to the carrier, take leases from it, recall leases: see :mod:`.carrier_table`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["carry", "recall", "take"]
 
 
 def carry(commit: Transitions, lease: bytes, token: int) -> bool:
-    """A lease that is gone is the carrier's. False: it is better given back."""
+    """Give a lease, removed by the caller, to the carrier; False when it should go back instead."""
     job_id = lease[LEASE_VALUE.size :]
     data = commit.txn.get(job_id, db=commit.t.job)
     assert data is not None
@@ -29,7 +29,7 @@ def carry(commit: Transitions, lease: bytes, token: int) -> bool:
     charged = commit.now - commit.wall + leased
     if row.has_limit:
         commit.limiters.hold(row, charged)
-    if flags & Flag.LIMITED:  # it stood where the turn of its partition was
+    if flags & Flag.LIMITED:  # its ready key had the turn of its partition
         stored = Stored(job_id, data)
         commit.partitions.hold(stored, token, charged)
         key = stored.head.ready_key
@@ -43,7 +43,7 @@ def carry(commit: Transitions, lease: bytes, token: int) -> bool:
 def take(
     commit: Transitions, owner: int, leases: Sequence[tuple[int, str]], *, deadlines: bool
 ) -> list[bool]:
-    """The carrier's leases, named by token and id, become the owner's. False: it has none such."""
+    """Move leases, named by token and id, from the carrier to the owner; False: not found there."""
     departs = bool(leases) and departure_of(commit) is not None
     return [_take_one(commit, owner, *lease, deadlines, departs) for lease in leases]
 
@@ -83,7 +83,7 @@ def _take_one(
 
 
 def recall(commit: Transitions, most: int) -> int:
-    """Give back up to ``most`` of them; how many that were."""
+    """Give back up to ``most`` carried jobs; return how many."""
     ids = list(itertools.islice(carried_in(commit.txn, commit.t), most))
     for job_id in ids:
         stored = commit.load(job_id)

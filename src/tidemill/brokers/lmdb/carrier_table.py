@@ -1,8 +1,8 @@
-"""What lies with the carrier.
+"""The table of leases that lie with the carrier.
 
-The table is like that of what is ready: under the same keys, so that a job's header tells where its
-lease is, and those of a line are one range. The row of a queue counts them among what runs, as
-limits do, and says how many they are.
+The table has the same keys as the ready table. So a job's header tells where its lease is, and the
+leases of a line are one range. The row of a queue counts carried jobs among the running jobs, as
+limits do. The row also has the number of carried jobs by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["carried_in", "is_carried", "leave_carrier"]
 
 
 def is_carried(state: CommitState, stored: Stored) -> bool:
-    """True when the carrier has the lease of a job that is on no line though it is ready."""
+    """True when the carrier has the lease of a ready job, which is then on no line."""
     head = stored.head
     if not state.row_of(head.line).carried:
         return False
@@ -45,7 +45,7 @@ def leave_carrier(partitions: Partitions, stored: Stored, row: Row) -> bool:
 def carried_in(
     txn: lmdb.Transaction[bytes], tables: Tables, lines: Sequence[int] | None = None
 ) -> Iterator[bytes]:
-    """Ids of what is carried: of all lines, or of some."""
+    """Ids of carried jobs: of all lines, or of some."""
     for prefix in [b""] if lines is None else [READY_KEY.pack(n, 0, 0)[:4] for n in lines]:
         cursor = txn.cursor(tables.carried)
         found = cursor.set_range(prefix) if prefix else cursor.first()

@@ -1,7 +1,7 @@
-"""Choosing what an owner gets, and leasing it.
+"""Choose the jobs that an owner gets, and lease them.
 
-A *line* is the ready tasks of one queue, or its ready messages; within a line the order is
-priority, then age. A queue's lines are served as if they were one.
+A *line* is the ready tasks of one queue, or its ready messages. Jobs of a line are in the order of
+priority, then age. A queue's lines are served as if they were one line.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from tidemill.core.job import DEFAULT_TTR, Lease
 __all__ = ["Leasing", "put_deadline"]
 
 _HEAD = HEADER.size
-_LIMITED, _LINKED = Flag.LIMITED, Flag.LINKED  # looked at for every job
-_LEASED = struct.Struct(">QQ")  # what a lease has behind its ready key: leased, deadline
+_LIMITED, _LINKED = Flag.LIMITED, Flag.LINKED  # tested for every job
+_LEASED = struct.Struct(">QQ")  # behind the ready key in a lease: leased, deadline
 
 
 def put_deadline(commit: Transitions, deadline: int, owner: int, token: int) -> None:
-    """Have the lease end at a store time."""
+    """End the lease at a store time."""
     key = DUE_KEY.pack(0, deadline, DUE_LEASE, token)
     commit.txn.put(key, LEASE_KEY.pack(owner, token), db=commit.t.due)
     commit.untimed = True
 
 
 class Leasing:
-    """What one owner gets in one commit; with ``deadlines`` a lease ends after the job's ttr."""
+    """The leases of one owner in one commit; with ``deadlines``, each ends after the job's ttr."""
 
     def __init__(
         self, commit: Transitions, owner: int, *, deadlines: bool, leases: list[Lease] | None = None
     ) -> None:
-        """``leases`` are those it has already, of what it wants."""
+        """``leases`` are the new leases that the owner has already; they count towards its want."""
         self.leases = [] if leases is None else leases
-        self.last_queue = 0  # that a fair want was served from
+        self.last_queue = 0  # the last queue that a fair want took from
         self._transitions = commit
         self._owner = owner
         self._deadlines = deadlines
@@ -71,7 +71,7 @@ class Leasing:
         return self.leases
 
     def _wanted_lines(self, want: Want) -> list[list[int]]:
-        """By queue: the lines that may be served and have something ready."""
+        """The lines that may be served and have ready jobs, by queue."""
         commit = self._transitions
         kinds = [kind for kind, asked in ((0, want.tasks), (1, want.messages)) if asked]
         queues: dict[int, list[int]] = {}
@@ -97,7 +97,7 @@ class Leasing:
         return [line for line in lines if commit.row_of(line).name in want.queues]
 
     def _take_fairly(self, queues: list[list[int]], count: int) -> None:
-        """Every queue its share, until the hand is full or nothing is left."""
+        """Give every queue its share, until the want is filled or nothing is left."""
         leases = self.leases
         while queues and len(leases) < count:
             share = max(1, (count - len(leases)) // len(queues))
@@ -128,7 +128,7 @@ class Leasing:
         return not row.has_limit or self._transitions.limiters.room(row, 1) > 0
 
     def _best_line(self, lines: list[int]) -> int | None:
-        """The line whose first job comes before those of the others."""
+        """The line whose first job comes before the first jobs of the other lines."""
         best = None
         cursor = self._transitions.txn.cursor(self._transitions.t.ready)
         for line in lines:
@@ -139,7 +139,7 @@ class Leasing:
         return best[2] if best else None
 
     def take_line(self, line: int, count: int) -> None:
-        """The hot path: the first jobs of one line."""
+        """Lease the first jobs of one line. The hot path."""
         commit = self._transitions
         txn, t_job, row = commit.txn, commit.t.job, commit.row_of(line)
         if row.has_limit:
@@ -150,7 +150,7 @@ class Leasing:
         found = cursor.set_range(prefix)
         key = job_id = b""
         claims = PartitionClaims(commit, line)
-        held = claims.held  # what partitions have next, and the table not yet
+        held = claims.held  # next jobs of partitions, which are not in the table yet
         while count > 0:
             claim = None
             if found:
@@ -169,7 +169,7 @@ class Leasing:
             row.dirty = True
             lent = self.lend(row, key, job_id, data, claims, claim)
             count -= lent
-            if not lent or claims.moved:  # others may have become ready
+            if not lent or claims.moved:  # other jobs may have become ready
                 claims.moved = False
                 claims.close()
                 commit.sync()
@@ -187,9 +187,9 @@ class Leasing:
         claims: PartitionClaims | None = None,
         claim: PartitionClaim | None = None,
     ) -> bool:
-        """Lease a job that is ready no more; False when it had expired, and is finished.
+        """Lease a job that was taken off its line; False when it had expired, and was ended.
 
-        One of a partition is taken by hands.
+        ``claims`` take the jobs of partitions.
         """
         commit = self._transitions
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
@@ -199,7 +199,7 @@ class Leasing:
         if flags & _LIMITED and claims is not None:
             claim = claim or claims.open(envelope)
             claims.remove(claim, rank, seq)
-            seq = READY_KEY.unpack(key)[2]  # where it stood
+            seq = READY_KEY.unpack(key)[2]  # the sequence in the ready table
         if expires and expires <= commit.now:
             if claim is not None and claims is not None:
                 claims.dropped(claim)

@@ -1,7 +1,7 @@
-"""What one commit reads and counts: the rows of queues, the sequence, records, hints to sleepers.
+"""The state of one commit: rows of queues, the sequence, records, hints to sleepers.
 
-Each row is read once, and written when the commit ends. What a change of a job is made of is in
-:mod:`.transitions`, which builds on this.
+Each row is read once, and written when the commit ends. :mod:`.transitions` builds the changes of
+jobs on this state.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class CommitState:
         return NUMBER.unpack(data)[0] if data else 0
 
     def next_number(self) -> int:
-        """The next of the store's sequence: jobs and tokens are numbered from the same one."""
+        """The next number of the store's sequence, which numbers both jobs and tokens."""
         self._seq += 1
         return self._seq
 
     @property
     def last_number(self) -> int:
-        """The highest of the sequence so far."""
+        """The highest number of the sequence so far."""
         return self._seq
 
     def skip_numbers(self, count: int) -> None:
@@ -61,7 +61,7 @@ class CommitState:
         self._seq += count
 
     def count_up(self, name: str) -> int:
-        """The next of a counter that seldom moves."""
+        """The next number of a counter that seldom moves."""
         number = self._read_number(name) + 1
         self.txn.put(self.store.key(name), NUMBER.pack(number))
         return number
@@ -82,7 +82,7 @@ class CommitState:
         return row
 
     def _load_limiter(self, row: Row) -> None:
-        """Read the limiter of a queue that has one."""
+        """Read the limiter of a queue that has a limit."""
         raise NotImplementedError
 
     def row_of(self, line: int) -> Row:
@@ -102,7 +102,7 @@ class CommitState:
         return None
 
     def count(self, row: Row, state: int, by: int) -> None:
-        """Change how many jobs of a state the queue has, or has had when the state is an end."""
+        """Change the queue's count of a state. The count of an end state is a total."""
         name = _COUNTED[state]
         setattr(row, name, getattr(row, name) + by)
         row.dirty = True
@@ -110,16 +110,16 @@ class CommitState:
     # -- one job --------------------------------------------------------------------------------
 
     def load(self, job_id: bytes) -> Stored | None:
-        """A job for a change, or None."""
+        """Read a job to change it; None when there is no such job."""
         data = self.txn.get(job_id, db=self.t.job)
         return Stored(job_id, data) if data is not None else None
 
     def save(self, stored: Stored, tail: Tail | None = None) -> None:
-        """Write a job back, with the tail given, or the one that is there."""
+        """Write a job back, with the given tail, or with the tail that is there."""
         self.txn.put(stored.id, stored.packed(tail), db=self.t.job)
 
     def forget_more(self, job_id: bytes, flags: int) -> None:
-        """Remove what a job may have said, and waited for."""
+        """Remove a job's notes, and its entry in the wait table."""
         if flags & Flag.NOTED:
             self.txn.delete(job_id, db=self.t.note)
         if flags & Flag.LINKED:
@@ -132,7 +132,7 @@ class CommitState:
     # -- where jobs stand -----------------------------------------------------------------------
 
     def ready_lines(self, first: int = 0) -> Iterator[int]:
-        """Hop over the ready table from line to line; those of lost tasks, from LOST on, last."""
+        """The lines with ready jobs, by one seek each; lines of lost tasks, from LOST on, last."""
         cursor = self.txn.cursor(self.t.ready)
         found = cursor.set_range(READY_KEY.pack(first, 0, 0))
         while found:
@@ -141,12 +141,12 @@ class CommitState:
             found = cursor.set_range(READY_KEY.pack(line + 1, 0, 0))
 
     def ring(self, row: Row, kind: int, count: int) -> None:
-        """Hint as many sleepers more, of those who want this kind of the queue's jobs."""
+        """Hint ``count`` more sleepers that want this kind of the queue's jobs."""
         ring = row.name, kind
         self._rings[ring] = self._rings.get(ring, 0) + count
 
     def enter_scheduled(self, row: Row, due: int, wall: int, seq: int, job_id: bytes) -> None:
-        """Add a job to what is not due yet, and count it."""
+        """Add a job that is not due yet to the due table, and count it."""
         self.txn.put(DUE_KEY.pack(1 if wall else 0, due, DUE_JOB, seq), job_id, db=self.t.due)
         row.scheduled += 1
         row.dirty = True

@@ -1,9 +1,9 @@
 """Room: puts leave a reserve of disk and map, so that finishing and draining always work.
 
-And the store must still lie where it was: what is written to deleted files is gone with us.
+The store must also still lie where it was: writes to deleted files are lost when we exit.
 
 The ballast is a file that takes up disk until the disk is full all the same. Its blocks then go to
-the data file, so that what runs can be settled.
+the data file, so that running jobs can be settled.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = logging.getLogger("tidemill")
 
 _BALLAST_MOST = 4 << 20
 _BALLAST_PART = 32 << 10
-_BELIEVED = 0.05  # seconds a look at the disk holds good
+_BELIEVED = 0.05  # seconds that a look at the disk stays valid
 
 
 class Room:
-    """What one store may still take up."""
+    """The room that one store may still take up."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Room:
         self._checked = -1.0
         self._left = 0
         self._shortage = ""
-        self._said = False  # that this shortage costs results
+        self._said = False  # the loss of results in this shortage was logged
 
     def reserve(self) -> int:
         """Bytes of disk that puts leave free."""
@@ -64,10 +64,10 @@ class Room:
         return pages * stats[0]["psize"]
 
     def _reusable(self) -> int:
-        """Bytes of the file that hold nothing: finished jobs have left them, the next use them."""
+        """Bytes of the file that hold nothing: finished jobs left them, and new jobs use them."""
         with self._env.begin() as txn:
             if not all(key.startswith(self._prefix) for key in txn.cursor().iternext(values=False)):
-                return 0  # what else lies in the file is not ours to count
+                return 0  # other data lies in the file, which we cannot count
         stat = self._env.stat()
         kept = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] + 2
         pages = self._env.info()["last_pgno"] + 1 - kept
@@ -76,10 +76,10 @@ class Room:
     def check(self, size: int) -> None:
         """Refuse ``size`` bytes when the disk or the map is down to its reserve.
 
-        Looks at most every 50 ms, unless so much was put since that it matters sooner.
+        Looks at the disk at most every 50 ms, or sooner after a put of many bytes.
 
         Raises:
-            StoreFull: naming which.
+            StoreFull: with the disk or the map named.
             StoreGone: the store was deleted, or another was put in its place.
         """
         now = time.monotonic()
@@ -94,7 +94,7 @@ class Room:
             raise StoreFull(self._shortage)
 
     def shortage(self) -> str:
-        """Why puts are refused now; empty when they are not."""
+        """The reason why puts are refused now; empty when puts are accepted."""
         return self._look()[0]
 
     def check_place(self) -> None:
@@ -110,11 +110,11 @@ class Room:
             )
 
     def look_again(self) -> None:
-        """Believe the last look no longer."""
+        """Discard the result of the last look."""
         self._checked = -1.0
 
     def _look(self) -> tuple[str, int]:
-        """What is short, and the bytes that may be put before the next look."""
+        """The shortage, if any, and the bytes that may be put before the next look."""
         free, reserve = shutil.disk_usage(self._folder).free, self.reserve()
         if free < reserve:
             free += self._reusable()
@@ -151,25 +151,25 @@ class Room:
                     file.write(b"\0" * size)
 
     def give_ballast(self, write: Callable[[Callable[[object], None]], None]) -> bool:
-        """Give the ballast to the data file; True when there was some.
+        """Give the ballast to the data file; True when there was a ballast.
 
         ``write`` runs a function in a write transaction, so that nobody writes the same blocks.
-        The data file has them before another program can fill the disk.
+        The data file gets the blocks before another program can fill the disk.
         """
         given = False
 
         def give(_: object) -> None:
             nonlocal given
-            given = self._move_ballast() or given  # a replay finds none
+            given = self._move_ballast() or given  # a replay finds no ballast
 
         if os.path.exists(self._ballast):
             write(give)
         return given
 
     def _move_ballast(self) -> bool:
-        """Free the ballast in parts, and allocate each at once; False when there is none."""
+        """Free the ballast in parts, and allocate each part at once; False without a ballast."""
         if _place_of(self._file) != self._was or not os.path.exists(self._ballast):
-            return False  # or it is another store's
+            return False  # no ballast, or the ballast of another store
         end = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
         fd = create_file(self._ballast)
         try:
@@ -187,14 +187,14 @@ class Room:
         return True
 
     def say_lost(self) -> None:
-        """Say once for each shortage that large results are lost."""
+        """Log once for each shortage that large results are lost."""
         if not self._said:
             self._said = True
             log.warning("%s; until then large results are not kept", self._shortage)
 
 
 def _place_of(path: str) -> tuple[int, int]:
-    """Which file a path leads to; (0, 0) for none."""
+    """Device and inode of the file that a path leads to; (0, 0) for none."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

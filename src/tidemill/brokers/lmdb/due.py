@@ -1,4 +1,4 @@
-"""Time: what comes due, and what has been kept for long enough."""
+"""Time: entries that come due, and finished jobs that were kept for long enough."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _END = 10
 
 
 def come_due(commit: Transitions) -> bool:
-    """Move everything whose time has come; True when that is more than one step should do."""
+    """Handle all due entries; True when that is more than one step should do."""
     if is_sealed(commit):
         return False
     cursor = commit.txn.cursor(commit.t.due)
@@ -86,7 +86,7 @@ def _time_out(commit: Transitions, lease_key: bytes, token: int) -> None:
 
 
 def _job_due(commit: Transitions, job_id: bytes, kind: int) -> None:
-    """A scheduled job becomes ready, or a job expires, or nobody came that knows its task.
+    """Make a scheduled job ready, expire a job, or fail a job whose task nobody knew in time.
 
     An old entry changes nothing.
     """
@@ -117,7 +117,7 @@ def prune(commit: Transitions, most: int) -> int:
 
 
 def _part_from_flows(commit: Transitions, most: int) -> None:
-    """Look after finished jobs of flows: they stay as long as a job behind them needs them."""
+    """Look at finished jobs of flows again: each stays as long as a job behind it needs it."""
     cursor = commit.txn.cursor(commit.t.fin)
     unfinished: dict[str, bool] = {}
     for _ in range(most):
@@ -134,7 +134,7 @@ def _part_from_flows(commit: Transitions, most: int) -> None:
 
 
 def _prune_class(commit: Transitions, kept: int, most: int) -> int:
-    """The hot path: from the oldest on, until one may stay."""
+    """Forget jobs from the oldest on, until a job may stay. The hot path."""
     count, now, retention = commit.kept, commit.now, commit.retention
     cursor = commit.txn.cursor(commit.t.fin)
     found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))

@@ -1,8 +1,8 @@
 """The LMDB environments of this process: each is opened once, and shared by the stores in it.
 
-LMDB must not open the same files twice in one process, nor use an environment after a fork. So an
-environment is found again by its files, whoever opened it: us, by a URL, or the caller, who passed
-it to us. In a forked child ours are opened anew when first needed.
+LMDB must not open the same files twice in one process, nor use an environment after a fork. So
+tidemill finds an open environment again by its files. Either tidemill opened it by a URL, or the
+caller passed it. In a forked child, our environments are opened anew when first needed.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Environment:
         mode: int = 0,
         reading: bool = False,
     ) -> None:
-        """``mode`` is that of new files, 0 for what the folder gives.
+        """``mode`` is the mode of new files; 0 means the mode that the folder gives.
 
-        With ``reading`` it makes no file and changes nothing.
+        With ``reading``, the environment makes no file and changes nothing.
         """
         self.path = path
         self.sync = sync
         self.ours = env is None
         self.folder = folder_of(path)
-        self.users = 0  # stores in it
+        self.users = 0  # stores in this environment
         self.pid = os.getpid()
         self.reading = reading
         self.mode = mode
@@ -126,7 +126,7 @@ class Environment:
 
     @property
     def usable(self) -> bool:
-        """False when it is the caller's, who has closed it."""
+        """False when the caller has closed its own environment."""
         if self.ours:
             return True
         try:
@@ -136,10 +136,10 @@ class Environment:
         return True
 
     def ready(self) -> None:
-        """Make it usable in this process, which may be a fork of the one that opened it.
+        """Make the environment usable in this process, which may be a fork of its opener.
 
         Raises:
-            TidemillError: it is the caller's.
+            TidemillError: the environment is the caller's, and this process is a fork.
         """
         if self.pid == os.getpid():
             return
@@ -153,28 +153,28 @@ class Environment:
         self.pid = os.getpid()
 
     def abandon(self) -> None:
-        """In a forked child: the parent's environment is not ours to use."""
+        """Set the parent's environment aside in a forked child, which must not use it."""
         if self.pid != os.getpid():
             _abandoned[self.path] = self.env
             self.write_lock.abandon()
 
     def close(self) -> None:
-        """Close it, unless it is the caller's."""
+        """Close the environment, unless it is the caller's."""
         busy = self.write_lock.busy
         self.write_lock.close()
-        if self.ours and busy:  # closing waits for the writer thread, which waits for others
+        if self.ours and busy:  # closing waits for the writer, which waits for other processes
             threading.Thread(target=self.env.close, name="tidemill-close", daemon=True).start()
         elif self.ours:
             self.env.close()
 
 
 def folder_of(path: str) -> str:
-    """Where our own files lie: in the environment's directory, or beside its single file."""
+    """The folder of our own files: the environment's directory, or one beside its single file."""
     return path + ".tidemill" if os.path.isfile(path) else path
 
 
 def _refused(text: str, path: str) -> BrokerUnavailable:
-    """Why LMDB does not open a store, and what to do about it."""
+    """The error for a store that LMDB does not open, with the cause and a remedy."""
     pid = os.getpid()
     if "Resource temporarily unavailable" in text:  # LMDB locks the byte of its process id
         return BrokerUnavailable(
@@ -188,7 +188,7 @@ def _refused(text: str, path: str) -> BrokerUnavailable:
 
 
 def _refuse_network(folder: str) -> None:
-    """LMDB's locks and mapping do not work across machines.
+    """Refuse a network file system: LMDB's locks and mapping do not work across machines.
 
     Raises:
         BrokerUnavailable: the folder lies on a network file system.
@@ -209,12 +209,12 @@ def _refuse_network(folder: str) -> None:
 
 
 def _unescaped(path: str) -> str:
-    """A path as the mounts file writes it: blanks and the like as octal escapes."""
+    """Decode a path of the mounts file, which writes blanks and the like as octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
 
 
 def translated(error: Exception, folder: str) -> Exception:
-    """A driver's error as one of ours; any other as it is."""
+    """Translate a driver's error into one of ours; any other error stays as it is."""
     ours: TidemillError
     if isinstance(error, OSError) and error.errno in _FULL and _no_inode(folder):
         ours = StoreFull(f"the disk of {folder} has no room for another file; delete some there")
@@ -236,7 +236,7 @@ def translated(error: Exception, folder: str) -> Exception:
 def _no_space(error: Exception, folder: str) -> bool:
     """Whether a write failed for lack of room on the disk, or in a quota.
 
-    LMDB reports a write that was cut short as an input/output error, as it does a broken disk.
+    LMDB reports both a short write and a broken disk as an input/output error.
     """
     if not isinstance(error, (lmdb.Error, OSError)):
         return False
@@ -247,13 +247,13 @@ def _no_space(error: Exception, folder: str) -> bool:
 
 
 def _no_inode(folder: str) -> bool:
-    """Whether the disk takes no more files. Some file systems count none."""
+    """Whether the disk takes no more files. Some file systems do not count files."""
     disk = os.statvfs(folder)
     return disk.f_files > 0 and not disk.f_favail
 
 
 def _takes_more(folder: str) -> bool:
-    """Whether a file of some size can be written in a folder."""
+    """Whether a file of 256 KiB can be written in a folder."""
     try:
         fd, name = tempfile.mkstemp(".probe", dir=folder)
     except OSError as error:
@@ -267,8 +267,8 @@ def _takes_more(folder: str) -> bool:
         os.close(fd)
 
 
-# Environments of a parent process, by path. Never closed: that would free the parent's own reader
-# slots, and pages it is reading could be written over.
+# Environments of a parent process, by path. They are never closed: closing would free the parent's
+# reader slots, and writers could write over pages that the parent is reading.
 _abandoned: dict[str, lmdb.Environment] = {}
 
 
@@ -276,8 +276,8 @@ _abandoned: dict[str, lmdb.Environment] = {}
 def _beside_a_parents() -> Iterator[None]:
     """Let py-lmdb open files that a parent process had open before the fork.
 
-    It refuses to open an environment twice in one process, and takes the parent's, which is of no
-    use here, for one of ours.
+    py-lmdb refuses to open an environment twice in one process. It takes the parent's environment,
+    which is of no use here, for one of this process.
     """
     guard = lmdb._envid
     keys = guard.env_keys

@@ -1,4 +1,4 @@
-"""One exchange: what an owner hands in and takes, in one commit."""
+"""One exchange: an owner reports on its leases and gets new leases, in one commit."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tidemill.core.job import RELAY, Command, Outcome, Verdict
 __all__ = ["exchange", "hear_behalf"]
 
 FRESH = 10
-"""In such a part of its lease an owner's word need not be written down again."""
+"""An owner's word is not written again within a tenth (1 / ``FRESH``) of its lease."""
 
 
 def exchange(
     commit: Transitions, local_owner: LocalOwner, step: Step, heard: LeaseCallback | None = None
 ) -> Reply:
-    """Note, settle, touch, take and lease, in that order; and settle what is ``heard`` then."""
+    """Note, settle, touch, take and lease, in that order; then settle the answer of ``heard``."""
     number = local_owner.number
     local_owner.near = local_owner.near or not step.serial
     if not is_listed(commit, number):
@@ -52,7 +52,7 @@ def exchange(
 
 
 def hear_behalf(commit: Transitions, step: Step) -> Reply:
-    """What somebody says on behalf of an owner elsewhere, whose own words go on."""
+    """Apply a report made on behalf of a remote owner, whose own steps go on."""
     reply = Reply()
     for number, owner in owner_rows(commit.txn, commit.t):
         if owner.id == step.owner and owner.lease:
@@ -64,14 +64,14 @@ def hear_behalf(commit: Transitions, step: Step) -> Reply:
 
 
 def _hear_elsewhere(commit: Transitions, local_owner: LocalOwner, step: Step) -> Reply:
-    """The word of an owner elsewhere, which may be one that was answered before."""
+    """Answer the step of a remote owner; the owner may repeat a step that was answered."""
     number, said = local_owner.number, read_last_reply(commit, local_owner.number)
     if 0 < step.serial <= said.serial:
         return repeat(commit, number, step, said)
     local_owner.told = said.told
-    # Who wants nothing does not mean to sleep here: it may be asleep in another process by now.
+    # An owner without a want does not sleep here: by now it may sleep in another process.
     slot = said.slot if step.want is None else local_owner.sleeper.slot
-    if said.slot not in (0, slot):  # it spoke through another process before
+    if said.slot not in (0, slot):  # its last step came through another process
         commit.store.wakeups.unmark(said.slot, number)
     found = strays(commit, number, step.held)
     reply = _exchange(commit, local_owner, step)
@@ -79,7 +79,7 @@ def _hear_elsewhere(commit: Transitions, local_owner: LocalOwner, step: Step) ->
     if not step.serial and said.slot == slot and not _is_news(reply):
         fresh = said.at + int(local_owner.owner.lease * MICRO) // FRESH
         if commit.now < fresh:
-            return reply  # nobody will ask for it again: not worth a commit
+            return reply  # a step without a serial is not repeated: not worth a commit
     now = LastReply(0, step.serial or said.serial, said.told, commit.last_number, slot)
     now.settled, now.touched, now.taken = reply.settled, reply.touched, reply.taken
     now.commands = reply.commands
@@ -88,7 +88,7 @@ def _hear_elsewhere(commit: Transitions, local_owner: LocalOwner, step: Step) ->
 
 
 def _is_news(reply: Reply) -> bool:
-    """Whether an answer says of anything that was done."""
+    """Whether a reply tells of anything that was done."""
     return bool(reply.leases or reply.settled or reply.touched or reply.taken or reply.commands)
 
 
@@ -102,7 +102,7 @@ def _exchange(
     departure = departure_of(commit)
     if local_owner.owner.kind == "worker":
         reply.leases = fetch(commit, local_owner, step.want if departure is None else None)
-    if step.take:  # after what was handed over while it slept, which has the newest tokens
+    if step.take:  # after the fetch of jobs handed over while it slept: they have the newest tokens
         _hand_over(commit, step.take)
         reply.taken = take(
             commit, number, step.take, deadlines=local_owner.owner.kind == "consumer"
@@ -128,7 +128,7 @@ def _exchange(
 
 
 def _hand_over(commit: Transitions, wanted: Sequence[tuple[int, str]]) -> None:
-    """What relays have published and not handed over yet goes to the carrier now."""
+    """Give the carrier the wanted jobs that relays have published and still hold."""
     rows = owner_rows(commit.txn, commit.t)
     for relay in [number for number, owner in rows if owner.kind == RELAY]:
         for token, _ in wanted:
@@ -137,7 +137,7 @@ def _hand_over(commit: Transitions, wanted: Sequence[tuple[int, str]]) -> None:
 
 
 def _hear(commit: Transitions, number: int, worker: str, step: Step, reply: Reply) -> None:
-    """What it says of what it has."""
+    """Apply an owner's report on its leases: notes, verdicts and touches."""
     for said in step.notes:
         note(commit, number, said)
     _settle(commit, number, worker, step.verdicts, reply)
@@ -188,14 +188,14 @@ def _lease(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Repl
 
 
 def _hand_out(commit: Transitions, fires: int, reply: Reply) -> None:
-    """Schedules that are due, to an owner that sees to them."""
+    """Hand due schedules to an owner that fires schedules."""
     if fires:
         reply.schedules = schedules.hand_out(commit, fires)
         reply.next_due = min(reply.next_due, schedules.next_due(commit))
 
 
 def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply) -> None:
-    """Say that the owner is about to sleep, unless it has something to do."""
+    """Mark the owner as about to sleep, unless it has something to do."""
     wakeups = commit.store.wakeups
     if want.sleep and len(reply.leases) < want.count:  # it has room for what comes next
         kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
@@ -207,7 +207,7 @@ def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply
         only = digest(want.queues[0]) if len(want.queues) == 1 else 0
         terms = terms_of(commit, local_owner, want, len(reply.leases))
         wakeups.mark(local_owner.sleeper, kinds, bits, until, only, terms)
-        commit.untimed = commit.untimed and not kinds & (TASKS | MESSAGES)  # else it sees to it
+        commit.untimed = commit.untimed and not kinds & (TASKS | MESSAGES)  # else it keeps time
     else:
         wakeups.mark(local_owner.sleeper, 0, 0)
         commit.untimed = True

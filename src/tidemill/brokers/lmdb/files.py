@@ -50,7 +50,7 @@ class Place:
         self.folder.close()
 
     def prepare(self, mode: int) -> Identity:
-        """Make the files that are missing, with ``mode`` or what the folder gives; the identity.
+        """Make the missing files, with ``mode`` or as the folder gives; return the identity.
 
         Raises:
             BrokerUnavailable: a name belongs to something else, or this user may not write a file.
@@ -75,7 +75,7 @@ class Place:
         """The identity of a store that is to be read and not changed.
 
         Raises:
-            BrokerUnavailable: there is none, or this user may not read it.
+            BrokerUnavailable: there is no store, or this user may not read it.
         """
         if not self.identity()[1] or not os.stat(self.path).st_size:
             raise BrokerUnavailable(f"there is no store in {self.folder.path}")
@@ -86,7 +86,7 @@ class Place:
 
     @contextlib.contextmanager
     def pinned(self, *, lock: bool) -> Iterator[str]:
-        """For the time of a block: a path by which LMDB opens the files that are here now.
+        """Give a path, valid during the block, by which LMDB opens the files that are here now.
 
         LMDB follows links, and writes to the lock file at once. Where root opens the store of
         another user, the path leads through descriptors, so that user cannot swap the files.
@@ -108,12 +108,12 @@ class Place:
         return self._found(self.lock) is not None
 
     def identity(self) -> Identity:
-        """Which file the name of the data file leads to now."""
+        """The identity of the file that now has the name of the data file."""
         found = self._found(self.data)
         return (found.st_dev, found.st_ino) if found is not None else (0, 0)
 
     def _found(self, name: str) -> os.stat_result | None:
-        """The status of a file that is there.
+        """The status of a file; None when the file is missing.
 
         Raises:
             BrokerUnavailable: the name belongs to a link, or to a special file.
@@ -141,7 +141,7 @@ class Place:
 
 
 def make_folder(path: str, mode: int = 0) -> None:
-    """Make a store's folder when it is missing; ``mode`` is that of the files in it."""
+    """Make a store's folder when it is missing; ``mode`` is the mode of the files in it."""
     if not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
         if mode:
@@ -149,7 +149,7 @@ def make_folder(path: str, mode: int = 0) -> None:
 
 
 def flush_folders(path: str) -> None:
-    """Write to disk that a file exists: its folder's entry for it, and those of the folders above.
+    """Flush the entry of a folder to disk: the folder itself, and the folders above it.
 
     Commits flush the data file alone. A power cut could leave its data on disk under no name.
     """
@@ -190,7 +190,7 @@ def foreign_files(folder: str) -> list[str]:
 
 
 def sync_time(folder: str) -> float:
-    """Seconds that the disk of a store takes to sync; what is waiting to be written goes along."""
+    """Seconds that a sync of the store's disk takes; pending writes are synced too."""
     fd = os.open(os.path.join(folder, "data.mdb"), os.O_RDONLY | os.O_CLOEXEC)
     try:
         before = time.monotonic()

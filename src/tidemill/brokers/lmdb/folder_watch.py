@@ -1,7 +1,7 @@
 """Notice that a store's folder was moved or deleted, without looking again and again.
 
-The kernel tells by a descriptor that owners poll beside everything else they sleep on (inotify).
-Where the kernel does not, the housekeeping of every 30 seconds notices.
+The kernel reports through inotify. Owners poll its descriptor beside all others they sleep on.
+Without inotify, the housekeeping of every 30 seconds notices.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _GONE = _MOVE_SELF | _DELETE_SELF
 
 
 class Watch:
-    """Watches a folder and those above it; ``fds`` has the descriptor to poll, if any."""
+    """A watch of a folder and the folders above; ``fds`` has the descriptor to poll, if any."""
 
     def __init__(self, folder: str) -> None:
         self.fds: list[int] = []
-        with contextlib.suppress(OSError, AttributeError):  # another system; no instance is left
+        with contextlib.suppress(OSError, AttributeError):  # no inotify here, or no instance left
             libc = ctypes.CDLL(None, use_errno=True)
             fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             if fd < 0:
@@ -38,13 +38,13 @@ class Watch:
                 what, path = _GONE, above
 
     def drain(self) -> None:
-        """Take what was told off the descriptor."""
+        """Read pending reports off the descriptor."""
         with contextlib.suppress(OSError):
             while self.fds and os.read(self.fds[0], 4096):
                 pass
 
     def close(self) -> None:
-        """Watch no more."""
+        """End the watch."""
         fds, self.fds = self.fds, []
         for fd in fds:
             with contextlib.suppress(OSError):

@@ -1,26 +1,25 @@
 """Group commit: one leader at a time writes the store for all callers of this process.
 
-A caller appends its request and tries to lead. The leader takes the write lock, begins the
-transaction, takes all requests that have arrived meanwhile, applies each, commits once, and wakes
-the others. When one request fails, the transaction is abandoned and each is replayed by itself, so
-that only the culprit sees its error.
+A caller appends its request and tries to lead. The leader takes the write lock and begins the
+transaction. The leader takes all requests that have arrived meanwhile, applies each, commits once,
+and wakes the others. When a request fails, the transaction is dropped. Each request is then
+replayed by itself, so that only the culprit sees its error.
 
 While another process has the write lock (:mod:`.write_lock`), no caller leads: a writer thread
 waits for the lock and leads in their place. So every caller waits in Python, where a timeout and
 Ctrl-C end the wait.
 
-A request that tells somebody of what it did before it is durable goes ``last``: when it is applied
-there is hardly anything left that can undo it.
+A request that reports its changes before they are durable goes ``last``: after this request, hardly
+anything can undo the commit.
 
-Followers who have their answer are woken together with the next leader, which waits a moment for
-their next requests (:mod:`tidemill.core.commit_delay`): woken later they would miss its commit,
-and woken
-while it works they would take the interpreter lock from it at each of its calls.
+Answered followers are woken together with the next leader. The next leader waits a moment for their
+next requests (:mod:`tidemill.core.commit_delay`). Woken later, they would miss its commit. Woken
+while the leader works, they would take the interpreter lock from it at each of its calls.
 
-A caller that is interrupted while it waits takes its request back, or passes on the lead if that
-was just handed to it; a request is never left with a thread that has gone. Nowhere else can a
-caller be interrupted: the end of a task does not reach it (:mod:`tidemill.core.shield`), and signal
-handlers are put off (:mod:`tidemill.core.signals`).
+A caller that is interrupted while it waits takes its request back, or passes on the lead if it has
+just got it. So no request stays with a thread that has gone. A caller cannot be interrupted
+elsewhere: the end of a task does not reach it (:mod:`tidemill.core.shield`), and signal handlers
+are deferred (:mod:`tidemill.core.signals`).
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ PATIENCE = 30.0
 """Seconds that a caller waits for the write lock, unless the URL says otherwise."""
 
 BRISK = 1.0
-"""The same of a supervisor's steps, of housekeeping and of leaving: they have no time to lose."""
+"""The same for a supervisor's steps, housekeeping and leaving: they have no time to lose."""
 
 
 class Context(Protocol):
-    """What requests are applied to."""
+    """The object that requests are applied to."""
 
     def finish(self) -> None:
-        """Write what was gathered; called before the commit."""
+        """Write the gathered changes; called before the commit."""
         ...
 
     def committed(self) -> None:
@@ -93,7 +92,7 @@ class Request:
 class GroupCommit:
     """The commits of one store, as this process makes them.
 
-    ``translated`` makes a driver's error one of ours. ``place`` names the store in sentences.
+    ``translated`` turns a driver's error into one of ours. ``place`` names the store in messages.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class GroupCommit:
         self.leader = 0  # the thread that has the lead
         self.lead = threading.Lock()
         self.pending: collections.deque[Request] = collections.deque()
-        self._answered: list[Request] = []  # done, and to be woken
+        self._answered: list[Request] = []  # requests that are done, whose callers are to be woken
         self._gathering = CommitDelay()
         self._translated = translated
         self.place = place
@@ -120,7 +119,7 @@ class GroupCommit:
 
     @property
     def brisk(self) -> float:
-        """Seconds that calls wait for the write lock which are made again anyway."""
+        """Seconds that a call waits for the write lock if it is made again anyway."""
         return min(BRISK, self.patience)
 
     def run(
@@ -131,10 +130,10 @@ class GroupCommit:
         last: bool = False,
         patience: float | None = None,
     ) -> T:
-        """Run ``apply(make(txn))`` in a write transaction; its result, once that is durable.
+        """Run ``apply(make(txn))`` in a write transaction; return its result once it is durable.
 
-        The call may run again when that transaction was dropped. With ``last`` it is applied after
-        all that came for the same commit. ``patience``: seconds to wait for other writers.
+        ``apply`` may run again when the transaction was dropped. With ``last``, it runs after all
+        other requests of the commit. ``patience``: seconds to wait for other writers.
 
         Raises:
             whatever ``apply`` raises, having changed nothing; StoreFull; BrokerUnavailable.
@@ -176,7 +175,7 @@ class GroupCommit:
     def _try_to_lead(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
     ) -> bool:
-        """With the lead: commit. False: another process has the lock, the writer was called."""
+        """With the lead, commit; False: another process has the lock, and the writer was called."""
         self.leader = threading.get_ident()
         try:
             self._gathering.wait(self.pending)
@@ -187,12 +186,12 @@ class GroupCommit:
                 self.lock.wait()
                 self._lead(make, request)
                 return True
-        except BaseException:  # Ctrl-C while it gathered
+        except BaseException:  # Ctrl-C during the commit delay
             self._forget(request)
             self.pass_on()
             raise
         self.leader = 0
-        self.lead.release()  # without a look at who came: the writer thread sees to all
+        self.lead.release()  # no look for newcomers: the writer thread leads for all
         return False
 
     def _forget(self, request: Request) -> None:
@@ -200,7 +199,7 @@ class GroupCommit:
             self.pending.remove(request)
 
     def _follow(self, request: Request, deadline: float, patience: float) -> bool:
-        """Wait for a leader to do the request; True when the lead is handed over instead."""
+        """Wait for a leader to apply the request; True when the lead is handed over instead."""
         try:
             left = max(0.0, deadline - time.monotonic()) if deadline else patience
             begin_interruptible_wait()
@@ -227,7 +226,7 @@ class GroupCommit:
         """Take back a request whose caller stops waiting."""
         try:
             self.pending.remove(request)
-        except ValueError:  # a leader is at it, or has just made us the leader
+        except ValueError:  # a leader applies it, or has just made us the leader
             if not request.done and not request.leads:  # else we may have had our turn already
                 request.turn.acquire()
             if request.leads:
@@ -254,7 +253,7 @@ class GroupCommit:
     def _lead(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request | None
     ) -> None:
-        """With the lead and the lock: one transaction for everything pending once it has begun."""
+        """With the lead and the lock, begin a transaction and commit all requests pending then."""
         batch: list[Request] = []
         writing, locked = Writing(self.env, self.lock, self.place), True
         try:
@@ -307,8 +306,8 @@ class GroupCommit:
         own: Request | None,
         error: Exception,
     ) -> None:
-        """After a dropped transaction: the one request has its error, several are replayed."""
-        if not batch:  # it could not even begin: each who leads shall see for itself
+        """After a dropped transaction: a single request gets the error, several are replayed."""
+        if not batch:  # the transaction could not begin: each leader shall see for itself
             with contextlib.suppress(IndexError, ValueError):
                 own = own or self.pending[0]
                 self.pending.remove(own)
@@ -319,8 +318,8 @@ class GroupCommit:
             self._replay(make, batch)
 
     def _drain(self, batch: list[Request]) -> None:
-        """Take what is pending. The deque is never replaced: an append may be under way."""
-        with contextlib.suppress(IndexError):  # somebody has just taken his back
+        """Take all pending requests. The deque is never replaced: an append may be under way."""
+        with contextlib.suppress(IndexError):  # a caller has just taken its request back
             batch.extend(self.pending.popleft() for _ in range(len(self.pending)))
         batch.sort(key=_is_last)
 
@@ -351,10 +350,10 @@ class GroupCommit:
             request.turn.release()
 
     def pass_on(self) -> None:
-        """Hand the lead to somebody who came while the transaction was committed, or give it up.
+        """Hand the lead to a caller that came during the commit, or give the lead up.
 
-        Whoever appends a request and then fails to take the lead did so before the release here, so
-        that the second look at ``pending`` sees the request.
+        A caller that fails to take the lead has appended its request before the release here. So
+        the second look at ``pending`` sees the request.
         """
         while True:
             if self._answered:
@@ -375,12 +374,12 @@ class GroupCommit:
                 return
 
     def _next(self) -> Request | None:
-        """Whose caller leads next; None when nobody came but the main thread.
+        """The request whose caller leads next; None when nobody came but the main thread.
 
-        The main thread gets no lead while it waits: it may be inside a signal handler, which may
-        last, or enqueue and wait for this very lead. The writer thread leads in its place.
+        The main thread gets no lead while it waits: it may be inside a signal handler. The handler
+        may last, or enqueue and wait for this very lead. The writer thread leads in its place.
         """
-        with contextlib.suppress(IndexError, ValueError):  # there is nobody, or he has just gone
+        with contextlib.suppress(IndexError, ValueError):  # nobody waits, or has just gone
             request = self.pending.popleft()
             if not request.main:
                 return request
@@ -405,9 +404,9 @@ def write(
     place: str,
     patience: float,
 ) -> T:
-    """Commit what ``apply`` does to a transaction: to open a store, apart from all requests.
+    """Commit the changes of ``apply`` to open a store, apart from all requests.
 
-    Passes no crash point, or tests would have to count how often opening writes.
+    This passes no crash point, or tests would have to count how often opening writes.
     """
     commits = GroupCommit(env, lock, translated, place, points=False)
     try:

@@ -1,13 +1,13 @@
-"""Direct hand-off: a put leases what it stored to a worker that sleeps for it, in its own commit.
+"""Direct hand-off: a put leases its jobs to a sleeping worker, in its own commit.
 
-Else two commits would stand between a put and the start: the put's, and that of the lease. The
-writer does for the sleeper what that would do if it were awake: the same leasing, under the terms
-it left with its mark. The sleeper was hinted, and waits for the write lock; it then finds leases it
-was not told of (their tokens are higher than any it knows), and has nothing to write.
+Else two commits stand between a put and the start: the put's and the lease's. The writer leases as
+the sleeper would if it were awake, by the want that the sleeper left with its mark. The sleeper
+gets a hint, and waits for the write lock. Then it finds leases that it was not told of: their
+tokens are higher than any it knows. So the sleeper has nothing to write.
 
-Until it looks, it holds them as it would hold what it prefetched: what it can no longer use goes
-back when it looks, and what it held when it died goes back uncounted, as nothing of it was on its
-board. Messages are never handed over: their ttr would run while nobody knows of the lease.
+Until the sleeper looks, it holds these leases like prefetched jobs. When it looks, jobs that it can
+no longer use go back. If it dies before, all go back uncounted, as none was on its scoreboard.
+Messages are never handed over: their ttr would run while nobody knows of the lease.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _MODES = tuple(Mode)
 
 
 def terms_of(commit: Transitions, local_owner: LocalOwner, want: Want, taken: int) -> SleeperWant:
-    """What a writer may lease to the member while it sleeps; nothing unless it takes just tasks."""
+    """What a writer may lease to the owner while it sleeps; nothing unless it takes only tasks."""
     local_owner.asked = want
     if local_owner.owner.kind != "worker" or want.messages or local_owner.owner.lease:
-        return NOTHING  # one elsewhere may be gone, and nobody knows: it would sit on them
+        return NOTHING  # a remote owner may die unnoticed, and would keep the jobs
     rows = [row for name in want.queues if (row := commit.existing_row(name))]
     numbers = tuple(row.number for row in rows) if want.queues else None
     return SleeperWant(want.count - taken, _MODES.index(want.mode), numbers)
 
 
 def hand_over(commit: Transitions, lines: list[int], owner: int, terms: SleeperWant) -> int:
-    """Lease to a sleeper what it would take if it were awake; how many jobs those were.
+    """Lease to a sleeper what it would take if it were awake; return how many jobs.
 
-    ``lines`` are those something was added to: in the others there is nothing for a sleeper.
+    ``lines`` are the lines that got a job: the other lines have nothing for a sleeper.
     """
     room, mode, queues = terms
     if not room or queues == () or not is_listed(commit, owner):
@@ -57,13 +57,13 @@ def hand_over(commit: Transitions, lines: list[int], owner: int, terms: SleeperW
         row = commit.row_of(lines[0])
         if not row.paused and (queues is None or row.number in queues):
             leasing.take_line(row.lines[0], room)
-    flow(commit)  # what had expired was ended on the way
+    flow(commit)  # expired jobs were ended on the way
     point("store.handed")
     return len(leasing.leases)
 
 
 def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> list[Lease]:
-    """The leases made in the member's name while it slept; those it does not want go back."""
+    """The leases made for the owner while it slept; leases that it does not want go back."""
     leases: list[Lease] = []
     tokens = _untold(commit, local_owner)
     if not tokens:
@@ -81,7 +81,7 @@ def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> li
 
 
 def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
-    """Tokens of leases the member was not told of."""
+    """Tokens of leases that the owner was not told of."""
     cursor = commit.txn.cursor(commit.t.lease)
     found = cursor.set_range(LEASE_KEY.pack(local_owner.number, local_owner.told + 1))
     tokens = []
@@ -95,7 +95,7 @@ def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
 
 
 def _alike(want: Want, asked: Want | None) -> bool:
-    """Whether what was leased by the terms of the one is what the other would take."""
+    """Whether ``want`` takes the jobs that a writer leased for ``asked``."""
     return asked is not None and (want.queues, want.mode, want.tasks, want.messages) == (
         asked.queues,
         asked.mode,

@@ -1,7 +1,7 @@
-"""Puts that may be repeated: what each with a nonce was told, for ten minutes at least.
+"""Puts that may be repeated: the answer to each put with a nonce, for ten minutes at least.
 
-They lie under the span of time they came in, and their nonce. Spans that are over go as a whole,
-from the start of the table; an own id as nonce adds at its end.
+The answers are stored by the time span in which they came, and by nonce. A finished span goes as a
+whole, from the start of the table. A nonce that grows like an id is added at the table's end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["put_once", "sweep_nonces"]
 _KEY = struct.Struct(">cI")  # then the nonce
 _NONCES = b"n"
 _SPAN = 300 * MICRO
-_SPANS = 2  # beside the one that runs
+_SPANS = 2  # finished spans that are kept beside the current one
 _SWEEP_MOST = 20_000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -31,7 +31,7 @@ _decode = msgspec.msgpack.Decoder(list[Put]).decode
 def put_once(
     nonce: str, jobs: Sequence[Envelope], accept: Callable[[Transitions], list[Put]]
 ) -> Callable[[Transitions], list[Put]]:
-    """A put that is answered as the first was, when it comes again."""
+    """A put that gets its first answer again when it is repeated."""
     check_nonce(nonce)
     name = nonce.encode()
 
@@ -42,7 +42,7 @@ def put_once(
             if data is not None:
                 return _decode(data) if data else [Put(job.id, Placed.CREATED) for job in jobs]
         puts = accept(commit)
-        # Of jobs that were all just created nothing is written but that they were.
+        # An empty value stands for jobs that were all just created.
         plain = all(put.placed is Placed.CREATED for put in puts)
         commit.txn.put(
             _KEY.pack(_NONCES, span) + name, b"" if plain else _encode(puts), db=commit.t.said
@@ -53,7 +53,7 @@ def put_once(
 
 
 def sweep_nonces(commit: Transitions) -> bool:
-    """Forget those of long ago; True when there are more than one commit should forget."""
+    """Forget answers of long ago; True when there are more than one commit should forget."""
     first = _KEY.pack(_NONCES, max(0, commit.now // _SPAN - _SPANS))
     cursor = commit.txn.cursor(commit.t.said)
     found = cursor.set_range(_NONCES)

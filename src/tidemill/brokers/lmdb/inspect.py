@@ -1,4 +1,4 @@
-"""Looking at jobs: records, queues and facts of one moment, each from one read transaction."""
+"""Inspection of jobs: records, queues and facts of one moment, each from one read transaction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Inspection:
         self._time = time
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
-        """Records of one moment."""
+        """The records of jobs, all of one moment."""
         with self._store.reading_txn() as txn:
             holders = Holders(txn, self._store.tables)
             return [self._record(txn, job_id.encode(), holders) for job_id in ids]
@@ -103,13 +103,13 @@ class Inspection:
         return record
 
     def _is_ready(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
-        """Of a job whose header says ready: it is on a line, and neither runs nor is carried."""
+        """Whether a job with a ready header is on a line: it neither runs nor is carried."""
         if stored.head.flags & Flag.LIMITED:
             return is_parked(txn, self._store.tables, stored)
         return txn.get(stored.head.ready_key, db=self._store.tables.ready) is not None
 
     def _is_running(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
-        """Of a job whose header says ready: neither a line nor the carrier has it."""
+        """Whether a job with a ready header runs: neither a line nor the carrier has it."""
         if self._is_ready(txn, stored):
             return False
         return txn.get(stored.head.ready_key, db=self._store.tables.carried) is None
@@ -120,7 +120,7 @@ class Inspection:
         return head.due / MICRO if head.flags & Flag.WALL else self._time.on_wall(head.due)
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
-        """Newest first: by number."""
+        """The jobs that match, newest first, by number."""
         found = list[Record]()
         with self._store.reading_txn() as txn:
             finding = Finding(self._store, txn, what, cursor)
@@ -146,7 +146,7 @@ class Inspection:
             return unknown.show(self._store, txn)
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
-        """The first jobs of a queue that are of a state."""
+        """The first jobs of a queue in a state."""
         store, found = self._store, list[Record]()
         now, wall = self._time.micros()
         with store.reading_txn() as txn:
@@ -163,12 +163,12 @@ class Inspection:
         return found
 
     def stats(self) -> list[QueueStats]:
-        """Every queue, by name."""
+        """The figures of every queue, by name."""
         with self._store.reading_txn() as txn:
             return [self._stats_of(txn, r) for r in queue_rows(self._store, txn) if r.is_listed]
 
     def limits(self) -> list[LimitStats]:
-        """Every limit in numbers, queues first."""
+        """The figures of every limit, queues first."""
         store, (now, _) = self._store, self._time.micros()
         with store.reading_txn() as txn:
             has_limit = [row for row in queue_rows(store, txn) if row.has_limit]
@@ -194,7 +194,7 @@ class Inspection:
         return shown
 
     def held(self, job_id: str) -> Held | None:
-        """What keeps a ready job waiting."""
+        """The limit that keeps a ready job waiting, or None."""
         store, (now, _) = self._store, self._time.micros()
         with store.reading_txn() as txn:
             data = txn.get(job_id.encode(), db=store.tables.job) if job_id else None
@@ -216,7 +216,7 @@ class Inspection:
         return QueueStats(name=row.name, paused=bool(row.paused), oldest=oldest, **values)
 
     def _oldest(self, txn: lmdb.Transaction[bytes], row: Row) -> float:
-        """When the ready job that was accepted first was made: the first of some priority."""
+        """When the ready job accepted first was made: that job is the first of some priority."""
         lines, tables = (*row.lines, row.lost_line), self._store.tables
         firsts: list[tuple[int, bytes]] = []
         for line in lines if row.ready else ():
@@ -268,7 +268,7 @@ class Inspection:
 
 
 def _firsts(cursor: lmdb.Cursor[bytes], line: int) -> Iterator[tuple[int, bytes]]:
-    """Of each priority in a line: the first sequence, and what lies there."""
+    """The sequence and value of the first entry of each priority in a line."""
     found = cursor.set_range(READY_KEY.pack(line, 0, 0))
     for _ in range(_RANKS_MOST):
         whose, rank, seq = READY_KEY.unpack(cursor.key()) if found else (-1, 0, 0)
@@ -279,7 +279,7 @@ def _firsts(cursor: lmdb.Cursor[bytes], line: int) -> Iterator[tuple[int, bytes]
 
 
 class Holders:
-    """Who has which job: made by one walk over the leases, at the first question."""
+    """The holders of jobs, found by one walk over the leases at the first question."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], tables: Tables) -> None:
         self._txn = txn

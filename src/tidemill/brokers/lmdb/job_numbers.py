@@ -1,4 +1,4 @@
-"""Jobs by name: numbers for them, and leasing one."""
+"""Numbers for jobs, and leases of jobs by id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["lease_named", "numbers"]
 
 
 def numbers(commit: Transitions, count: int) -> int:
-    """The first of so many numbers that are nobody else's."""
+    """Reserve ``count`` numbers for one caller; return the first of them."""
     key = commit.store.key("numbers")
     data = commit.txn.get(key)
     last = NUMBER.unpack(data)[0] if data else 0
@@ -26,7 +26,7 @@ def numbers(commit: Transitions, count: int) -> int:
 
 
 def lease_named(commit: Transitions, owner: int, job_ids: Sequence[str]) -> list[Lease | None]:
-    """Lease jobs that are ready, or can be made so."""
+    """Lease jobs that are ready, or can be made ready."""
     if not is_listed(commit, owner):
         return [None] * len(job_ids)
     come_due(commit)

@@ -1,30 +1,30 @@
-"""What lies where in the LMDB environment. Keys are big-endian, so that byte order is their order.
+"""The layout of the LMDB environment. Keys are big-endian: their byte order is number order.
 
     main   format · clock · counters (sequence, queue, owner and given numbers) · one row per queue
     job    id → header, envelope, tail        see record.py
     ready  line·rank·seq → id                 line is the queue's number, twice, +1 for messages;
-                                              with the top bit: tasks that are to run alone; of
-                                              jobs under a limit just those that are next
+                                              the top bit marks tasks that must run alone; of a
+                                              partition, only the next job is here
     lease  owner·token → ready key, leased, deadline, id
-    carried  as ready → token, leased, id     leases that lie with the carrier; see carrying.py
-    due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 that of
-                                              held keys, 3 that of unused partitions,
-                                              for which nobody is woken
-    key    key → who has it                   see keys.py
+    carried  as ready → token, leased, id     leases that lie with the carrier; carrier_table.py
+    due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 is for
+                                              held keys, 3 for unused partitions:
+                                              nobody is woken for clocks 2 and 3
+    key    key → its holder and successor     see unique.py
     fin    class·prune time·seq → finished, id
     owner  number → record
     cmd    owner·number → command
-    wait   id → how many before it have not ended, and how many did not succeed; of jobs that wait
-    note   id → progress and log of a job that said something
+    wait   id → of a child: how many parents have not ended, and how many did not succeed
+    note   id → progress and log of a job that reported any
     partition   limit·0·key → record of one key of a limit; see partitions.py
     park   partition·line·rank·seq → cost, id      the ready jobs of a partition
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
-    said   o·owner → its last word, of one elsewhere; n·time·nonce → what a put was told;
-                                              j, t, u: jobs of unknown tasks, see unknown.py;
-                                              i: jobs whose ids are out of order, see order.py
+    said   o·owner → last reply to a remote owner; n·time·nonce → the answer to a put;
+                                              j, t, u: unknown tasks, see unknown_task_index.py;
+                                              i: ids out of order, see acceptance_order.py
 
-A leased job's header is not rewritten: it still says ready, and the missing ready entry, with the
-lease that stands for it, says running. One that is carried is ready, as its header says. Times are
+A lease does not rewrite the job's header, which still says ready. A missing ready entry and an
+existing lease say that the job runs. A carried job is ready, as its header says. Times are
 microseconds as unsigned 64-bit integers.
 """
 
@@ -64,14 +64,14 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""Raised when what is written here can no longer be read by an older tidemill."""
+"""The format number; it grows when an older tidemill can no longer read new data."""
 
 MICRO = 1_000_000
 
 NUMBER = struct.Struct(">Q")
 READY_KEY = struct.Struct(">IIQ")  # line, rank, seq
 LOST = 1 << 31
-"""The bit of a line that has the tasks of a queue that were lost with their worker."""
+"""The bit that marks a queue's line of tasks that were lost with their worker."""
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 CARRIED_VALUE = struct.Struct(">QQ")  # token, leased (wall); then id
@@ -79,16 +79,16 @@ DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_LIMITER = range(5)
 DUE_PARTITION, DUE_FALL, DUE_UNKNOWN, DUE_TERMS = range(5, 9)
 HELD, UNUSED = 2, 3
-"""The clocks of what nobody needs to be woken for."""
+"""The clocks of entries for which nobody needs to be woken."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6QB")
-_ACCEPTED = struct.Struct(">41xQ")  # a field of the same
+_ACCEPTED = struct.Struct(">41xQ")  # the field ``accepted`` of a row
 _CARRIED = struct.Struct(">Q")
 _MORE = struct.Struct(">QQB")  # carried, purged, forgotten; behind a row that has any of them
 
 
 class Named(Protocol):
-    """A store, whose keys in the main database begin alike."""
+    """A store, whose keys in the main database have one prefix."""
 
     def key(self, name: str) -> bytes: ...
 
@@ -98,7 +98,7 @@ TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", 
 
 
 def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
-    """How many jobs all queues have accepted, as stored."""
+    """The number of jobs that all queues have accepted, as stored."""
     prefix, cursor, total = store.key("q/"), txn.cursor(), 0
     found = cursor.set_range(prefix)
     while found and cursor.key().startswith(prefix):
@@ -110,7 +110,7 @@ def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
 class Row:
     """One queue: settings, jobs by state, totals. Kept exact by every transaction.
 
-    ``ready`` are on its lines, ``running`` leased; ``carried`` of those are shown as ready.
+    ``ready`` counts jobs on its lines, ``running`` leased jobs; ``carried`` of these show as ready.
     """
 
     __slots__ = (
@@ -164,17 +164,17 @@ class Row:
 
     @property
     def lines(self) -> tuple[int, int]:
-        """The line of its tasks, and that of its messages."""
+        """The line of its tasks, and the line of its messages."""
         return self.number * 2, self.number * 2 + 1
 
     @property
     def lost_line(self) -> int:
-        """The line of the tasks that are to run alone."""
+        """The line of the tasks that must run alone."""
         return self.number * 2 | LOST
 
     @property
     def size(self) -> int:
-        """Unfinished jobs."""
+        """The number of unfinished jobs."""
         return self.waiting + self.scheduled + self.ready + self.running
 
     @property
@@ -184,14 +184,14 @@ class Row:
         return not self.forgotten or any(used)
 
     def forget(self) -> None:
-        """Reset the counters and settings. The number stays: finished jobs and limits have it."""
+        """Reset the counters and settings. The number stays: finished jobs and limits use it."""
         for total in TOTALS:
             setattr(self, total, 0)
         self.paused = self.max_size = 0
         self.forgotten, self.dirty = 1, True
 
     def shown(self, state: str) -> int:
-        """How many jobs it has of a state, or has had when that is an end, as people see it."""
+        """The number of jobs in a state, as people see it; a total when the state is an end."""
         count: int = getattr(self, state)
         return count + {"ready": self.carried, "running": -self.carried}.get(state, 0)
 
@@ -247,9 +247,9 @@ def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:
 
 
 def make_tables(env: lmdb.Environment, txn: lmdb.Transaction[bytes], prefix: bytes) -> Tables:
-    """Open the named databases in a write transaction, making those that are missing.
+    """Open the named databases in a write transaction, and make the missing ones.
 
-    The driver keeps handles of a write transaction only. By itself it would begin a transaction for
-    each table, and hold the interpreter lock while that waits for other processes.
+    The driver keeps handles of a write transaction only. By itself, the driver would begin one for
+    each table, and hold the interpreter lock while it waits for other processes.
     """
     return Tables(*(env.open_db(prefix + name, txn=txn) for name in _STORED_NAMES))

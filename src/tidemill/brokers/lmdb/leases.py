@@ -1,4 +1,4 @@
-"""An owner that left or died: what it held goes back, and what it ran at that time."""
+"""The end of an owner that left or died: its leases go back, with causes for the jobs it ran."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["causes_of", "strike"]
 
 
 def strike(commit: Transitions, number: int, owner: Owner, causes: Mapping[int, str] | None) -> int:
-    """Take an owner off the list, with its leases and commands; how many leases it had."""
+    """Take an owner off the list, with its leases and commands; return the number of leases."""
     if causes is None and owner.kind == RELAY:
         causes = {}
     held = release_owner(commit, number, owner.name, causes)
@@ -25,7 +25,10 @@ def strike(commit: Transitions, number: int, owner: Owner, causes: Mapping[int, 
 
 
 def causes_of(commit: Transitions, number: int, owner: Owner) -> dict[int, str] | None:
-    """What a dead owner ran: a worker's board says; a consumer runs all it has taken."""
+    """Causes by token for the jobs that a dead owner ran; None when nobody can tell.
+
+    A worker's scoreboard tells which jobs ran; a consumer runs all jobs that it has taken.
+    """
     if owner.kind == "consumer":
         return dict.fromkeys(leases_of(commit, number), f"{owner.name} died")
     boards = commit.store.folder_of("boards")

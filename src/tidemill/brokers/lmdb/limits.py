@@ -6,8 +6,8 @@ due table holds the time.
 
 Changed settings of a named limit reach its partitions in pieces, in the order of their names. A
 partition keeps the older settings until its piece comes. The limit's record holds the name that was
-reached, and the settings behind it. An entry in the due table makes every owner's next step go on
-with the next piece.
+reached, and the older settings behind that name. An entry in the due table makes the next step of
+any owner go on with the next piece.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ __all__ = [
 ]
 
 QUEUE_LIMITS, LIMITS = "g/", "l/"
-"""What leads the names of records in the main database: of a queue's limiter, and of a limit."""
+"""Prefixes of records in the main database: for the limiter of a queue, and for a limit."""
 
 
 class Limited(msgspec.Struct, array_like=True):
-    """A limit as it is stored: the terms that hold, and those that code declared last.
+    """A limit as stored: the settings that hold, and the settings that code declared last.
 
     Attributes:
-        limiter: of a queue; a limit by name has one in each of its partitions.
+        limiter: the limiter of a queue; a named limit has a limiter in each of its partitions.
         due: the time of its entry in the due table, 0 for none.
-        by_hand: the terms are somebody's, and not the code's.
-        behind: the older settings of partitions that the change has not reached: each holds
-            behind a name, up to the next name. Empty when all partitions go by ``terms``.
+        by_hand: a person made the settings, not the code.
+        behind: names and older settings, for partitions that the change has not reached. Each pair
+            holds behind its name, up to the next name. Empty when all partitions go by ``terms``.
     """
 
     terms: LimitSettings = LimitSettings()
@@ -74,7 +74,7 @@ class Limited(msgspec.Struct, array_like=True):
     behind: list[tuple[bytes, LimitSettings]] = []
 
     def terms_of(self, partition: bytes) -> LimitSettings:
-        """What holds for a partition."""
+        """The settings that hold for a partition."""
         terms = self.terms
         for after, older in self.behind:
             if partition <= after:
@@ -83,9 +83,9 @@ class Limited(msgspec.Struct, array_like=True):
         return terms
 
     def reach(self, partition: bytes) -> None:
-        """All partitions up to this one go by ``terms``."""
+        """Note that all partitions up to this one go by ``terms``."""
         rows = [(max(after, partition), older) for after, older in self.behind]
-        # Of terms that would hold behind the same partition, the last.
+        # Of several settings behind the same partition, the last hold.
         self.behind = list(dict(rows).items())
 
 
@@ -93,13 +93,13 @@ _LIMITED = msgspec.msgpack.Decoder(Limited)
 
 
 def read_limited(store: Store, txn: lmdb.Transaction[bytes], name: str) -> Limited | None:
-    """A stored limit; ``name`` begins with ``GATES`` or ``LIMITS``."""
+    """A stored limit; ``name`` begins with ``QUEUE_LIMITS`` or ``LIMITS``."""
     data = txn.get(store.key(name))
     return _LIMITED.decode(data) if data is not None else None
 
 
 class Limiters:
-    """The limits a commit has to do with."""
+    """The limits that one commit uses."""
 
     def __init__(self, state: CommitState) -> None:
         self._state = state
@@ -108,7 +108,7 @@ class Limiters:
         self._names: dict[str, Limited] = {}
         self._dirty: set[str] = set()
         self.change_partitions: Callable[[str, Limited], bytes] = _no_partitions
-        self.pieces = 0  # how often partitions were told of other terms
+        self.pieces = 0  # how many pieces of partitions got other settings
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -126,20 +126,20 @@ class Limiters:
         return room(limited.terms, limited.limiter, row.running, self._state.now, most)
 
     def take(self, row: Row, count: int) -> None:
-        """So many jobs of the queue were leased."""
+        """Charge the limiter for ``count`` jobs of the queue that were leased."""
         if count:
             limited = self._queues[row.name][1]
             take(limited.terms, limited.limiter, self._state.now, count)
             self._dirty.add(QUEUE_LIMITS + row.name)
 
     def hold(self, row: Row, charged: int) -> None:
-        """A lease of the queue goes to the carrier, which has been charged at that time."""
+        """Note that a lease of the queue, charged at ``charged``, goes to the carrier."""
         limited = self._queues[row.name][1]
         hold(limited.terms, limited.limiter, charged)
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def let_go(self, row: Row, *, starts: bool) -> None:
-        """A job of the queue lies with the carrier no more."""
+        """Note that a job of the queue has left the carrier; with ``starts``, to run."""
         limited = self._queues[row.name][1]
         let_go(limited.limiter)
         if starts:
@@ -147,7 +147,7 @@ class Limiters:
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def ended(self, row: Row, outcome: int, back: int) -> None:
-        """A lease of the queue has ended; ``back``: when it was made, if the job never ran."""
+        """Note the end of a lease; ``back`` is the time of the lease, if the job never ran."""
         limited = self._queues[row.name][1]
         if outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
             well = outcome == Outcome.SUCCESS
@@ -157,12 +157,12 @@ class Limiters:
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def came_due(self, row: Row) -> None:
-        """The entry of a queue in the due table came up, and is gone."""
+        """Note that the queue's entry in the due table came up, and is gone."""
         self._queues[row.name][1].due = 0
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def sync(self) -> None:
-        """Have sleepers know what has opened, and the due table when what is closed will."""
+        """Hint sleepers about limiters that opened, and set the due times of closed ones."""
         for name, (row, limited) in self._queues.items():
             when = opens(limited.terms, limited.limiter, row.running, self._state.now)
             if not when and name in self._closed:
@@ -192,7 +192,7 @@ class Limiters:
         self._dirty.add(QUEUE_LIMITS + name)
 
     def set_queue(self, row: Row, terms: LimitSettings | None, *, declared: bool) -> None:
-        """Have these terms hold for a queue."""
+        """Apply these settings to a queue."""
         if not row.has_limit:
             row.has_limit = 1
             row.dirty = True
@@ -207,7 +207,7 @@ class Limiters:
     # -- limits by name -------------------------------------------------------------------------
 
     def terms(self, partition: bytes) -> LimitSettings:
-        """What holds for a partition of a limit that some job has brought along."""
+        """The settings that hold for a partition of a limit that some job has brought along."""
         limited = self._named(partition[: partition.index(0)].decode())
         assert limited is not None
         return limited.terms_of(partition)
@@ -221,13 +221,13 @@ class Limiters:
         return limited
 
     def declare(self, job_limit: JobLimit, *, anew: bool = True) -> None:
-        """A job is stored that brings a limit along; without ``anew`` a known one stays."""
+        """Declare the limit of a job that is stored; without ``anew``, a known limit stays."""
         limited = self._named(job_limit.name)
         if limited is None or (anew and limited.declared != job_limit.terms):
             self.set_named(job_limit.name, job_limit.terms, declared=True)
 
     def set_named(self, name: str, terms: LimitSettings | None, *, declared: bool) -> None:
-        """Have these terms hold for a limit, in some of its partitions at once."""
+        """Apply these settings to a limit, in some of its partitions at once."""
         limited = self._named(name)
         if limited is None:
             limited = self._names[name] = Limited()
@@ -257,14 +257,14 @@ class Limiters:
         return bool(limited.behind)
 
     def _call(self, name: str) -> None:
-        """Have whoever comes next go on. No id of a job ends as the reference does."""
+        """Have the next caller go on. The reference ends with a zero byte, unlike ids of jobs."""
         state = self._state
         key = DUE_KEY.pack(0, state.now, DUE_TERMS, state.next_number())
         state.txn.put(key, name.encode() + b"\0", db=state.t.due)
         state.untimed = True
 
     def called(self, reference: bytes) -> None:
-        """An entry that calls to go on came up, and is gone."""
+        """Go on with a limit whose entry in the due table came up, and is gone."""
         name = reference[:-1].decode()
         if self.go_on(name):
             self._call(name)
@@ -295,7 +295,7 @@ def _no_partitions(name: str, limited: Limited) -> bytes:
 
 
 def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:
-    """The names of records of a kind."""
+    """The names of all records of a kind."""
     first, names = store.key(kind), []
     cursor = txn.cursor()
     more = cursor.set_range(first)
@@ -309,7 +309,7 @@ def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]
 
 
 def queue_held(limited: Limited, row: Row, now: int) -> Held | None:
-    """What keeps the jobs of a queue waiting."""
+    """The limit that keeps the jobs of a queue waiting, or None."""
     when = opens(limited.terms, limited.limiter, row.running, now)
     if not when:
         return None
@@ -320,7 +320,7 @@ def queue_held(limited: Limited, row: Row, now: int) -> Held | None:
 
 
 def queue_limit_stats(limited: Limited, row: Row, now: int) -> LimitStats:
-    """The limit of a queue in numbers."""
+    """The figures of a queue's limit."""
     when = opens(limited.terms, limited.limiter, row.running, now)
     return LimitStats(
         name=row.name,

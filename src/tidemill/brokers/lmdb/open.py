@@ -17,7 +17,7 @@ def open_url(url: Url) -> LmdbBroker:
 
 
 def read_url(url: Url) -> LmdbBroker:
-    """The same to look at the store: no file is made, no job is changed, no worker is woken."""
+    """Open the store to look at it: no file is made, no job is changed, no worker is woken."""
     return _open(url, reading=True)
 
 

@@ -41,7 +41,7 @@ def is_listed(commit: Transitions, number: int) -> bool:
 
 
 def list_owner(commit: Transitions, number: int, owner: Owner) -> None:
-    """Add an owner, and tell the others: the ring of who watches whom has changed."""
+    """Add an owner, and hint the others: the ring in which owners watch each other has changed."""
     if not owner.lease:
         commit.store.wakeups.ring_others(number)
     commit.txn.put(NUMBER.pack(number), encode(owner), db=commit.t.owner)
@@ -61,7 +61,7 @@ def send(commit: Transitions, number: int, command: Command) -> None:
 
 
 def take_commands(commit: Transitions, number: int) -> list[Command]:
-    """The commands for an owner, taken off."""
+    """Take the commands for an owner off the table, and return them."""
     prefix = NUMBER.pack(number)
     cursor = commit.txn.cursor(commit.t.cmd)
     commands = []

@@ -1,6 +1,6 @@
-"""The owners of this process, as members of the store: coming, going, and noticing who died.
+"""The owners of this process in the store: they come, go, and notice who died.
 
-Who is alive is in :mod:`tidemill.brokers.shared.liveness`, the list itself in :mod:`.owner_table`.
+:mod:`tidemill.brokers.shared.liveness` tells who is alive. :mod:`.owner_table` has the list.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class LocalOwner:
         self.number = number
         self.wakeups = wakeups
         self.sleeper = sleeper
-        self.asked: Want | None = None  # what it left its terms for
+        self.asked: Want | None = None  # the want that it left when it went to sleep
         self.told = 0  # the highest token it may know
-        self.epoch: object = None  # as of which it watches others
+        self.epoch: object = None  # the state of the list by which it watches others
         self.watched: list[int] = []
         self.watched_fds: list[int] = []
-        self.last_queue = 0  # that a fair want was served from
-        self.near = False  # its steps bear no serials: whoever makes them attached it here
+        self.last_queue = 0  # the last queue that a fair want took from
+        self.near = False  # its steps have no serials: their caller attached it here
 
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
-        """Until a hint, a wake, a death, a readable descriptor or the timeout.
+        """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
 
-        The descriptors that are readable, and whether one of those it watches has died.
+        Returns the readable descriptors, and whether an owner that it watches has died.
         """
         if self.owner.lease:
             timeout = min(timeout, self.owner.lease / 3)
@@ -77,12 +77,12 @@ class LocalOwner:
         self.sleeper.wake()
 
     def end_wait(self) -> None:
-        """Have nobody in its wait: where it sleeps is to be given up."""
+        """End all its waits: the place where it sleeps is to be given up."""
         self.sleeper.asleep.end(self.sleeper.wake)
 
 
 class Owners:
-    """The members this process has in one store."""
+    """The owners that this process has in one store."""
 
     def __init__(self, store: Store, commit: Commit) -> None:
         self._store = store
@@ -90,17 +90,17 @@ class Owners:
         self._owners: dict[str, LocalOwner] = {}
         try:
             self._liveness = Liveness(store.folder_of("owners"))
-        except FileNotFoundError:  # of a store that is only read: nobody has ever been here
+        except FileNotFoundError:  # of a store that is only read: no owner was ever here
             self._liveness = Liveness(None)
         self._watching = threading.Lock()
         self._joining = threading.Lock()
         self._silence: Silence[int] = Silence()
 
     def __getitem__(self, owner_id: str) -> LocalOwner:
-        """A member that is attached; one elsewhere may have been in another process.
+        """An attached owner; a remote owner may have been in another process.
 
         Raises:
-            TidemillError: it is not, or not here.
+            TidemillError: the owner is not attached, or not here.
         """
         local_owner = self._owners.get(owner_id) or self._go_on(owner_id)
         if local_owner is None:
@@ -108,22 +108,22 @@ class Owners:
         return local_owner
 
     def find(self, owner_id: str) -> LocalOwner | None:
-        """A member that is attached, or None."""
+        """An attached owner, or None."""
         return self._owners.get(owner_id) or self._go_on(owner_id)
 
     def ids(self) -> list[str]:
-        """The ids of all that are attached here."""
+        """The ids of all owners that are attached here."""
         return list(self._owners)
 
     def as_waiting(self) -> None:
-        """Take workers of this process for waiting: one that fires a schedule looks right after."""
+        """Count this process's workers as waiting: one that fires a schedule looks right after."""
         for local_owner in list(self._owners.values()):
             if local_owner.owner.kind == "worker":
                 local_owner.wakeups.set_waiting(local_owner.sleeper, True)
 
     @property
     def boards(self) -> str:
-        """Where boards may lie; empty when the disk takes no more folders."""
+        """The folder of scoreboards; empty when the disk takes no more folders."""
         try:
             return self._store.folder_of("boards").path
         except OSError:
@@ -132,7 +132,7 @@ class Owners:
     # -- coming and going -----------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Make an owner known, and alive as long as this process is, or it is not silent."""
+        """List an owner. A local owner lives with its process, a remote owner by signs of life."""
         self._store.watched()
         self._store.room.check_place()
         here = self._owners.get(owner.id)
@@ -145,7 +145,7 @@ class Owners:
         sleepers: list[Sleeper] = []
 
         def enlist(commit: Transitions) -> None:
-            if not sleepers:  # a replay finds it taken
+            if not sleepers:  # a replay has taken it already
                 sleepers.append(self._store.wakeups.take(number))
             self._liveness.hold(number)
             list_owner(commit, number, owner)
@@ -153,7 +153,7 @@ class Owners:
         try:
             self._commit(enlist)
             self._owners[owner.id] = LocalOwner(owner, number, self._store.wakeups, sleepers[0])
-        except BaseException:  # if it is on the list by now, others see that it is gone
+        except BaseException:  # if the owner is listed by now, others see that it is gone
             self._liveness.let_go(number)
             for sleeper in sleepers:
                 self._store.wakeups.give_up(sleeper)
@@ -172,7 +172,7 @@ class Owners:
 
         def apply(commit: Transitions) -> None:
             strike(commit, local_owner.number, local_owner.owner, {})
-            commit.ring_rest()  # a hint it was given and did not follow
+            commit.ring_rest()  # pass on a hint that it did not follow
             self._store.wakeups.give_up(local_owner.sleeper)
             commit.untimed = True
 
@@ -185,7 +185,7 @@ class Owners:
                 self._unwatch()
 
     def leave(self) -> None:
-        """The broker is closed: owners of this process leave the list, those elsewhere stay.
+        """Take local owners off the list when the broker closes; remote owners stay.
 
         Where the list cannot be written, others see that the owners are gone.
         """
@@ -195,20 +195,20 @@ class Owners:
                 try:
                     self.detach(owner_id, patience)
                 except BrokerUnavailable:
-                    patience = 0.0  # the next would wait for the same process
+                    patience = 0.0  # the next call would wait for the same process
         elsewhere, self._owners = self._owners, {}
         with contextlib.suppress(BrokerUnavailable):
             self._give_up(elsewhere.values())
 
     def _give_up(self, members: Collection[LocalOwner]) -> None:
-        """Give up where they slept."""
+        """Give up the places where these owners slept."""
         for local_owner in members:
             local_owner.end_wait()
 
         def apply(commit: Transitions) -> None:
             for local_owner in members:
                 commit.store.wakeups.give_up(local_owner.sleeper)
-            commit.ring_rest()  # hints they were given and did not follow
+            commit.ring_rest()  # pass on hints that they did not follow
             commit.untimed = True
 
         try:
@@ -218,7 +218,7 @@ class Owners:
             for local_owner in members:
                 self._store.wakeups.close_sleeper(local_owner.sleeper)
 
-    # -- owners elsewhere -----------------------------------------------------------------------
+    # -- remote owners --------------------------------------------------------------------------
 
     def _number_elsewhere(self, owner_id: str, *, new: bool) -> int:
         """The number of a remote owner on the list; else a ``new`` number, or 0."""
@@ -230,9 +230,9 @@ class Owners:
         return self._commit(lambda commit: commit.count_up("owners"))
 
     def _go_on(self, owner_id: str, owner: Owner | None = None) -> LocalOwner | None:
-        """Make the calls of an owner elsewhere from now on in this process.
+        """Make the calls of a remote owner in this process from now on.
 
-        It attaches as ``owner``, perhaps once more, or is on the list; else None.
+        The owner attaches as ``owner``, perhaps once more, or is on the list; else None.
         """
         with self._joining:
             here = self._owners.get(owner_id)
@@ -252,7 +252,7 @@ class Owners:
                     list_owner(commit, number, owner)
                     note_attached(commit, number, owner)
                 current = dict(owner_rows(commit.txn, commit.t)).get(number)
-                if not sleepers and current is not None:  # a replay finds it taken
+                if not sleepers and current is not None:  # a replay has taken it already
                     sleepers.append(wakeups.take(number))
                     commit.ring_rest()  # a hint may have died with the process it went to
                     commit.untimed = True
@@ -270,13 +270,13 @@ class Owners:
                 for sleeper in sleepers:
                     wakeups.give_up(sleeper)
                 raise
-            local_owner.wake()  # who waits first looks: something may have happened meanwhile
+            local_owner.wake()  # its first wait looks: something may have happened
             self._owners[owner_id] = local_owner
         self._watch(local_owner)
         return local_owner
 
     def anew(self, local_owner: LocalOwner) -> LocalOwner | None:
-        """An owner elsewhere that is lost here, if it attached anew through another server."""
+        """A remote owner that is lost here, if it attached anew through another server."""
         if self._number_elsewhere(local_owner.owner.id, new=False) in (0, local_owner.number):
             return None
         with self._joining:
@@ -286,7 +286,7 @@ class Owners:
         return self._go_on(local_owner.owner.id)
 
     def count_silence(self, now: int) -> float:
-        """Give up owners elsewhere that were silent for their lease; see the contract."""
+        """Give up remote owners that were silent for their lease; see the contract."""
         with self._store.reading_txn() as txn:
             words = heard(txn, self._store.tables, now)
         silent, again = self._silence.look(words)
@@ -305,10 +305,10 @@ class Owners:
         return again
 
     def _forget(self) -> None:
-        """Give up the places of owners elsewhere that are off the list, whoever struck them.
+        """Give up the places of remote owners that are off the list, whoever removed them.
 
-        They may never call again. Who is asleep is woken, and forgotten another time; one that is
-        near is kept to be told that it is lost.
+        These owners may never call again. A sleeping owner is woken, and forgotten another time. An
+        owner that is ``near`` is kept, to be told that it is lost.
         """
         with self._joining:
             away = [m for m in list(self._owners.values()) if m.owner.lease and not m.near]
@@ -330,7 +330,7 @@ class Owners:
         def apply(commit: Transitions) -> int:
             for number, owner in owner_rows(commit.txn, commit.t):
                 if owner.id == owner_id:
-                    self._store.wakeups.ring_owner(number)  # if it lives, it shall hear of it
+                    self._store.wakeups.ring_owner(number)  # if it lives, it learns of this
                     return strike(commit, number, owner, causes)
             return 0
 
@@ -351,10 +351,10 @@ class Owners:
         return [owner for number, owner in rows if owner.lease or self._liveness.alive(number)]
 
     def parked(self, local_owner: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as a member, and give back what owners held that died meanwhile."""
+        """Sleep as an owner, and give back the jobs of owners that died meanwhile."""
         with local_owner.sleeper.asleep.inside() as may:
             if not may:
-                return []  # it was given up a moment ago, or attached once more
+                return []  # it was given up a moment ago, or attached again
             watched = self._store.watched()
             ready, died = yield from local_owner.parked(timeout, [*fds, *watched])
         if watched and watched[0] in ready:
@@ -366,7 +366,7 @@ class Owners:
         return ready
 
     def _watch(self, local_owner: LocalOwner) -> None:
-        """Have the member's sleep end when a neighbour dies; a new ring, if the list changed."""
+        """End the owner's sleep when a neighbour dies; make a new ring if the list has changed."""
         with self._store.reading_txn() as txn:
             tables = self._store.tables
             epoch = txn.stat(tables.owner)["entries"], txn.get(self._store.key("owners"))
@@ -398,12 +398,12 @@ class Owners:
             log.debug("who died is seen to later: %s", error)
 
     def reap(self) -> int:
-        """Give back what owners that died held; how many owners that were.
+        """Give back the jobs of owners that died; return the number of these owners.
 
-        Not from a store that is gone: the files that tell who lives may be another store's by now.
+        A store that is gone is left alone: its liveness files may be another store's by now.
 
         Raises:
-            StoreGone: it was deleted, or another was put in its place.
+            StoreGone: the store was deleted, or another was put in its place.
         """
         self._store.room.check_place()
         with self._store.reading_txn() as txn:
@@ -421,7 +421,7 @@ class Owners:
                     strike(commit, number, owner, causes_of(commit, number, owner))
                     point("store.reaping")
                     reaped.append(owner)
-            commit.ring_rest()  # hints they were given and did not follow
+            commit.ring_rest()  # pass on hints that they did not follow
 
         self._commit(apply, patience=self._store.commits.brisk)
         point("store.reaped")
@@ -438,9 +438,9 @@ class Owners:
         sweep_scoreboards(boards, {os.path.basename(o.board) for _, o in rows})
 
     def after_fork_child(self) -> None:
-        """In a forked child: all are the parent's; close our copies at once.
+        """Drop all owners in a forked child, as they are the parent's; close our copies at once.
 
-        Else the parent would seem alive for as long as any child of it is.
+        Else the parent would seem alive as long as any of its children lives.
         """
         self._liveness.after_fork_child()
         self._watching, self._joining = threading.Lock(), threading.Lock()

@@ -31,11 +31,12 @@ class PartitionClaim:
     """The jobs that a step has taken from one partition.
 
     Attributes:
-        terms, keyed: of the partition's limit, and whether the partition is one of many.
-        cost: of the job that is being leased.
+        terms: the settings of the partition's limit.
+        keyed: whether the partition is one of many.
+        cost: the cost of the job that is being leased.
         spent: tokens that were taken, and are not yet noted in the limiter.
         left: how many more jobs that cost 1 may start, as far as is known.
-        opening: when its next job may start, which may not now.
+        opening: the earliest start of its next job, if that job may not start now.
     """
 
     __slots__ = ("cost", "keyed", "left", "name", "opening", "partition", "spent", "terms")
@@ -58,14 +59,14 @@ class PartitionClaims:
 
     def __init__(self, commit: Transitions, line: int) -> None:
         self.held: list[tuple[bytes, bytes, PartitionClaim]] = []
-        self.moved = False  # the ready table has changed beside what was taken
+        self.moved = False  # the ready table has changed in other ways too
         self._transitions = commit
         self._line = line
         self._claims: dict[bytes, PartitionClaim] = {}
         self._cursor: lmdb.Cursor[bytes] | None = None
 
     def open(self, envelope: bytes) -> PartitionClaim:
-        """The hand for a partition whose first job was found in the ready table."""
+        """Open the claim on a partition whose first job was found in the ready table."""
         job_limit = job_limit_of(envelope)
         name = name_of(job_limit.name, job_limit.key)
         partition = self._transitions.partitions.opened(name)
@@ -74,7 +75,7 @@ class PartitionClaims:
         return claim
 
     def remove(self, claim: PartitionClaim, rank: int, seq: int) -> None:
-        """A job is ready no more: it leaves the table of its partition."""
+        """Remove a job that is no longer ready from the table of its partition."""
         key = _PARK_KEY.pack(claim.partition.number, self._line, rank, seq)
         if self._cursor is None:
             self._cursor = self._transitions.txn.cursor(self._transitions.t.park)
@@ -82,17 +83,17 @@ class PartitionClaims:
             self._cursor.delete()
 
     def dropped(self, claim: PartitionClaim) -> None:
-        """The job that was removed is not leased."""
+        """Note that the job that was removed is not leased."""
         claim.partition.lines[self._line] = None
         self._transitions.partitions.stale(claim.name)
 
     def start(self, claim: PartitionClaim, token: int) -> None:
-        """The job that was removed is leased."""
+        """Note that the job that was removed is leased."""
         partition = claim.partition
         claim.spent += claim.cost
         partition.running += 1
         partition.turn = token
-        if len(partition.lines) > 1:  # more than the next of this line may change
+        if len(partition.lines) > 1:  # the first jobs of other lines may change too
             partition.lines[self._line] = None
             self.close()
             self._transitions.partitions.look_again(claim.name)
@@ -100,7 +101,7 @@ class PartitionClaims:
             return
         self._transitions.partitions.lent[token] = claim.name, claim.cost
         assert self._cursor is not None
-        key, value = self._cursor.item()  # behind the one that was taken
+        key, value = self._cursor.item()  # the job behind the leased one
         number, line, rank, seq = _PARK_KEY.unpack(key) if key else _NOTHING
         if number != partition.number or line != self._line:
             del partition.lines[self._line]
@@ -117,7 +118,7 @@ class PartitionClaims:
         heapq.heappush(self.held, (found, value[COST.size :], claim))
 
     def _opens(self, claim: PartitionClaim) -> bool:
-        """Whether the next of a partition may start now."""
+        """Whether the next job of a partition may start now."""
         self._note(claim)
         partition, terms, now = claim.partition, claim.terms, self._transitions.now
         if claim.cost == 1:
@@ -130,12 +131,12 @@ class PartitionClaims:
         return not when
 
     def _note(self, claim: PartitionClaim) -> None:
-        """Take the tokens of what was started."""
+        """Take the tokens of started jobs from the limiter."""
         take(claim.terms, claim.partition.limiter, self._transitions.now, claim.spent)
         claim.spent = 0.0
 
     def close(self) -> None:
-        """Write what is to stand in the ready table, and have the partitions as they are by now."""
+        """Write the next jobs to the ready table, and bring the partitions up to date."""
         for key, job_id, _ in self.held:
             self._transitions.txn.put(key, job_id, db=self._transitions.t.ready)
         self.held.clear()

@@ -5,8 +5,8 @@ partition has jobs, its first job also stands in the ready table if the limiter 
 claim finds the jobs that may start among all others, and never walks over jobs that may not. Each
 change of a partition makes it *stale*; :meth:`Partitions.sync` then corrects the ready table.
 
-Keys take turns: in the ready table, the first job of a partition with a key has the number of the
-partition's last lease as its sequence, if that number is higher.
+Keys take turns. The first job of a partition with a key has another sequence in the ready table:
+the number of the partition's last lease, if that number is higher.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ __all__ = [
 
 _LINE = struct.Struct(">I")
 COST = struct.Struct(">d")
-"""What leads the id of a job in the table of partitions."""
+"""The cost that precedes the id of a job in the table of partitions."""
 
 CHANGE_MOST = 300
-"""Partitions that other terms reach in one commit: some 10 ms."""
+"""Partitions that get other settings in one commit: some 10 ms."""
 
 Place = tuple[int, int, int]
 
@@ -63,12 +63,12 @@ class Partition(msgspec.Struct, array_like=True, gc=False):
     """One partition as it is stored, under the limit's name, a zero and the key.
 
     Attributes:
-        number: what leads the keys of its jobs.
+        number: the prefix of its jobs' keys.
         running: how many of its jobs are leased.
         turn: the number of its last lease.
         clock, due: of its entry in the due table, 0 for none: when it opens, or can be forgotten.
-        lines: by line it has ready jobs in, (rank, turn, sequence) of the one in the ready table,
-            if any. Its turn is its sequence, or that of its partition.
+        lines: for each line with ready jobs, (rank, turn, sequence) of its job in the ready table,
+            if any. The turn is the job's sequence, or the partition's turn if that is higher.
     """
 
     number: int
@@ -84,7 +84,7 @@ _PARTITION = msgspec.msgpack.Decoder(Partition)
 
 
 class Partitions:
-    """The partitions a commit has to do with."""
+    """The partitions that one commit uses."""
 
     def __init__(self, state: CommitState, limiters: Limiters) -> None:
         self.state = state
@@ -92,14 +92,14 @@ class Partitions:
         limiters.change_partitions = self.change
         self._partitions: dict[bytes, Partition] = {}
         self._stale: set[bytes] = set()
-        self._came: dict[bytes, dict[int, int]] = {}  # how many jobs, by line
+        self._came: dict[bytes, dict[int, int]] = {}  # number of new jobs, by line
         self._dirty: set[bytes] = set()
         self._cursor: lmdb.Cursor[bytes] | None = None
-        self.lent: dict[int, tuple[bytes, float]] = {}  # by token, what a lease was taken from
+        self.lent: dict[int, tuple[bytes, float]] = {}  # partition and cost of a lease, by token
 
     @property
     def any(self) -> bool:
-        """True when the commit has to do with some partition."""
+        """True when the commit uses some partition."""
         return bool(self._partitions)
 
     def _partition(self, name: bytes) -> Partition:
@@ -113,14 +113,14 @@ class Partitions:
         return partition
 
     def stale(self, name: bytes) -> None:
-        """What stands in the ready table for a partition may be true no more."""
+        """Note that the partition's entries in the ready table may be wrong."""
         self._dirty.add(name)
         self._stale.add(name)
 
     # -- jobs -----------------------------------------------------------------------------------
 
     def enter(self, job_limit: JobLimit, key: bytes, job_id: bytes) -> None:
-        """A job of a partition is ready, under its ready key."""
+        """Add a ready job of a partition, under its ready key."""
         name = name_of(job_limit.name, job_limit.key)
         partition = self._partition(name)
         line, rank, seq = READY_KEY.unpack(key)
@@ -133,20 +133,20 @@ class Partitions:
             self.stale(name)
 
     def leave(self, stored: Stored) -> None:
-        """A ready job of a partition is taken away, and was not leased."""
+        """Remove a ready job of a partition that was not leased."""
         name = _name_of(stored)
         key = NUMBER.pack(self._partition(name).number) + stored.head.ready_key
         self.state.txn.delete(key, db=self.state.t.park)
         self.stale(name)
 
     def is_parked(self, stored: Stored) -> bool:
-        """True when the job is ready: it is not running."""
+        """True when the job is ready, and not running."""
         partition = self._partitions.get(_name_of(stored))
         txn, tables = self.state.txn, self.state.t
         return is_parked(txn, tables, stored, partition)
 
     def ended(self, stored: Stored, token: int, back: int = 0) -> None:
-        """A lease of the partition has ended; ``back``: when it was made, if the job never ran."""
+        """Note the end of a lease; ``back`` is the time of the lease, if the job never ran."""
         name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
         partition = self._partition(name)
         partition.running -= 1
@@ -155,16 +155,16 @@ class Partitions:
             give_back(terms, partition.limiter, back, cost)
         self._dirty.add(name)
         if None in partition.lines.values() or not (partition.lines or partition.running):
-            self._stale.add(name)  # else nothing else can be the first
+            self._stale.add(name)  # else the first jobs stay the same
 
     def hold(self, stored: Stored, token: int, charged: int) -> None:
-        """A lease of the partition goes to the carrier, which has been charged at that time."""
+        """Note that a lease of the partition, charged at ``charged``, goes to the carrier."""
         name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
         hold(self.limiters.terms(name), self._partition(name).limiter, charged, cost)
         self.stale(name)
 
     def let_go(self, stored: Stored, *, starts: bool) -> None:
-        """A job of the partition lies with the carrier no more."""
+        """Note that a job of the partition has left the carrier; with ``starts``, to run."""
         name, cost = _taken_from(stored)
         partition = self._partition(name)
         let_go(partition.limiter, cost)
@@ -175,7 +175,7 @@ class Partitions:
         self.stale(name)
 
     def goes_on(self, stored: Stored) -> None:
-        """The lease that has ended is held all the same."""
+        """Count a lease as running again: its attempt has ended, and the lease is held."""
         self._partition(_name_of(stored)).running += 1
 
     # -- while jobs are leased: see partition_claim.py ------------------------------------------
@@ -196,21 +196,21 @@ class Partitions:
         self._sync_one(name, self._came.pop(name, {}), ring=False)
 
     def jobs_in(self, lines: Collection[int], most: int) -> list[bytes]:
-        """Ids of ready jobs of some lines, that are in any partition."""
+        """Ids of ready jobs of some lines, in any partition."""
         return list(itertools.islice(parked_in(self.state.txn, self.state.t, lines), most))
 
     # -- changes --------------------------------------------------------------------------------
 
     def came_due(self, name: bytes) -> None:
-        """The entry of a partition in the due table came up, and is gone."""
+        """Note that the partition's entry in the due table came up, and is gone."""
         partition = self._partition(name)
         partition.due = partition.clock = 0
         self.stale(name)
 
     def change(self, limit: str, limited: Limited) -> bytes:
-        """Have some partitions that go by older terms of a limit look again.
+        """Apply the settings of a limit to some of its partitions with older settings.
 
-        The name of the last of them, or nothing when there are no more.
+        Returns the name of the last of them, or nothing when there are no more.
         """
         after, last = limited.behind[0][0], b""
         stored = partitions_of(self.state.txn, self.state.t, limit, after)
@@ -226,7 +226,7 @@ class Partitions:
         return last
 
     def sweep(self, most: int) -> bool:
-        """Forget partitions that can be; True when there are more."""
+        """Forget partitions that are no longer used; True when there are more."""
         state = self.state
         cursor = state.txn.cursor(state.t.due)
         for _ in range(most):
@@ -241,11 +241,11 @@ class Partitions:
         return True
 
     def sync(self) -> None:
-        """Make what stands in the ready table true for every partition that has changed."""
+        """Correct the ready table for every partition that has changed."""
         while self._stale:
             name = self._stale.pop()
             self._sync_one(name, self._came.pop(name, {}))
-        while self._came:  # behind those that stand there
+        while self._came:  # new jobs behind the first jobs of their lines
             name, came = self._came.popitem()
             terms, partition = self.limiters.terms(name), self._partitions[name]
             for line, count in came.items():
@@ -289,7 +289,7 @@ class Partitions:
         state.ring(state.row_of(line), line & 1, max(1, count))
 
     def _stand(self, line: int, old: Place | None, new: Place | None, job_id: bytes) -> None:
-        """Have another job stand in the ready table for its partition, or none."""
+        """Replace the partition's job in the ready table by another job, or by none."""
         state = self.state
         if old:
             state.txn.delete(READY_KEY.pack(line, *old[:2]), db=state.t.ready)
@@ -297,7 +297,7 @@ class Partitions:
             state.txn.put(READY_KEY.pack(line, *new[:2]), job_id, db=state.t.ready)
 
     def _arm(self, name: bytes, partition: Partition, opening: int) -> None:
-        """One entry in the due table: when it opens, or when nobody need know of it."""
+        """Set the one entry in the due table: when it opens, or when it can be forgotten."""
         clock, due = (0, opening) if opening < NEVER else (0, 0)
         if not partition.lines and not partition.running:
             clear = clear_at(self.limiters.terms(name), partition.limiter)
@@ -317,7 +317,7 @@ class Partitions:
         self._dirty.add(name)
 
     def write(self) -> None:
-        """Store what has changed; what tells no more than nothing would is forgotten."""
+        """Store what has changed; a partition without any state is deleted."""
         state = self.state
         for name in self._dirty:
             partition = self._partitions[name]
@@ -329,7 +329,7 @@ class Partitions:
 
 
 def name_of(limit: str, key: str) -> bytes:
-    """What a partition is stored under."""
+    """The key under which a partition is stored."""
     return f"{limit}\0{key}".encode()
 
 
@@ -348,7 +348,7 @@ def _taken_from(stored: Stored) -> tuple[bytes, float]:
 def partitions_of(
     txn: lmdb.Transaction[bytes], tables: Tables, limit: str, after: bytes = b""
 ) -> Iterator[tuple[bytes, Partition]]:
-    """The partitions of a limit, by name; those behind ``after``."""
+    """The partitions of a limit, by name, from behind ``after`` on."""
     prefix = f"{limit}\0".encode()
     cursor = txn.cursor(tables.partition)
     found = cursor.set_range(after + b"\0" if after else prefix)
@@ -365,7 +365,7 @@ def _read(txn: lmdb.Transaction[bytes], tables: Tables, name: bytes) -> Partitio
 def is_parked(
     txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
 ) -> bool:
-    """True when a job of a partition whose header says ready is that, and not running."""
+    """Whether a job of a partition, ready by its header, is not running."""
     partition = partition or _read(txn, tables, _name_of(stored))
     if partition is None:
         return False
@@ -385,7 +385,7 @@ def parked_in(
 def partition_held(
     store: Store, txn: lmdb.Transaction[bytes], stored: Stored, now: int
 ) -> Held | None:
-    """What keeps a job of a partition waiting."""
+    """The limit that keeps a job of a partition waiting, or None."""
     job_limit = job_limit_of(stored.envelope)
     limited, name = (
         read_limited(store, txn, LIMITS + job_limit.name),

@@ -1,4 +1,4 @@
-"""Other processes of this machine, as a sentence names them."""
+"""Other processes of this machine, as error messages name them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STOPPED = ("T", "t")
 
 
 def process_of(thread: int, file: str) -> int:
-    """The process of a thread that has a file mapped; 0 when there is none that can be seen.
+    """The process of a thread that has a file mapped; 0 when no such process can be seen.
 
     A thread id from another container may be that of an unrelated process here.
     """
@@ -20,14 +20,14 @@ def process_of(thread: int, file: str) -> int:
         inode = str(os.stat(file).st_ino)
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
             return pid if any(line.split(maxsplit=5)[4] == inode for line in maps) else 0
-    except PermissionError:  # of another user: the id is all there is to go by
+    except PermissionError:  # a process of another user: only its id is known
         return pid
     except (OSError, KeyError, ValueError, IndexError):
         return 0
 
 
 def described(pid: int) -> str:
-    """Which process that is, what it does, and what to do about it."""
+    """Name a process, with its state and a remedy."""
     if not pid:
         return "by a process that cannot be seen from here, perhaps in another container"
     if pid == os.getpid():

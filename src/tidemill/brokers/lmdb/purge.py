@@ -30,7 +30,7 @@ _Name = Callable[[bytes, bytes], bytes | None]
 def unready_ids(store: Store, queue: str) -> list[bytes]:
     """Ids of the scheduled and waiting jobs of a queue.
 
-    In the order in which they were put, which is that of jobs that come behind one another.
+    They are in the order of their puts: a flow puts a job before the jobs that it waits for.
     """
     tables = store.tables
     with store.reading_txn() as txn:
@@ -56,7 +56,7 @@ def unready_ids(store: Store, queue: str) -> list[bytes]:
 
 
 def still_unready(commit: Transitions, row: Row, ids: Sequence[bytes]) -> list[bytes]:
-    """Those jobs that nobody has moved since they were looked up."""
+    """The ids of jobs that nobody has moved since they were looked up."""
     jobs = (commit.load(job_id) for job_id in ids)
     return [stored.id for stored in jobs if stored and _is_unready(stored, row.lines)]
 

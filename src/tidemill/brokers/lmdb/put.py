@@ -1,4 +1,4 @@
-"""Accepting jobs: new ones, and those whose key an unfinished job has already."""
+"""Accepting new jobs, also when an unfinished job has their key already."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tidemill.core.job import Conflict, Envelope, Placed, Put, encode_envelope
 __all__ = ["OVERHEAD", "follow", "may_refuse", "put", "put_if_it_fits"]
 
 OVERHEAD = 400
-"""Bytes a job takes up besides its body, about."""
+"""Bytes that a job takes up besides its body, approximately."""
 
 
 def may_refuse(commit: Transitions, jobs: Sequence[Envelope]) -> bool:
-    """True when unfinished jobs may refuse one of these: by their key, or by filling a queue."""
+    """True when unfinished jobs may cause a refusal: they have a job's key, or fill a queue."""
     if any(job.key for job in jobs):
         return True
-    queues = dict.fromkeys([job.queue for job in jobs])  # in order: new ones are numbered
+    queues = dict.fromkeys([job.queue for job in jobs])  # in order: new queues are numbered
     return any(commit.row(queue).max_size for queue in queues)
 
 
@@ -42,7 +42,10 @@ def put(
     hold: Collection[str] = (),
     also: Collection[str] = (),
 ) -> list[Put]:
-    """Accept jobs, all or none; nothing more comes before those that wait, and before ``also``."""
+    """Accept all jobs or none.
+
+    Afterwards, waiting jobs of this put (except ``hold``) and ``also`` get no more parents.
+    """
     commit.store.room.check(sum([OVERHEAD + len(job.body) for job in jobs]))
     commit.linked = bool(also)
     puts = [_put_one(commit, job) for job in jobs]
@@ -52,7 +55,7 @@ def put(
 
 
 def follow(commit: Transitions, jobs: Sequence[Envelope]) -> None:
-    """Puts that must not fail, since settling must not: no limit holds, a taken id is kept."""
+    """Put jobs without failing, since settling must not fail: no limit holds, a taken id stays."""
     begun = []
     for job in jobs:
         if commit.txn.get(job.id.encode(), db=commit.t.job) is None:
@@ -96,7 +99,7 @@ def _put_one(commit: Transitions, job: Envelope, *, limited: bool = True) -> Put
 
 
 def _put_beside(commit: Transitions, job: Envelope, key: Key, *, limited: bool) -> Put:
-    """A job has the key already."""
+    """Put a job whose key another job has already."""
     if job.on_conflict == Conflict.REJECT:
         raise DuplicateJob.of_key(job.key, job.id)
     if commit.txn.get(job.id.encode(), db=commit.t.job) is not None:
@@ -122,7 +125,7 @@ def _put_beside(commit: Transitions, job: Envelope, key: Key, *, limited: bool) 
 def _put_last(
     commit: Transitions, job: Envelope, key: Key, *, running: bool, limited: bool
 ) -> None:
-    """Store a job that is the last in line for its key."""
+    """Store a job that becomes the last in line for its key."""
     key = key.with_last(commit, job, running)
     latest = 0
     if key.since and job.unique is not None:
@@ -132,18 +135,18 @@ def _put_last(
 
 
 def _displace(commit: Transitions, stored: Stored | None, by: Envelope) -> None:
-    """Cancel a job whose key goes to another."""
+    """Cancel a job whose key goes to another job."""
     assert stored is not None
     commit.unplace(stored)
     commit.end(stored, CANCELLED, stored.tail, f"replaced by {by.id}", promote=False)
 
 
 def _merge(commit: Transitions, stored: Stored, job: Envelope) -> None:
-    """pyspider's rule: the higher priority and the earlier time win, the data stay."""
+    """Apply pyspider's rule: the higher priority and the earlier time win, the data stay."""
     head = stored.head
     due, wall = head.due, head.flags & Flag.WALL
     if head.flags & Flag.UNKNOWN:
-        due = 0  # a worker that does not know it sets it aside again
+        due = 0  # a worker that does not know its task sets it aside again
     elif head.state == SCHEDULED:
         mine = _due_of(commit, job)
         if commit.left(*mine) < commit.left(due, wall):
@@ -169,9 +172,9 @@ def _id_taken(job: Envelope) -> DuplicateJob:
 def _insert(
     commit: Transitions, job: Envelope, state: int, *, limited: bool, latest: int = 0
 ) -> None:
-    """The hot path: write one new job, and place it unless it waits for another.
+    """Write one new job, and place it unless it waits for another. The hot path.
 
-    Whatever delay it has, it is due at ``latest``, unless that is 0.
+    The job is due at ``latest``, even with a longer delay, unless ``latest`` is 0.
     """
     row = commit.row(job.queue)
     job_id = job.id.encode()

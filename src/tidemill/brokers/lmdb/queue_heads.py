@@ -1,4 +1,4 @@
-"""What is first: the jobs of a queue that are ready, scheduled or failed, in order."""
+"""The first jobs of a queue that are ready, scheduled or failed, in order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 def first_ids(txn: Txn, tables: Tables, row: Row, state: State, ahead: int) -> Iterator[bytes]:
-    """Ids of a queue's jobs of a state, in order, and perhaps some of another.
+    """Ids of a queue's jobs in a state, in order, perhaps with some in another state.
 
-    ``ahead`` is how far wall time is ahead of the store's.
+    ``ahead`` is how far wall time is ahead of the store's time.
     """
     lines = *row.lines, row.lost_line
     if state is State.READY:
@@ -37,7 +37,7 @@ def first_ids(txn: Txn, tables: Tables, row: Row, state: State, ahead: int) -> I
 
 
 def _line(txn: Txn, tables: Tables, line: int) -> Iterator[tuple[bytes, bytes]]:
-    """(rank and sequence, id) of what stands in a line."""
+    """(rank and sequence, id) of the entries of a line."""
     prefix = READY_KEY.pack(line, 0, 0)[:4]
     cursor = txn.cursor(tables.ready)
     found = cursor.set_range(prefix)
@@ -47,13 +47,13 @@ def _line(txn: Txn, tables: Tables, line: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _scheduled(txn: Txn, tables: Tables, ahead: int) -> Iterator[bytes]:
-    """Ids of all that is scheduled, by due time."""
+    """Ids of all scheduled jobs, by due time."""
     clocks = (_due_by(txn, tables, clock, less) for clock, less in ((0, 0), (1, ahead)))
     return (job_id for _, job_id in heapq.merge(*clocks))
 
 
 def _due_by(txn: Txn, tables: Tables, clock: int, less: int) -> Iterator[tuple[int, bytes]]:
-    """(time, id) of what is scheduled by a clock."""
+    """(time, id) of the jobs that are scheduled by a clock."""
     cursor = txn.cursor(tables.due)
     more = cursor.set_range(DUE_KEY.pack(clock, 0, 0, 0))
     while more:
@@ -66,7 +66,7 @@ def _due_by(txn: Txn, tables: Tables, clock: int, less: int) -> Iterator[tuple[i
 
 
 def _ended(txn: Txn, tables: Tables, kept: int) -> Iterator[bytes]:
-    """Ids of a class of finished jobs by when they are to be pruned: as they ended."""
+    """Ids of a class of finished jobs, by prune time: in the order in which they ended."""
     cursor = txn.cursor(tables.fin)
     more = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
     while more and cursor.key()[0] == kept:

@@ -1,4 +1,4 @@
-"""Read transactions whose errors are tidemill's, like those of commits."""
+"""Read transactions that raise tidemill's errors, as commits do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Reading"]
 class Reading:
     """A read transaction, as a context manager. An error of LMDB in it is raised as ``translated``.
 
-    No caller holds one for long: pages that it may read cannot be used again.
+    No caller holds a read transaction for long: pages that it may read cannot be used again.
     """
 
     __slots__ = ("_env", "_translated", "_txn")

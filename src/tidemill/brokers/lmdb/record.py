@@ -1,8 +1,8 @@
 """One job as it is stored: a header that changes, the envelope that never does, and a tail.
 
-The tail holds what has happened to the job so far, and is missing until something has. What a
-running job says of itself lies apart (:class:`Notes`), so that a talkative job does not rewrite its
-record.
+The tail holds error, result and attempts of the job; a job without any of these has no tail. The
+progress and log of a running job lie apart (:class:`Notes`), so that a talkative job does not
+rewrite its record.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Flag:
     WALL = 8  # due by wall time
     KEYED = 16
     RESULT_TTL = 32
-    LINKED = 64  # it comes before or after others
-    DROPPED = 128  # it ended for how those before it did
+    LINKED = 64  # it comes before or after other jobs
+    DROPPED = 128  # it ended because of how its parents ended
     LIMITED = 256  # it is under a limit, and in a partition
     UNKNOWN = 512  # it is set aside: scheduled, and in the index by task
 
@@ -91,7 +91,7 @@ class Header(msgspec.Struct, gc=False):
 
     @property
     def ready_key(self) -> bytes:
-        """Its entry among the ready, while it is one of them."""
+        """The key of its entry in the ready table, while it is ready."""
         lost = LOST if self.losses and not self.flags & Flag.MESSAGE else 0
         return READY_KEY.pack(self.line | lost, self.rank, self.seq)
 
@@ -117,7 +117,7 @@ class Header(msgspec.Struct, gc=False):
 
 
 class Tail(msgspec.Struct, array_like=True, gc=False):
-    """What a job has behind its envelope once something has happened to it."""
+    """The error, result and attempts of a job, stored behind its envelope."""
 
     error: str = ""
     result: bytes = b""
@@ -141,26 +141,26 @@ class Stored:
 
     @property
     def tail(self) -> Tail:
-        """What has happened to the job so far."""
+        """The tail, decoded; an empty tail when none is stored."""
         rest = self.data[_HEAD + self.head.size :]
         return _TAIL.decode(rest) if rest else Tail()
 
     def packed(self, tail: Tail | None = None) -> bytes:
-        """The job as stored, with the tail given, or the one that is there."""
+        """The job as stored, with the given tail, or with the tail that is there."""
         size = _HEAD + self.head.size
         rest = self.data[size:] if tail is None else encode(tail)
         return self.head.pack() + self.data[_HEAD:size] + rest
 
 
 class Notes(msgspec.Struct, array_like=True):
-    """What a running job said."""
+    """The progress and log that a running job has reported."""
 
     progress: tuple[float, float] | None = None
     log: list[tuple[float, str]] = []
 
 
 class _Part(msgspec.Struct, array_like=True, gc=False):
-    """An envelope up to what a finishing job needs of it."""
+    """An envelope up to the fields that a finishing job needs."""
 
     id: str
     queue: str
@@ -193,17 +193,17 @@ class _Limited(_Part, array_like=True, gc=False):
 
 
 def job_limit_of(envelope: bytes) -> JobLimit:
-    """The limit that a job under one is under."""
+    """The limit of a job that has a limit."""
     return _LIMITED.decode(envelope).limit
 
 
 def flags_of(data: bytes) -> int:
-    """A field of a stored job's header, without the rest."""
+    """The flags in a stored job's header, without the rest."""
     return data[1] << 8 | data[2]
 
 
 def state_and_line(data: bytes) -> tuple[int, int]:
-    """Two fields of a stored job's header, without the rest."""
+    """The state and line in a stored job's header, without the rest."""
     state, line = _PLACE.unpack_from(data)
     return state, line
 
@@ -220,17 +220,17 @@ def envelope_of(stored: Stored) -> Envelope:
 
 
 def task_of(stored: Stored) -> str:
-    """The name of its task."""
+    """The name of a job's task."""
     return _PART.decode(stored.envelope).task
 
 
 def key_of(stored: Stored) -> bytes:
-    """The key of a job that has one, as stored."""
+    """The key of a job that has a key, as stored."""
     return _PART.decode(stored.envelope).key.encode()
 
 
 def result_ttl_of(stored: Stored) -> float:
-    """Seconds to keep the job, by its own wish; negative when it has none."""
+    """Seconds to keep the job, by its own option; negative without that option."""
     given = stored.head.flags & Flag.RESULT_TTL
     return _PART.decode(stored.envelope).result_ttl if given else -1.0
 

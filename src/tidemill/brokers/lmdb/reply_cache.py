@@ -1,10 +1,10 @@
-"""The last word of each owner elsewhere, and how it was answered.
+"""The last step of each remote owner, and the reply to this step.
 
-It is kept under the owner's number, in the commit of the step: the serial, what was said of what it
-handed in, and between which tokens the leases lie that it got. A repetition is answered from that;
-the leases are looked up, so those that were lost meanwhile are left out. Every word writes the
-record anew, so who counts the silence (:mod:`tidemill.brokers.shared.remote_owners`) sees that
-there was one.
+The record lies under the owner's number, and is written in the commit of the step. The record has
+the serial, the answers to what the owner handed in, and the range of tokens of its new leases. A
+repeated step is answered from the record. Its leases are looked up, so leases lost meanwhile are
+left out. A sign of life writes the record anew, unless the last writing is fresh. So the count of
+silence (:mod:`tidemill.brokers.shared.remote_owners`) sees that there was a sign.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _OWNERS = b"o"
 class LastReply(msgspec.Struct, array_like=True, omit_defaults=True):
     """The last step of an owner; times are the store's, microseconds.
 
-    What it was told of by then are tokens up to ``told``; those beyond ``before`` by this step.
-    ``slot`` is where it was marked as asleep.
+    The owner knows of tokens up to ``told``; this step told it of those beyond ``before``.
+    ``slot`` is the slot in which it was marked as asleep.
     """
 
     at: int = 0
@@ -59,19 +59,19 @@ _decode = msgspec.msgpack.Decoder(LastReply).decode
 
 
 def read_last_reply(commit: Transitions, number: int) -> LastReply:
-    """What an owner said last; of one that said nothing a record without a serial."""
+    """The last step of an owner; a record without a serial for an owner that made none."""
     data = commit.txn.get(_OWNERS + NUMBER.pack(number), db=commit.t.said)
     return _decode(data) if data else LastReply()
 
 
 def keep_last_reply(commit: Transitions, number: int, said: LastReply) -> None:
-    """This is its last word, and it was now."""
+    """Keep an owner's last step, made now."""
     said.at = commit.now
     commit.txn.put(_OWNERS + NUMBER.pack(number), _encode(said), db=commit.t.said)
 
 
 def note_attached(commit: Transitions, number: int, owner: Owner) -> None:
-    """It attached, perhaps once more: that is a word, and says which steps are over."""
+    """Note that an owner attached, perhaps again: a sign of life, which ends older steps."""
     said = read_last_reply(commit, number)
     if owner.serial > said.serial:
         said = LastReply(0, owner.serial, said.told, said.told, said.slot)
@@ -79,20 +79,20 @@ def note_attached(commit: Transitions, number: int, owner: Owner) -> None:
 
 
 def forget_said(commit: Transitions, number: int) -> None:
-    """It is off the list."""
+    """Forget the last step of an owner that is off the list."""
     commit.txn.delete(_OWNERS + NUMBER.pack(number), db=commit.t.said)
 
 
 def repeat(commit: Transitions, number: int, step: Step, said: LastReply) -> Reply:
-    """The answer to a step that was done before.
+    """The reply to a step that was done before.
 
     Raises:
-        TidemillError: it is not the last one.
+        TidemillError: the step is not the last step of the owner.
     """
     if step.serial < said.serial:
         raise late(step, said.serial)
     keep_last_reply(commit, number, said)
-    came = {token for token, _ in step.take}  # their messages brought them, not this reply
+    came = {token for token, _ in step.take}  # came with their messages, not with this reply
     leases = [
         open_lease(commit, number, token)
         for token in _tokens(commit.txn, commit.t, number)
@@ -124,7 +124,7 @@ def _tokens(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> list[i
 
 
 def open_lease(commit: Transitions, number: int, token: int) -> Lease:
-    """A lease that stands, as it is told to its owner."""
+    """A lease that stands, as its owner is told of it."""
     value = commit.txn.get(LEASE_KEY.pack(number, token), db=commit.t.lease)
     assert value is not None
     stored = commit.load(value[LEASE_VALUE.size :])
@@ -137,9 +137,9 @@ def open_lease(commit: Transitions, number: int, token: int) -> Lease:
 
 
 def heard(txn: lmdb.Transaction[bytes], tables: Tables, now: int) -> dict[int, SignOfLife]:
-    """By number: what the silence of each owner elsewhere is counted by.
+    """The signs of life by which the silence of remote owners is counted, by number.
 
-    It is not counted while the ttr of a message runs that a consumer holds.
+    Silence is not counted while the ttr runs of a message that a consumer holds.
     """
     words: dict[int, SignOfLife] = {}
     for number, owner in owner_rows(txn, tables):

@@ -1,4 +1,4 @@
-"""Finished jobs by class: what they are pruned by."""
+"""Classes of finished jobs, which tell how long jobs are kept."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = [
 ]
 
 KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER, KEPT_LINKED = range(4)
-"""Classes of finished jobs: succeeded without a result, with one, and ended any other way; and
-jobs of flows, which come to one of these once nobody waits for them."""
+"""Classes of finished jobs: succeeded without a result; succeeded with a result, cancelled or
+expired; failed; and jobs of flows, which get another class once no job behind needs them."""
 
 KEPT = struct.Struct(">QQQ")
-"""How many there are of the first three, as stored."""
+"""The numbers of jobs in the first three classes, as stored."""
 
 
 def kept_counts(store: Store, txn: lmdb.Transaction[bytes]) -> list[int]:
-    """How many finished jobs there are of each class."""
+    """The number of finished jobs in each of the first three classes."""
     data = txn.get(store.key("kept"))
     return list(KEPT.unpack(data)) if data else [0, 0, 0]
 
 
 def class_of(state: int, tail: Tail) -> int:
-    """Failed jobs are kept for a human; of the rest, those somebody may ask for, for a while."""
+    """The class of a job. People look at failed jobs; callers may ask for results for a while."""
     if state == FAILED:
         return KEPT_OTHER
     return KEPT_PLAIN if state == SUCCEEDED and not tail.result else KEPT_RESULT

@@ -1,9 +1,10 @@
 """Schedules: records that come due, are handed out, and change by compare-and-set.
 
-One table has both: under ``n`` and its name a record, led by where it stands in the order of time;
-under ``d`` that order. What is handed out moves to when it would be handed out again. A record in
-the order of wall time has clock 1, one that was handed out clock 0, the store's own time: setting
-the wall clock makes nobody wait for longer than that.
+One table holds the records and their order. Under ``n`` and a name lies a record, led by its place
+in the order of time. Under ``d`` lies that order. A schedule that is handed out moves to the time
+when it would be handed out again. A schedule in the order of wall time has clock 1. A schedule that
+was handed out has clock 0, the store's own time: after a change of the wall clock, nobody waits
+longer than that.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def read(
 def page(
     txn: lmdb.Transaction[bytes], table: lmdb._Database, after: str, limit: int
 ) -> list[Schedule]:
-    """Records by name, from the first one behind ``after`` on."""
+    """Records by name, from behind ``after`` on."""
     cursor = txn.cursor(table)
     found = cursor.set_range(_key(after) + b"\0" * bool(after))  # no name has a control character
     records: list[Schedule] = []
@@ -60,7 +61,7 @@ def page(
 
 
 def change(commit: Transitions, changes: Sequence[Change]) -> list[Changed]:
-    """Change what still is as expected, and put the jobs that come with it."""
+    """Make the changes whose schedule is as expected, and put the jobs of these changes."""
     size = sum(OVERHEAD + len(job.body) for change in changes for job in change.jobs)
     size += sum(len(change.body) for change in changes if not change.expect)
     if size:  # to pause and to remove must go on when the disk is full
@@ -89,12 +90,12 @@ def _change(commit: Transitions, change: Change) -> Changed:
     if time:
         txn.put(_ORDER.pack(b"d", _WALL, time, version), change.name.encode(), db=table)
         if not change.expect or not before or due < before:
-            commit.store.wakeups.ring_owners()  # one of them shall sleep shorter
+            commit.store.wakeups.ring_owners()  # an owner must sleep shorter
     return Changed(True, version, left_out)
 
 
 def hand_out(commit: Transitions, most: int) -> list[Schedule]:
-    """Those that are due, at most so many; for a while nobody else is given them."""
+    """Hand out up to ``most`` due schedules; for a while no other owner gets them."""
     txn, table = commit.txn, commit.t.schedule
     cursor = txn.cursor(table)
     again = commit.now + int(CLAIM * MICRO)
@@ -125,7 +126,7 @@ def _is_order(cursor: lmdb.Cursor[bytes]) -> bool:
 
 
 def next_due(commit: Transitions) -> float:
-    """Seconds until one is to be handed out, at least 0; infinity when none will be."""
+    """Seconds until a schedule is to be handed out, at least 0; infinity when none will be."""
     cursor = commit.txn.cursor(commit.t.schedule)
     seconds = float("inf")
     for clock, now in ((_STORE, commit.now), (_WALL, commit.wall)):

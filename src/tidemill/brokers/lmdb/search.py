@@ -1,12 +1,11 @@
-"""Finding jobs: a walk from the newest on, or the tables that have just those of some states.
+"""Finding jobs: a walk from the newest on, or ids from the tables of some states.
 
-Whoever asks for a state that few jobs have shall not wait until all were looked at. A walk finds at
-once what is frequent where it begins; when it does not, the ids are gathered from the tables that
-moving a job keeps anyway, and sorted by number. So are the ids with a prefix, unless they are many.
+A search for a rare state must not wait until all jobs were looked at. A walk soon finds jobs that
+are frequent where the walk begins. Otherwise the ids are gathered from the tables that hold the
+jobs of a state anyway, and sorted by number. Ids with a prefix are gathered too, unless many.
 
-The walk is that of :mod:`.acceptance_order`. A cursor has the number down to which a list came,
-and the id of
-the last job in order, from which the walk through the job table goes on.
+The walk is in :mod:`.acceptance_order`. A cursor has the number down to which a list came. A cursor
+also has the id of the last job in order, from which the walk through the job table goes on.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from tidemill.core.job import State
 
 __all__ = ["Finding", "queue_rows"]
 
-_FEW = 5000  # ids, that are gathered without a walk first
-_LOOK = 20_000  # jobs, that are walked before ids are gathered
+_FEW = 5000  # ids that are gathered without a walk first
+_LOOK = 20_000  # jobs that are walked before ids are gathered
 _CURSOR = "n:"  # how a cursor begins
 _ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
 
@@ -62,7 +61,7 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 class Finding:
-    """One search, newest first; it goes on through as many read transactions as it takes."""
+    """One search, newest first, through as many read transactions as it takes."""
 
     def __init__(self, store: Store, txn: Txn, what: Filter, cursor: str) -> None:
         self._prefix = what.id_prefix.encode()
@@ -74,7 +73,7 @@ class Finding:
         rows = [row for row in every if what.queue in ("", row.name)]
         self._row = rows[0] if what.queue and rows else None
         self._scheduled = sum(row.scheduled for row in rows)
-        # Rows count the unfinished by state, and have counted whatever finished.
+        # Rows count unfinished jobs by state, and have counted all finished jobs.
         self._tables = [s for s in what.states if any(row.shown(s.value) for row in rows)]
         self._none = not rows or bool(what.states and not self._tables)
         self._gathered: Iterator[bytes] | None = None
@@ -90,11 +89,11 @@ class Finding:
 
     @property
     def cursor(self) -> str:
-        """Where to go on."""
+        """The cursor from which to go on."""
         return f"{_CURSOR}{self._number}:{self._at.decode()}"
 
     def _size(self, txn: Txn, state: State) -> int:
-        """How many entries there are to go through for a state; at least as many as jobs."""
+        """The number of entries to go through for a state; at least the number of its jobs."""
         if state in _CLASSES:
             kept = kept_counts(self._store, txn)
             linked = txn.stat(self._t.fin)["entries"] - sum(kept)
@@ -116,7 +115,7 @@ class Finding:
         return txn.stat(table)["entries"] + more + aside
 
     def rows(self, txn: Txn, most: int) -> Rows:
-        """(id, data) of the next jobs that may match, ``most`` looked at; nothing more: the end."""
+        """(id, data) of up to ``most`` jobs; no data if a job cannot match; nothing at the end."""
         if self._none:
             return
         if self._looked >= _LOOK and self._is_better_gathered(txn):
@@ -126,12 +125,12 @@ class Finding:
             self._looked += 1
             if number_in(data) < self._number:
                 self._number = number_in(data)
-            else:  # another was put under its id meanwhile
+            else:  # another job was put under its id meanwhile
                 data = b""
             yield job_id, data if data and self._may_match(job_id, data) else b""
 
     def _may_match(self, job_id: bytes, data: bytes) -> bool:
-        """False when the id and the header alone tell that it does not."""
+        """False when the id and the header alone rule the job out."""
         state, line = state_and_line(data)
         return (
             job_id.startswith(self._prefix)
@@ -148,7 +147,7 @@ class Finding:
         )
 
     def _walk(self, txn: Txn) -> Rows:
-        """All jobs below where it stands, the newest first."""
+        """All jobs below the number reached, the newest first."""
         for _, job_id, data, in_order in newest(self._store, txn, self._number, self._at):
             if in_order:
                 self._at = job_id
@@ -161,13 +160,13 @@ class Finding:
                 yield job_id, data
 
     def _sorted(self, txn: Txn, ids: Iterable[bytes]) -> Iterator[bytes]:
-        """Those that stand below where it stands, the newest first."""
+        """Ids of jobs below the number reached, the newest first."""
         rows = ((number_in(data), job_id) for job_id, data in self._fetch(txn, ids))
         below = sorted((row for row in rows if row[0] < self._number), reverse=True)
         return iter([job_id for _, job_id in below])
 
     def _gather(self, txn: Txn) -> set[bytes]:
-        """The ids of all that may match."""
+        """The ids of all jobs that may match."""
         ids = set(itertools.chain.from_iterable(self._ids(txn, state) for state in self._tables))
         return {job_id for job_id in ids if job_id.startswith(self._prefix)}
 
@@ -197,10 +196,10 @@ class Finding:
 
 
 def _where(cursor: str) -> tuple[int, bytes]:
-    """Where a cursor goes on: below which number, and below which id in the job table.
+    """The number, and the id in the job table, below which a cursor goes on.
 
     Raises:
-        InvalidOption: it is no cursor.
+        InvalidOption: the text is no cursor.
     """
     if not cursor:
         return FIRST, b""
@@ -213,7 +212,7 @@ def _where(cursor: str) -> tuple[int, bytes]:
 
 
 def _ids_below(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
-    """All keys of a table that begin alike."""
+    """All keys of a table that have a prefix."""
     cursor = txn.cursor(table)
     more = cursor.set_range(prefix)
     while more and cursor.key().startswith(prefix):
@@ -222,7 +221,7 @@ def _ids_below(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes
 
 
 def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
-    """The values of all keys that begin alike."""
+    """The values of all keys that have a prefix."""
     cursor = txn.cursor(table)
     size = len(prefix)
     more = cursor.set_range(prefix)
@@ -232,7 +231,7 @@ def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
 
 
 def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
-    """Every queue, by name."""
+    """The rows of all queues, by name."""
     prefix = store.key("q/")
     cursor = txn.cursor()
     more = cursor.set_range(prefix)

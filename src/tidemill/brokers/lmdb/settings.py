@@ -1,4 +1,4 @@
-"""What an ``lmdb://`` URL asks for."""
+"""The settings in an ``lmdb://`` URL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "mode", "patience", "prefix
 
 
 class Settings(NamedTuple):
-    """What a URL asks for."""
+    """The settings in a URL."""
 
     folder: str
     map_size: int
@@ -55,10 +55,10 @@ def check_url(url: Url) -> Settings:
 
 
 def _mode(text: str) -> int:
-    """The mode of new files, 0 for what the folder gives.
+    """The mode of new files; 0 means the mode that the folder gives.
 
     Raises:
-        InvalidOption: it is no mode with which a store works.
+        InvalidOption: a store does not work with this mode.
     """
     if not text:
         return 0

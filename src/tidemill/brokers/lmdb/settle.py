@@ -1,4 +1,4 @@
-"""What becomes of a lease: settled, renewed, noted, given back, timed out or lost."""
+"""Changes of leases: settled, renewed, noted, given back, timed out or lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _LOG_MOST = 100
 
 
 def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bool:
-    """Close a lease. False: it was lost, and nothing changed."""
+    """Close a lease; False when the lease was lost, and nothing changed."""
     key = LEASE_KEY.pack(owner, verdict.token)
     lease = commit.txn.pop(key, db=commit.t.lease)
     if lease is None:
@@ -95,9 +95,9 @@ def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bo
 def _close_attempt(
     commit: Transitions, stored: Stored, worker: str, leased: float, verdict: Verdict
 ) -> bool:
-    """The hot path: count and write down the attempt, and place the job or end it.
+    """Count and record the attempt, and place the job or end it. The hot path.
 
-    True when it is neither: the lease is held.
+    True when the job is neither placed nor ended: the lease is held.
     """
     head, outcome, tail = stored.head, verdict.outcome, stored.tail
     row = commit.row_of(head.line)
@@ -129,7 +129,7 @@ def _close_attempt(
             if verdict.hold:
                 _hold(commit, stored, tail)
                 return True
-        tail.error = verdict.error if outcome == _SNOOZE else ""  # why it waits, for who asks
+        tail.error = verdict.error if outcome == _SNOOZE else ""  # the reason why it waits
         commit.place(stored, _due_after(commit, stored, verdict), 0, tail)
     return False
 
@@ -149,7 +149,7 @@ def _leave_limits(
 
 
 def _count_attempt(head: Header, tail: Tail, worker: str, leased: float, verdict: Verdict) -> int:
-    """Count and write down an attempt. Returns the outcome: the last retry fails."""
+    """Count and record an attempt. Returns the outcome: the last retry fails."""
     attempts = tail.attempts
     head.attempt += 1
     run = run_of(attempts, head.attempt)
@@ -161,7 +161,7 @@ def _count_attempt(head: Header, tail: Tail, worker: str, leased: float, verdict
 
 
 def _hold(commit: Transitions, stored: Stored, tail: Tail) -> None:
-    """The attempt is counted, and the lease stays."""
+    """Keep a lease open whose attempt is counted."""
     commit.row_of(stored.head.line).running += 1
     if stored.head.flags & _LIMITED:
         commit.partitions.goes_on(stored)
@@ -177,7 +177,7 @@ def _due_after(commit: Transitions, stored: Stored, verdict: Verdict) -> int:
 
 
 def _affordable(commit: Transitions, result: bytes) -> bytes:
-    """The result, or word that it was not kept: large results leave the reserve, as puts do."""
+    """The result, or a note that it was not kept: large results spare the reserve, as puts do."""
     if len(result) <= SMALL_RESULT:
         return result
     try:
@@ -194,7 +194,7 @@ def _attempt(number: int, worker: str, leased: float, verdict: Verdict, run: int
 
 
 def touch(commit: Transitions, owner: int, token: int, seconds: float) -> bool:
-    """Start a message lease's ttr anew. False: it was lost."""
+    """Start the ttr of a message's lease anew; False when the lease was lost."""
     key = LEASE_KEY.pack(owner, token)
     lease = commit.txn.get(key, db=commit.t.lease)
     if lease is None:
@@ -214,7 +214,7 @@ def touch(commit: Transitions, owner: int, token: int, seconds: float) -> bool:
 
 
 def note(commit: Transitions, owner: int, note: Note) -> None:
-    """Keep what a running job said."""
+    """Keep the progress and log of a running job."""
     stored = _leased(commit, owner, note.token)
     if stored is None:
         return
@@ -228,7 +228,7 @@ def note(commit: Transitions, owner: int, note: Note) -> None:
 
 
 def log(commit: Transitions, stored: Stored, line: str, time: float) -> None:
-    """Add a line to a job's trail; who calls this saves the job."""
+    """Add a line to a job's log; the caller saves the job."""
     _keep_notes(commit, stored, line=(time, line))
 
 
@@ -250,7 +250,7 @@ def _keep_notes(
 
 
 def _leased(commit: Transitions, owner: int, token: int) -> Stored | None:
-    """The job of a lease, or None when it was lost."""
+    """The job of a lease, or None when the lease was lost."""
     lease = commit.txn.get(LEASE_KEY.pack(owner, token), db=commit.t.lease)
     return commit.load(lease[LEASE_VALUE.size :]) if lease else None
 
@@ -259,7 +259,7 @@ def _leased(commit: Transitions, owner: int, token: int) -> Stored | None:
 
 
 def drop_lease(commit: Transitions, owner: int, token: int, stored: Stored) -> None:
-    """Take a running job from its owner: whatever the owner says of it now is too late."""
+    """Take a running job from its owner, whose verdict then comes too late."""
     lease = commit.txn.pop(LEASE_KEY.pack(owner, token), db=commit.t.lease)
     if lease:
         deadline = LEASE_VALUE.unpack_from(lease)[4]
@@ -271,7 +271,7 @@ def drop_lease(commit: Transitions, owner: int, token: int, stored: Stored) -> N
 
 
 def leases_of(commit: Transitions, owner: int) -> list[int]:
-    """The token of every lease an owner has."""
+    """The tokens of all leases of an owner."""
     cursor = commit.txn.cursor(commit.t.lease)
     found = cursor.set_range(LEASE_KEY.pack(owner, 0))
     tokens = []
@@ -287,7 +287,7 @@ def leases_of(commit: Transitions, owner: int) -> list[int]:
 def release_owner(
     commit: Transitions, owner: int, worker: str, causes: Mapping[int, str] | None
 ) -> int:
-    """Give back all that a dead owner held, by the witness's account; how many that was."""
+    """Give back the leases of a dead owner, by the witness's account; return their number."""
     tokens = leases_of(commit, owner)
     for token in tokens:
         if causes is None:

@@ -1,9 +1,9 @@
 """A store: tidemill's tables under one prefix of an LMDB environment, and the files beside it.
 
-A process has each store open once, however often it asks: by URL or in an environment of the
-caller's own. Several stores may lie in one environment, told apart by their prefixes. All of them
-survive a fork: no thread is inside a commit while the process is copied, and the child opens its
-own when it needs them.
+A process opens each store once, however often callers ask: by URL, or in their own environment.
+Several stores may lie in one environment, with different prefixes. All stores survive a fork: no
+thread is inside a commit while the process is copied. The child opens its own stores when it needs
+them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_sig
 __all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_around"]
 
 MAP_SIZE = 1 << 38
-"""Address space, not disk: the file is as large as what is in it."""
+"""Address space, not disk: the file is as large as its content."""
 
 _LENT_MOST = 50_000
 PREFIX = "tidemill-"
-"""What leads the names of our databases when nothing else is asked for."""
+"""The prefix of our databases' names, unless the caller asks for another."""
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Store:
         ] = {}  # token → partition, cost: see partitions.py
         self._wakeups: WakeUps | None = None
         self.watch: Watch | None = None  # made with the first owner
-        if not self.reading:  # beside a data file that is the caller's there is none yet
+        if not self.reading:  # beside a caller's data file there is no folder yet
             above, name = os.path.split(self.folder)
             Folder(above).folder(name, environment.mode)
         self._open()
@@ -118,8 +118,8 @@ class Store:
     def _begin(self, key: bytes) -> None:
         """Begin a new store, in folders of its own.
 
-        A process that still has an earlier store open, whose data file was deleted, holds the old
-        folders and touches nothing in the new ones.
+        A process may still have an earlier store open, whose data file was deleted. This process
+        holds the old folders and touches nothing in the new ones.
         """
         flush_folders(self.folder)
 
@@ -134,9 +134,9 @@ class Store:
     # -- files ----------------------------------------------------------------------------------
 
     def folder_of(self, name: str) -> Folder:
-        """Open a folder of this store, made when missing and the same from then on.
+        """Open a folder of this store; it is made when missing, and the same from then on.
 
-        Several stores of one environment have folders of their own.
+        Each store of an environment has folders of its own.
         """
         found = self._folders.get(name)
         if found is None:
@@ -145,7 +145,7 @@ class Store:
         return found
 
     def _files(self) -> Folder:
-        """The folder of this store's own folders. The stores of an environment have one each."""
+        """The folder of this store's own folders. Each store of an environment has one."""
         above = Folder(self.folder)
         if self.prefix == PREFIX:
             return above
@@ -159,7 +159,7 @@ class Store:
         return self.watch.fds
 
     def look_around(self) -> None:
-        """After a watched descriptor was ready. Once the store is gone, the descriptor stays so.
+        """Check the store after a watched descriptor was ready; it stays so if the store is gone.
 
         Raises:
             StoreGone: the store was deleted, or another was put in its place.
@@ -171,7 +171,7 @@ class Store:
 
     @property
     def wakeups(self) -> WakeUps:
-        """Where others sleep.
+        """The wake-ups of this store's sleepers.
 
         Raises:
             TidemillError: the store was opened to read it.
@@ -182,7 +182,7 @@ class Store:
 
     @property
     def url(self) -> str:
-        """What opens this store in another process."""
+        """The URL that opens this store in another process."""
         path = urllib.parse.quote(os.fsencode(os.path.abspath(self.environment.path)))
         options = {"map_size": str(self.env.info()["map_size"])}
         if not self.environment.sync:
@@ -199,8 +199,8 @@ class Store:
         return key
 
     def remember_lent(self, lent: Mapping[int, tuple[bytes, float]]) -> None:
-        """Know of leases this process made what is else decoded from their jobs once more."""
-        if len(self.lent) > _LENT_MOST:  # those that others ended, or that were lost
+        """Remember partition and cost of our leases: else they are decoded from the jobs again."""
+        if len(self.lent) > _LENT_MOST:  # leases that others ended, or that were lost
             self.lent.clear()
         self.lent.update(lent)
 
@@ -210,23 +210,23 @@ class Store:
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:
-        """Raise an error of LMDB as one of ours."""
+        """Raise an error of LMDB as an error of tidemill."""
         try:
             yield
         except lmdb.Error as error:
             raise self._translated(error) from error
 
     def write(self, apply: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """Commit what ``apply`` does to a transaction, while the store is opened."""
+        """Commit the changes of ``apply`` while the store is opened."""
         lock, place = self.environment.write_lock, f" in {self.folder}"
         return write(self.env, lock, self._translated, apply, place=place, patience=self.patience)
 
     def nested(self, txn: Any) -> contextlib.AbstractContextManager[lmdb.Transaction[bytes]]:
-        """A transaction inside the caller's: an error in it undoes only what it did itself."""
+        """Give a transaction inside the caller's; an error in it undoes only its own changes."""
         return nested(self.env, self.tables.job, txn, self._translated)
 
     def _translated(self, error: Exception) -> Exception:
-        """A driver's error as one of ours; one of no room makes the next put look at the disk."""
+        """Translate a driver's error; an error of no room makes the next put look at the disk."""
         ours = translated(error, self.folder)
         if isinstance(ours, StoreFull) and hasattr(self, "room"):
             self.room.look_again()
@@ -235,7 +235,7 @@ class Store:
     # -- forks ----------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """No thread of ours is inside a transaction when the process is copied.
+        """Wait until no thread of ours is inside a transaction; then the process is copied.
 
         A thread may wait for a program without tidemill. Then the copy is made after a second.
         """
@@ -243,12 +243,12 @@ class Store:
             self._held_up = self.commits.lead.acquire(timeout=self.commits.brisk)
 
     def after_fork_parent(self) -> None:
-        """Go on."""
+        """Give the lead back after the copy."""
         if self.pid == os.getpid() and self._held_up:
             self.commits.pass_on()
 
     def after_fork_child(self) -> None:
-        """In a forked child: close what is the parent's; :meth:`ready` opens ours when needed."""
+        """Close the parent's files in a forked child; :meth:`ready` opens ours when needed."""
         self.environment.abandon()
         self._close_bells()
         for broker in list(self.brokers):
@@ -256,10 +256,10 @@ class Store:
 
     @restart_on_signal
     def ready(self) -> None:
-        """Make the store usable in this process, which may be a fork of the one that opened it.
+        """Make the store usable in this process, which may be a fork of its opener.
 
         Raises:
-            TidemillError: it lies in the caller's own environment.
+            TidemillError: the store lies in the caller's own environment.
         """
         with SignalsDeferred(), _lock:
             if self.pid != os.getpid():
@@ -267,7 +267,7 @@ class Store:
                 self._open()
 
     def close(self) -> None:
-        """Close what is open; the last store in an environment closes that, too."""
+        """Close the store's files; the last store in an environment closes the environment too."""
         self.commits.close()
         self._close_bells()
         for folder in self._folders.values():
@@ -307,12 +307,12 @@ def open_store(
 ) -> Store:
     """The store of a directory: the same one however often a process asks for it.
 
-    ``mode`` is that of new files, 0 for what the folder gives. With ``reading`` nothing is made.
-    ``patience``: seconds that callers wait for the write lock; the last to open the store says.
+    ``mode`` is the mode of new files, 0 for the folder's. With ``reading`` nothing is made.
+    ``patience``: seconds that callers wait for the write lock; the last caller's value holds.
 
     Raises:
-        InvalidOption: the prefix is none, or the store is open with another durability.
-        BrokerUnavailable: it cannot be opened.
+        InvalidOption: the prefix is invalid, or the store is open with another durability.
+        BrokerUnavailable: the store cannot be opened.
     """
     check_prefix(prefix)
     if os.path.isfile(path) and not os.path.isdir(folder_of(path)):
@@ -343,8 +343,8 @@ def store_around(env: lmdb.Environment, prefix: str) -> Store:
     """The store inside the caller's own environment.
 
     Raises:
-        InvalidOption: it is no open environment, it has no room for our tables, or the prefix is
-            none.
+        InvalidOption: ``env`` is no open environment, or has no room for our tables, or the prefix
+            is invalid.
     """
     check_prefix(prefix)
     try:
@@ -377,7 +377,7 @@ def _environment_at(place: _Place) -> Environment | None:
 def _store_in(
     environment: Environment, place: _Place, prefix: str, patience: float = PATIENCE
 ) -> Store:
-    """The store of that prefix in an environment, with one user more."""
+    """The store with that prefix in an environment, with one more user."""
     store = _stores.get((place, prefix))
     if store is None or store.environment is not environment:
         _unopened.pop(place, None)
@@ -399,7 +399,7 @@ def _store_in(
 
 
 def close_store(store: Store) -> None:
-    """Give a store back; the last one out closes it."""
+    """Give a store back; the last user closes it."""
     with SignalsDeferred(), _lock:
         store.users -= 1
         if store.users <= 0:
@@ -409,7 +409,7 @@ def close_store(store: Store) -> None:
             store.close()
 
 
-_forking = [False]  # handlers of signals are put off
+_forking = [False]  # signal handlers are deferred
 
 
 def _before_fork() -> None:

@@ -1,8 +1,9 @@
-"""The store's own time, beside wall time: the only place in this package that reads a clock.
+"""The store's own time, beside wall time. Only this module reads the time for jobs and leases.
 
-The store's time is machine time plus an offset that changes only when the machine boots. It starts
-as wall time and from then on never follows it: setting the clock moves no delay and ends no lease
-(law 19). After a boot it goes on from wall time as far as that moved, and never goes back.
+The store's time is machine time plus an offset that changes only when the machine boots. The
+store's time starts as wall time, and never follows it afterwards: setting the clock moves no delay
+and ends no lease (law 19). After a boot, the store's time goes on by as much as wall time moved
+since the last note, and never goes back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["StoreTime"]
 
 
 class _Clock(msgspec.Struct, array_like=True):
-    """How the clocks stood when they were last noted, in seconds."""
+    """The readings of the clocks when they were last noted, in seconds."""
 
     boot: str
     offset: float
@@ -53,7 +54,7 @@ class StoreTime:
         return clock
 
     def _after_boot(self, last: _Clock | None) -> _Clock:
-        """The clock of a new store, or of one that was last used before the machine went down."""
+        """The clock of a new store, or of a store that was last used before the boot."""
         wall, machine = wall_time(), machine_time()
         if last is None:
             return _Clock(self._boot, wall - machine, wall, machine, wall)
@@ -62,7 +63,7 @@ class StoreTime:
         return _Clock(self._boot, offset, wall, machine, last.born)
 
     def save(self, commit: Transitions) -> None:
-        """Note how the clocks stand, for the time after the next boot."""
+        """Note the readings of the clocks, for the time after the next boot."""
         clock = _Clock(self._boot, self._offset, wall_time(), machine_time(), self._born)
         commit.txn.put(self._key, _ENCODE(clock))
 
@@ -71,22 +72,22 @@ class StoreTime:
         return int((machine_time() + self._offset) * MICRO), int(wall_time() * MICRO)
 
     def on_wall(self, store_time: int) -> float:
-        """A store time in microseconds as wall time, as the two stand to each other now."""
+        """A store time in microseconds as wall time, by the present difference of the two."""
         return store_time / MICRO - (machine_time() + self._offset) + wall_time()
 
     @property
     def identity(self) -> str:
-        """When the store was made, to the microsecond: no other was just then."""
+        """The time when the store was made, to the microsecond: no other was made just then."""
         return f"lmdb {self._born!r}"
 
     def was_here(self, job_id: str) -> bool:
-        """True when the id was made by tidemill since the store was."""
+        """True when tidemill made the id after the store was made."""
         made = id_time(job_id)
         return made is not None and self._born - 1 <= made <= wall_time() + 1
 
 
 def _boot_id() -> str:
-    """What tells one boot of this machine from the next."""
+    """The identity of this boot of the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

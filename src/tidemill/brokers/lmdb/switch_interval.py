@@ -1,9 +1,9 @@
 """The interpreter's switch interval: short while any store of this process is being written.
 
-Each LMDB call gives up the interpreter lock. With threads that compute, getting it back takes a
-whole switch interval (5 ms) a call, with every other process locked out of the store meanwhile: one
-busy thread cut 500,000 operations a second to 2,500. While a transaction is open the interval is
-therefore 10 µs.
+Each LMDB call gives up the interpreter lock. Beside threads that compute, each call takes a whole
+switch interval (5 ms) to get the lock back. Every other process is locked out of the store
+meanwhile: one busy thread cut 500,000 operations a second to 2,500. So the interval is 10 µs while
+a transaction is open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BUSY_INTERVAL = 1e-5
 
 
 class _Pace:
-    """Counts the writers of this process; the interval is as it was when there are none."""
+    """A count of this process's writers; the interval is as it was when there are none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class _Pace:
         self._normal = sys.getswitchinterval()
 
     def hurry(self) -> None:
-        """A transaction is about to begin."""
+        """Shorten the interval: a transaction is about to begin."""
         with self._lock:
             if not self._writers:
                 self._normal = sys.getswitchinterval()
@@ -34,14 +34,14 @@ class _Pace:
             self._writers += 1
 
     def relax(self) -> None:
-        """A transaction has ended."""
+        """Restore the interval when the last transaction has ended."""
         with self._lock:
             self._writers -= 1
             if not self._writers:
                 sys.setswitchinterval(self._normal)
 
     def after_fork_child(self) -> None:
-        """In a forked child nobody writes yet."""
+        """Restore the interval in a forked child, where nobody writes yet."""
         if self._writers:
             sys.setswitchinterval(self._normal)
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Leaving for another store, and taking in what comes from one."""
+"""Leaving for another store, and taking in jobs from another store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class _Arrival(msgspec.Struct, array_like=True):
-    """How far a departed store has been taken in, and where its numbers begin."""
+    """How far a departed store has been taken in, and the number before its numbers here."""
 
     cursor: str
     first: int
@@ -64,7 +64,7 @@ def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None
 
 
 def departure_of(commit: Transitions) -> Departure | None:
-    """The same, inside a commit."""
+    """The departure that has begun, seen inside a commit; None in an ordinary store."""
     return departure_in(commit.store, commit.txn)
 
 
@@ -75,7 +75,7 @@ def is_sealed(commit: Transitions) -> bool:
 
 
 def depart(commit: Transitions, where: str, seal: bool) -> Departure:
-    """Begin to leave, or go on with it."""
+    """Begin the departure, or go on with it."""
     known = departure_of(commit) or Departure(new_id(), where)
     if known.where != where:
         raise gone(known)
@@ -86,7 +86,7 @@ def depart(commit: Transitions, where: str, seal: bool) -> Departure:
 
 
 def stay(commit: Transitions) -> None:
-    """Call it off."""
+    """Call the departure off."""
     commit.txn.delete(commit.store.key("departure"))
     _wake_everybody(commit)
 
@@ -97,19 +97,19 @@ def _wake_everybody(commit: Transitions) -> None:
 
 
 def gone(departure: Departure) -> StoreMoved:
-    """What somebody is told who wants something of a store that is left."""
+    """The error for a caller that wants something of a store that moves."""
     return StoreMoved(f"this store moves to {departure.where}; use that url")
 
 
 def check_here(commit: Transitions) -> None:
-    """Refuse what would change a store that is left."""
+    """Refuse changes of a store that moves to another."""
     departure = departure_of(commit)
     if departure is not None:
         raise gone(departure)
 
 
 def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:
-    """How far a departed store has been taken in."""
+    """The cursor up to which a departed store has been taken in."""
     data = txn.get(store.key("from/" + mark))
     return _ARRIVAL.decode(data).cursor if data is not None else ""
 
@@ -168,7 +168,7 @@ def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:
 
 
 def _take_key(commit: Transitions, record: Record) -> bool:
-    """Have the key, or wait for it, as the job did where it comes from; False when it is taken."""
+    """Take the key, or wait for it, as the job did in its store; False when the key is taken."""
     name, job_id = record.envelope.key.encode(), record.envelope.id.encode()
     key = find_key(commit, name)
     if key is None:
@@ -181,7 +181,7 @@ def _take_key(commit: Transitions, record: Record) -> bool:
 
 
 def _until(commit: Transitions, record: Record) -> int:
-    """Up to when a job has its key also when it has succeeded; 0 when that is over."""
+    """The time until which a job keeps its key after success; 0 when that time is over."""
     unique = record.envelope.unique
     if unique is None or not unique.period or not record.envelope.key:
         return 0

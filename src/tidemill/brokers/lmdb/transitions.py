@@ -1,9 +1,9 @@
-"""The context of one commit: what every move of a job is made of.
+"""The context of one commit: the steps of which every move of a job consists.
 
 A :class:`Transitions` places jobs and takes them away, and writes rows, numbers and hints when it
 finishes. :mod:`.put`, :mod:`.claim`, :mod:`.settle`, :mod:`.due` and :mod:`.admin` decide which
-jobs change. They raise an error only before they have written anything, or leave the transaction to
-be abandoned.
+jobs change. These modules raise an error before they have written anything, or leave the
+transaction to be dropped.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ __all__ = ["Commit", "HandOver", "Transitions", "Told"]
 
 T = TypeVar("T")
 
-_HANDED_MOST = 16  # beyond that many jobs a commit more is nothing beside the work of leasing them
+_HANDED_MOST = 16  # beyond that many jobs, one more commit costs little beside leasing them
 _NEVER = float("inf")
 
 
 class Told(Protocol):
-    """An owner as far as it is told of its leases."""
+    """An owner, as far as it is told of its leases."""
 
     told: int  # the highest token it may know
 
 
 class Transitions(CommitState):
-    """One commit's context."""
+    """The context of one commit."""
 
     def __init__(
         self, store: Store, txn: lmdb.Transaction[bytes], now: int, wall: int, retention: Retention
@@ -86,12 +86,12 @@ class Transitions(CommitState):
         self.retention = retention
         self._kept: list[int] | None = None
         self._first_kept: list[int] = []
-        self.hand_over: HandOver | None = None  # what a put has done with what it stored
-        self.linked = False  # a put has stored jobs that come before or after others
+        self.hand_over: HandOver | None = None  # leases the stored jobs of a put to sleepers
+        self.linked = False  # a put has stored jobs with parents or children
         self._told: list[tuple[Told, int]] = []
         self._finished: list[bytes] = []
-        self.fallen = 0  # jobs counted down behind those
-        self.ended: list[tuple[Stored, int]] = []  # those behind which are still to be counted down
+        self.fallen = 0  # children that were counted down
+        self.ended: list[tuple[Stored, int]] = []  # jobs whose children are yet to be counted down
         self._shrunk: set[str] = set()
         self.limiters = Limiters(self)
         self.partitions = Partitions(self, self.limiters)
@@ -103,13 +103,13 @@ class Transitions(CommitState):
     # -- one job --------------------------------------------------------------------------------
 
     def forget(self, stored: Stored) -> None:
-        """Remove the record."""
+        """Remove the record of a job."""
         self.txn.delete(stored.id, db=self.t.job)
         self.order.forget(stored.head.seq, stored.id)
         self.forget_more(stored.id, stored.head.flags)
 
     def is_running(self, stored: Stored) -> bool:
-        """True when the header says ready and the ready entry is gone: a lease stands for it."""
+        """True when the header says ready, and a lease stands for the missing ready entry."""
         head = stored.head
         if head.state != READY:
             return False
@@ -124,7 +124,7 @@ class Transitions(CommitState):
     def enter_ready(
         self, row: Row, line: int, key: bytes, job_id: bytes, limit: JobLimit | None = None
     ) -> None:
-        """Add a job to the ready table under its ready key, or to its partition; and count it."""
+        """Add a job to the ready table under its ready key, or to its partition; count the job."""
         row.ready += 1
         row.dirty = True
         if limit is not None:
@@ -135,7 +135,7 @@ class Transitions(CommitState):
         self._rings[ring] = self._rings.get(ring, 0) + 1
 
     def place(self, stored: Stored, due: int, wall: int, tail: Tail | None = None) -> None:
-        """Put a job that is nowhere into scheduled or ready, by its due time, and save it."""
+        """Make a job that is in no table scheduled or ready, by its due time, and save it."""
         head = stored.head
         row = self.row_of(head.line)
         head.due = due
@@ -150,7 +150,7 @@ class Transitions(CommitState):
         self.save(stored, tail)
 
     def unplace(self, stored: Stored) -> None:
-        """Take a job that does not run out of ready, due and its count."""
+        """Take a job that does not run out of its table and its count."""
         head, row = stored.head, self.row_of(stored.head.line)
         if head.state == READY and row.carried and leave_carrier(self.partitions, stored, row):
             return
@@ -163,12 +163,12 @@ class Transitions(CommitState):
         self.count(row, head.state, -1)
 
     def sync(self) -> None:
-        """Have what limits allow now stand where leases, sleepers and clocks look for it."""
+        """Bring the ready table, hints and due times up to date with the limits."""
         self.partitions.sync()
         self.limiters.sync()
 
     def next_due(self) -> float:
-        """Seconds until something comes due, 0 or less when it has; infinity when nothing will."""
+        """Seconds until something comes due; 0 or less when it is due, infinity for never."""
         self.sync()
         seconds = _NEVER
         cursor = self.txn.cursor(self.t.due)
@@ -184,7 +184,7 @@ class Transitions(CommitState):
     def end(
         self, stored: Stored, state: int, tail: Tail, error: str = "", *, promote: bool = True
     ) -> None:
-        """Finish a job that is nowhere: kept for a while, or forgotten when an acked message."""
+        """Finish a job that is in no table: keep it for a while, or forget an acked message."""
         head = stored.head
         row = self.row_of(head.line)
         self._leave(stored, row, state, promote=promote)
@@ -198,9 +198,9 @@ class Transitions(CommitState):
         self.keep(stored, tail)
 
     def keep(self, stored: Stored, tail: Tail, *, parted: bool = False) -> None:
-        """Save a finished job, and have it pruned in its time.
+        """Save a finished job, and list it to be pruned in its time.
 
-        A job of a flow has a class of its own, until it is ``parted``: no job behind it needs it.
+        A job of a flow has a class of its own, until no job behind needs it: then it is ``parted``.
         """
         head = stored.head
         if head.flags & Flag.LINKED and not parted:
@@ -214,7 +214,7 @@ class Transitions(CommitState):
         self.txn.put(key, NUMBER.pack(ended) + stored.id, db=self.t.fin)
 
     def _class_for(self, stored: Stored, tail: Tail) -> tuple[int, int]:
-        """The class of a finished job, and when it ended; it is to be pruned as its class is."""
+        """The class of a finished job, and when it ended; also set its prune time, by its class."""
         head = stored.head
         kept = class_of(head.state, tail)
         ended = self.now - max(0, self.wall - head.finished)
@@ -222,14 +222,14 @@ class Transitions(CommitState):
         return kept, ended
 
     def vanish(self, stored: Stored) -> None:
-        """Delete an unfinished job that is nowhere."""
+        """Delete an unfinished job that is in no table."""
         self._leave(stored, self.row_of(stored.head.line))
         self.forget(stored)
 
     def _leave(
         self, stored: Stored, row: Row, state: int = WAITING, *, promote: bool = True
     ) -> None:
-        """It is no longer among the unfinished: give up expiry and key, and tell who waits."""
+        """Note that a job is unfinished no more: drop its expiry and key, and tell who waits."""
         head = stored.head
         if head.flags & Flag.LINKED:
             self.ended.append((stored, state))
@@ -252,14 +252,14 @@ class Transitions(CommitState):
 
     @property
     def kept(self) -> list[int]:
-        """How many finished jobs there are of each class."""
+        """The number of finished jobs in each class."""
         if self._kept is None:
             self._kept = kept_counts(self.store, self.txn)
             self._first_kept = self._kept.copy()
         return self._kept
 
     def unfinish(self, stored: Stored) -> None:
-        """Take a finished job off the list of what is to be pruned."""
+        """Take a finished job off the list of jobs to be pruned."""
         head = stored.head
         if head.flags & Flag.LINKED:
             key = FIN_KEY.pack(KEPT_LINKED, head.prune, head.seq)
@@ -272,9 +272,9 @@ class Transitions(CommitState):
     # -- the end of the commit ------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Hint whoever sleeps, and write what was counted. Called before the commit.
+        """Hint sleepers, and write what was counted. Called before the commit.
 
-        What changed nothing writes nothing here: such a transaction costs no disk.
+        Nothing is written when nothing has changed: then the transaction costs no disk.
         """
         self.sync()
         if self.store.wakeups.anyone():
@@ -288,7 +288,7 @@ class Transitions(CommitState):
             self.txn.put(self.store.key("kept"), KEPT.pack(*self._kept))
 
     def tells(self, owner: Told) -> None:
-        """An owner is being told of all the leases it has by now."""
+        """Note that an owner is being told of all the leases it has by now."""
         self._told.append((owner, self._seq))
 
     def committed(self) -> None:
@@ -298,7 +298,7 @@ class Transitions(CommitState):
         self.store.remember_lent(self.partitions.lent)
 
     def ring_rest(self, names: Sequence[str] = ()) -> None:
-        """Pass the baton: there may be more than was taken. Of all queues unless some are named."""
+        """Pass on a hint for jobs that may be left: in the named queues, or else in all queues."""
         if not self.store.wakeups.anyone():
             return
         if names:
@@ -312,7 +312,7 @@ class Transitions(CommitState):
                 self._rings.setdefault((row.name, line & 1), 1)
 
     def _stands(self, row: Row, kind: int) -> bool:
-        """False when all that is ready of a queue waits for limits."""
+        """False when all ready jobs of a queue wait for limits."""
         if not self.partitions.any:
             return True
         cursor = self.txn.cursor(self.t.ready)
@@ -346,7 +346,7 @@ class Transitions(CommitState):
 
 
 class HandOver(Protocol):
-    """Leases to an owner what it would take if it were awake; how many jobs those were."""
+    """A function that leases to an owner what it would take if awake, and returns how many."""
 
     def __call__(
         self, commit: Transitions, lines: list[int], owner: int, terms: SleeperWant, /
@@ -354,7 +354,7 @@ class HandOver(Protocol):
 
 
 class Commit(Protocol):
-    """What has a function applied to one commit, and returns its result."""
+    """A function that applies another to one commit, and returns the result."""
 
     def __call__(
         self, apply: Callable[[Transitions], T], /, *, patience: float | None = None

@@ -1,4 +1,4 @@
-"""Does a data file lack pages? Reading beyond its end would end the process with SIGBUS.
+"""Find data files that lack pages: reading beyond the end would kill the process (SIGBUS).
 
 A sound file may be a few pages shorter than LMDB's last page number says: pages that a transaction
 took and freed again were never written. Such pages are on the list of free pages. So a file is
@@ -33,14 +33,14 @@ _FREE_MOST = 1 << 20  # pages at the end that one transaction may have taken and
 
 
 class _Truncated(Exception):
-    """A page that is needed lies beyond the end of the file."""
+    """A needed page lies beyond the end of the file."""
 
 
 def check_length(path: str) -> None:
-    """Refuse a data file that lacks pages; one that is empty is still to be filled by LMDB.
+    """Refuse a data file that lacks pages; LMDB is yet to fill an empty file.
 
     Raises:
-        BrokerUnavailable: it is truncated.
+        BrokerUnavailable: the file is truncated.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -61,7 +61,7 @@ class _File:
     def lacking(self) -> str:
         """Name the needed pages beyond the end of the file; empty when there are none.
 
-        Others may write meanwhile, and reuse the pages that are read here: then look once more.
+        Others may write meanwhile, and reuse the pages that are read here. Then this looks again.
         """
         for _ in range(_TRIES):
             try:
@@ -69,7 +69,7 @@ class _File:
             except _Truncated as error:
                 return str(error)
             if before is None:
-                return ""  # no file of LMDB, which says so better
+                return ""  # not a file of LMDB, and LMDB says so better
             try:
                 lacking = self._lacking(*before)
             except (_Truncated, struct.error) as error:

@@ -1,7 +1,7 @@
-"""Who has a key: an unfinished job, and perhaps its successor; or, for a time, one that succeeded.
+"""Keys of jobs: an unfinished job has a key, perhaps with a successor, or a success holds it.
 
-The times belong to the last in line. A key that is held though its job has succeeded is swept away
-some time after: nobody is woken for it, and whoever asks reads the time.
+The times belong to the last job in line. A success holds its key for a time. The key is swept away
+some time later: nobody is woken for the sweep, and every reader checks the time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _TIMES = struct.Struct(">QQ")  # until, since
 class Key(NamedTuple):
     """A key as stored; times are the store's, microseconds."""
 
-    holder: bytes  # unfinished; empty when the key is only held still
+    holder: bytes  # an unfinished job; empty when only a success holds the key
     successor: bytes = b""
-    until: int = 0  # it has the key so long also when it has succeeded
-    since: int = 0  # when the first came that it replaced
-    over: bytes = b""  # the job that has succeeded and holds it
+    until: int = 0  # a success holds the key up to this time
+    since: int = 0  # when the first job came that this job replaced
+    over: bytes = b""  # the job that has succeeded and holds the key
 
     @classmethod
     def of(cls, data: bytes) -> Key:
-        """Read one."""
+        """Read a stored key."""
         holder, _, rest = data.partition(b"\0")
         if not holder:
             return cls(b"", until=_TIMES.unpack_from(rest)[0], over=rest[_TIMES.size :])
@@ -52,7 +52,7 @@ class Key(NamedTuple):
 
     @property
     def packed(self) -> bytes:
-        """As it is stored."""
+        """The key as stored."""
         times = _TIMES.pack(self.until, self.since)
         if not self.holder:
             return b"\0" + times + self.over
@@ -60,7 +60,7 @@ class Key(NamedTuple):
         return plain + b"\0" + times if self.until or self.since else plain
 
     def with_last(self, commit: CommitState, job: Envelope, running: bool) -> Key:
-        """The key with this job last in line: behind one that runs, else alone."""
+        """The key with this job last in line: behind a running job, or else alone."""
         new, unique = job.id.encode(), job.unique
         key = Key(self.holder, new) if running else Key(new)
         if unique is None:
@@ -77,7 +77,7 @@ NOBODY = Key(b"")
 
 
 def find_key(commit: CommitState, name: bytes) -> Key | None:
-    """Who has a key; None when it is free."""
+    """The state of a key; None when the key is free."""
     data = commit.txn.get(name, db=commit.t.key)
     if data is None:
         return None
@@ -86,7 +86,7 @@ def find_key(commit: CommitState, name: bytes) -> Key | None:
 
 
 def put_key(commit: CommitState, name: bytes, key: Key) -> None:
-    """Say who has it."""
+    """Store the state of a key."""
     commit.txn.put(name, key.packed, db=commit.t.key)
 
 
@@ -120,7 +120,7 @@ def hold(commit: CommitState, name: bytes, stored: Stored, until: int) -> None:
 
 
 def forget_held(commit: CommitState, stored: Stored) -> None:
-    """Somebody deletes a job that has finished: it no longer holds a key."""
+    """Free the key that a finished job holds, as the job is deleted."""
     name = key_of(stored)
     key = find_key(commit, name)
     if key is not None and key.over == stored.id:
@@ -128,7 +128,7 @@ def forget_held(commit: CommitState, stored: Stored) -> None:
 
 
 def sweep(commit: CommitState, most: int) -> int:
-    """Forget keys that were held for a time which is over, up to ``most``; how many."""
+    """Forget up to ``most`` keys whose time is over; return how many."""
     cursor = commit.txn.cursor(commit.t.due)
     swept = 0
     while swept < most and cursor.set_range(DUE_KEY.pack(HELD, 0, 0, 0)):
@@ -140,13 +140,13 @@ def sweep(commit: CommitState, most: int) -> int:
         data = commit.txn.get(name, db=commit.t.key)
         if data is not None:
             key = Key.of(data)
-            if not key.holder and key.until <= commit.now:  # else it is another's by now
+            if not key.holder and key.until <= commit.now:  # else another job has it by now
                 commit.txn.delete(name, db=commit.t.key)
         swept += 1
     return swept
 
 
 def successors(txn: lmdb.Transaction[bytes], tables: Tables) -> list[bytes]:
-    """Ids of all jobs that wait for the one that has their key."""
+    """Ids of all jobs that wait for the job with their key."""
     keys = (Key.of(data) for _, data in txn.cursor(tables.key))
     return [key.successor for key in keys if key.successor]

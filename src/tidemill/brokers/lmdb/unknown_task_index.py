@@ -40,7 +40,7 @@ NAME = struct.Struct(">cQ")  # u, number
 JOB_PREFIX, _TASK_PREFIX, NAME_PREFIX = b"j", b"t", b"u"
 
 ASIDE = JOB_PREFIX
-"""What the keys of jobs set aside begin with; their ids are the values."""
+"""The prefix of the keys of jobs set aside; their ids are the values."""
 
 
 def task_digest(task: str) -> bytes:
@@ -73,7 +73,7 @@ def enter(commit: CommitState, stored: Stored, tail: Tail | None, until: int) ->
 
 
 def unschedule(commit: CommitState, stored: Stored) -> None:
-    """Take a scheduled job, or one that is set aside, out of where it stands."""
+    """Take a scheduled job, or a job that is set aside, out of its table."""
     head = stored.head
     if not head.flags & Flag.UNKNOWN:
         clock = 1 if head.flags & Flag.WALL else 0

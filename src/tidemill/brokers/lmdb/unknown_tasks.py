@@ -33,7 +33,7 @@ Back = tuple[bytes, int]
 
 
 def put_aside(commit: Transitions, stored: Stored, tail: Tail, until: int) -> None:
-    """Set aside a job that is nowhere, and wake those that may know its task.
+    """Set aside a job that is in no table, and wake owners that may know its task.
 
     The job fails at the store time ``until``, unless that is 0.
     """
@@ -47,7 +47,7 @@ def put_aside(commit: Transitions, stored: Stored, tail: Tail, until: int) -> No
 
 
 def bring_back(commit: Transitions, want: Want, room: int) -> list[Back]:
-    """Make the first jobs ready that a want knows: of each queue as many as there is room for."""
+    """Make the first jobs ready whose task a want knows, in each queue as many as have room."""
     lines: dict[int, list[tuple[int, int, bytes]]] = {}
     for name in dict.fromkeys(want.knows):
         for line, rank, seq, job_id in _first_of(commit, task_digest(name), want, room):
@@ -102,7 +102,7 @@ def _lines_of(commit: Transitions, task: bytes) -> list[int]:
 def lend(commit: Transitions, leasing: Leasing, back: list[Back], count: int) -> None:
     """Lease jobs that were brought back, for an owner that takes no others.
 
-    Suspects, and jobs under a limit, are left to those that take what is ready.
+    Suspects, and jobs under a limit, are left to owners that take ready jobs.
     """
     for job_id, _ in back:
         stored = commit.load(job_id)
@@ -117,7 +117,7 @@ def lend(commit: Transitions, leasing: Leasing, back: list[Back], count: int) ->
 
 
 def undo(commit: Transitions, want: Want, back: list[Back]) -> None:
-    """Set aside again what was not leased; jobs under a limit stay in their line."""
+    """Set aside again the jobs that were not leased; jobs under a limit stay in their line."""
     for job_id, until in back:
         stored = commit.load(job_id)
         if stored is None or stored.head.state != READY:
@@ -131,7 +131,7 @@ def undo(commit: Transitions, want: Want, back: list[Back]) -> None:
 
 
 def tell(commit: Transitions, want: Want, reply: Reply) -> None:
-    """Name the tasks with jobs set aside that are new to an owner that asks."""
+    """Name the tasks with jobs set aside that are new to an owner that asks for them."""
     if want.told < 0:
         return
     cursor, reply.told = commit.txn.cursor(commit.t.said), want.told

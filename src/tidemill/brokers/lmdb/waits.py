@@ -1,4 +1,4 @@
-"""Sleeping until something holds in the store: for those who wait without being owners."""
+"""Waits for a condition in the store, for callers that are no owners."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tidemill.core.errors import BrokerUnavailable
 
 __all__ = ["Waits"]
 
-_LONGEST = 30.0  # seconds; a hint lost with a process that died costs no more
+_LONGEST = 30.0  # seconds: the most that a hint lost with a dead process costs
 
 
 class Waits:
-    """Places to sleep in one store, kept for the next who waits."""
+    """Places to sleep in one store, kept for the next waits."""
 
     def __init__(self, store: Store, commit: Commit) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class Waits:
         return found
 
     def for_space(self, queue: str, timeout: float) -> bool:
-        """Until the queue is below its bound; False when the time is over."""
+        """Wait until the queue is below its bound; False when the time is over."""
 
         def over(commit: Transitions) -> bool:
             row = commit.existing_row(queue)
@@ -73,7 +73,7 @@ class Waits:
             if over(commit):
                 return True
             next_due = max(0.0, commit.next_due())
-            if sleeper is None:  # a replay finds it taken
+            if sleeper is None:  # a replay has taken it already
                 sleeper = self._spare.pop() if self._spare else self._store.wakeups.take()
             self._store.wakeups.mark(sleeper, kind, bits)
             return False
@@ -94,7 +94,7 @@ class Waits:
                 self._spare.append(sleeper)
 
     def _look(self, look: Callable[[Transitions], bool], deadline: float) -> bool:
-        """One look; another writer may keep it from happening until the time is up."""
+        """Look once; False also when another writer prevents the look until the time is up."""
         left = max(BRISK, deadline - time.monotonic())
         try:
             return self._commit(look, patience=left if left < PATIENCE else None)
@@ -104,7 +104,7 @@ class Waits:
             return False
 
     def close(self) -> None:
-        """Give up the places."""
+        """Give up the places to sleep."""
         spare, self._spare = self._spare, []
         if spare:
 
@@ -120,7 +120,7 @@ class Waits:
                     self._store.wakeups.close_sleeper(sleeper)
 
     def after_fork_child(self) -> None:
-        """In a forked child: the places are the parent's; close our copies."""
+        """Drop the parent's places in a forked child, and close our copies."""
         for sleeper in self._spare:
             os.close(sleeper.fd)
         self._spare = []

@@ -1,19 +1,19 @@
 """Waking sleepers in other processes without polling.
 
-A mapped file holds one slot per sleeper; it is touched only under the store's write lock. Who finds
-nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its transaction, picks the
-sleepers its jobs are for, clears their marks and writes one byte to each FIFO: a sleeper that is up
-before the commit waits for the write lock, so the wake-up overlaps with the disk.
+A mapped file holds one slot per sleeper. Except for one byte (:meth:`WakeUps.set_waiting`), slots
+change only under the store's write lock. An owner with nothing to do marks its slot and sleeps on a
+FIFO. A writer, still inside its transaction, picks sleepers for its jobs, clears their marks and
+writes one byte to each FIFO. A sleeper that is up before the commit waits for the write lock, so
+the wake-up overlaps with the disk.
 
-A sleeper may leave its :class:`SleeperWant` beside its mark: what it would take if it were awake. A
-writer can then lease in its name (:mod:`.handoff`).
+A sleeper may leave its :class:`SleeperWant` beside its mark: the jobs it would take if it were
+awake. A writer can then lease in its name (:mod:`.handoff`).
 
-One sleeper at least sleeps no longer than to the next due time of the store
-(:func:`Bells.keep_time`), so that what comes due is seen to, whoever put it there, without waking
-all.
+At least one sleeper sleeps no longer than to the next due time of the store
+(:meth:`WakeUps.keep_time`). So due entries are handled, whoever wrote them, without waking all.
 
-Nothing here is trusted: a hint may be late, doubled or for nothing. Losing one to a process that
-dies is made good by its death being noticed (:mod:`tidemill.brokers.shared.liveness`).
+Nothing here is trusted: a hint may be late, doubled or for nothing. A hint may be lost with a
+process that dies. Then others notice the death (:mod:`tidemill.brokers.shared.liveness`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SLOTS = 2048
 _SLOT = struct.Struct("=BBBxIQQQ")
 _TERMS = struct.Struct("=HBB15I")  # room, mode, how many queues (255: all), their numbers
 _SIZE = _SLOT.size + _TERMS.size
-_WAITS = 2  # where in a slot it says that its owner is in its wait
+_WAITS = 2  # offset in a slot of the byte that says that its owner is in its wait
 _QUEUES, _ALL_QUEUES = 15, 255
 _UNCERTAIN = -1  # in place of a descriptor
 _HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
@@ -153,13 +153,13 @@ class WakeUps:
     # -- all below: under the write lock --------------------------------------------------------
 
     def take(self, owner: int = 0) -> Sleeper:
-        """A free slot with its FIFO. Slots whose process is gone are taken over."""
+        """Take a free slot with its FIFO. Slots whose process is gone are taken over."""
         high, _ = _HEAD.unpack_from(self._map)
         for slot in range(1, _SLOTS + 1):
             if slot > high:
                 _HEAD.pack_into(self._map, 0, slot, _HEAD.unpack_from(self._map)[1])
             else:
-                self._forget_writer(slot)  # a cached one says nothing of whether anyone still reads
+                self._forget_writer(slot)  # a cached writer does not show whether a reader is left
                 if self._map[slot * _SIZE] and self._writer(slot) is not None:
                     continue
             try:
@@ -173,7 +173,7 @@ class WakeUps:
         raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
 
     def _open_fifo(self, slot: int) -> int:
-        """Both ends of the slot's FIFO: so it never reads end-of-file when a writer goes."""
+        """Open both ends of the slot's FIFO: so no end-of-file is read when a writer goes."""
         name = self._fifo(slot)
         self._folder.mend(name)
         try:
@@ -182,7 +182,7 @@ class WakeUps:
             return self._folder.make_fifo(name, os.O_RDWR)
 
     def set_waiting(self, sleeper: Sleeper, waiting: bool) -> None:
-        """Say whether the sleeper's owner is in its wait. Needs no lock: it is one byte."""
+        """Say whether the sleeper's owner is in its wait. This needs no lock: it sets one byte."""
         if sleeper.fd >= 0:
             self._map[sleeper.slot * _SIZE + _WAITS] = waiting
 
@@ -197,7 +197,7 @@ class WakeUps:
 
     @staticmethod
     def close_sleeper(sleeper: Sleeper) -> None:
-        """Close a FIFO, also without the lock: then the next look at the slot finds it free."""
+        """Close a FIFO, also without the lock: the next look at the slot then finds it free."""
         if sleeper.fd >= 0:
             fd, sleeper.fd = sleeper.fd, -1
             os.close(fd)
@@ -213,7 +213,7 @@ class WakeUps:
     ) -> None:
         """Say what the sleeper waits for: kinds of hint, a bloom of queues or ids, and how long.
 
-        ``only`` is the :func:`digest` of the queue when it waits for a single one.
+        ``only`` is the :func:`digest` of the queue when the sleeper waits for a single queue.
         """
         self.set_waiting(sleeper, False)
         at = sleeper.slot * _SIZE
@@ -223,13 +223,13 @@ class WakeUps:
         self._set_mask(sleeper.slot, mask)
 
     def unmark(self, slot: int, owner: int) -> None:
-        """The owner sleeps in another slot now; a hint for it here would be lost."""
+        """Clear the mark of an owner that sleeps in another slot now; a hint here would be lost."""
         if _SLOT.unpack_from(self._map, slot * _SIZE)[4] == owner:
             self._set_mask(slot, 0)
 
     def _set_mask(self, slot: int, mask: int) -> None:
-        # The count is raised before a mark and lowered after: a kill in between leaves it too high,
-        # which costs a look, never too low, which would cost a wake-up.
+        # The count is raised before a mark is set, and lowered after a mark is cleared. A kill in
+        # between leaves the count too high, which costs a look; too low would cost a wake-up.
         at = slot * _SIZE + 1
         before = self._map[at]
         if mask and not before:
@@ -266,12 +266,12 @@ class WakeUps:
         only: int = 0,
         give: Callable[[int, SleeperWant], int] | None = None,
     ) -> int:
-        """Hint up to ``most`` sleepers that wait for this kind and these bits; how many.
+        """Hint up to ``most`` sleepers that wait for this kind and these bits; return how many.
 
-        With ``only`` the hint is for one queue: who waits for another with the same bit is left
-        alone, and who waits for several, of which one may just have the same bit, is not counted.
-        ``give`` is called with the owner and terms of each that is in its wait and was hinted; it
-        says how many jobs that one got.
+        With ``only`` the hint is for one queue. A sleeper for a single other queue with the same
+        bit is left alone. A sleeper for several queues is hinted, but not counted: the bit may be
+        another queue's. ``give`` is called with owner and want of each hinted sleeper that is in
+        its wait; ``give`` returns how many jobs that owner got.
         """
         high, sleepers = _HEAD.unpack_from(self._map)
         if not sleepers:
@@ -294,7 +294,7 @@ class WakeUps:
         return rung
 
     def sleeps(self, kind: int, queue: str, but: int) -> bool:
-        """Whether an owner, but for this one, sleeps for this kind of a queue's jobs."""
+        """Whether an owner other than ``but`` sleeps for this kind of a queue's jobs."""
         high, sleepers = _HEAD.unpack_from(self._map)
         bits, only = bloom([queue]), digest(queue)
         for slot in range(1, high + 1) if sleepers else ():
@@ -304,7 +304,7 @@ class WakeUps:
         return False
 
     def keep_time(self, due: int) -> None:
-        """See to it that somebody who takes jobs sleeps no longer than until ``due``."""
+        """Ensure that somebody who takes jobs sleeps no longer than until ``due``."""
         high, _ = _HEAD.unpack_from(self._map)
         late = []
         for slot in range(1, high + 1):
@@ -322,7 +322,7 @@ class WakeUps:
         self._ring_each(lambda whose: whose == owner)
 
     def ring_others(self, owner: int) -> None:
-        """Hint every slot of any other owner, asleep or not: this one is new."""
+        """Hint every slot of all other owners, asleep or not: this owner is new."""
         self._ring_each(lambda whose: whose not in (0, owner))
 
     def ring_owners(self) -> None:
@@ -337,7 +337,7 @@ class WakeUps:
                 self._hint(slot)
 
     def _wake(self, slot: int, mask: int) -> bool:
-        """Hint a sleeper and clear its mark; one that only others can hint keeps the mark."""
+        """Hint a sleeper and clear its mark; keep a mark that only other processes can hint."""
         self._set_mask(slot, 0)
         hinted = self._hint(slot)
         if not hinted and self._map[slot * _SIZE]:
@@ -368,7 +368,8 @@ class WakeUps:
     def _writer(self, slot: int) -> int | None:
         """A descriptor that writes to the slot's FIFO; None when nobody reads it.
 
-        ``_UNCERTAIN`` when this process cannot tell: it may not open it, or has no descriptor.
+        ``_UNCERTAIN`` when this process cannot tell: it may not open the FIFO, or is out of
+        descriptors.
         """
         fd = self._writers.get(slot)
         if fd is None:
@@ -383,7 +384,7 @@ class WakeUps:
         return fd
 
     def _open_writer(self, slot: int) -> int:
-        """Open the FIFO; a process that has no descriptor left gives up the one kept for this."""
+        """Open the FIFO; a process that has no descriptor left gives up its spare descriptor."""
         try:
             return self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
         except OSError as error:
@@ -412,7 +413,7 @@ class WakeUps:
 
 
 def _spare() -> int:
-    """A descriptor kept to wake others when the process may open no more; -1 for none."""
+    """A spare descriptor, for hints when the process may open no more; -1 for none."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

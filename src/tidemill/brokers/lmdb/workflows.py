@@ -1,11 +1,11 @@
-"""Jobs that wait for others: counted down when those end, in the same commit.
+"""Jobs that wait for other jobs: counted down when those end, in the same commit.
 
-What a job still waits for lies in a table of its own, so that a group's end is counted without
-touching the record. The two numbers always tell how those before it stand, also after it has ended
-itself; so a failed job that is made ready again gives those behind it another chance.
+The counts of a job's parents lie in a table of their own, so that a group's end is counted without
+touching the record. The two counts always tell how the parents stand, also after the job itself has
+ended. So a failed job that is made ready again gives its children another chance.
 
-A long fall (the head of a chain of many steps is cancelled) goes in pieces: what one commit leaves
-is due at once, so that whoever comes next goes on with it, also when its cause was killed.
+A long fall (the head of a chain of many steps is cancelled) goes in pieces. The rest that a commit
+leaves is due at once. So the next caller goes on with it, even if the process of the cause died.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FALL_MOST = 2000
 
 
 def links_of(stored: Stored) -> Links:
-    """How a stored job hangs together with others."""
+    """The links of a stored job to other jobs."""
     if not stored.head.flags & Flag.LINKED:
         return NO_LINKS
     return envelope_of(stored).links or NO_LINKS
@@ -78,9 +78,9 @@ def link(
     *,
     strict: bool = True,
 ) -> None:
-    """Jobs were put: those behind them wait for more, and nothing more comes before some.
+    """Have children wait for the jobs that were put, and give some jobs no more parents.
 
-    Those are the jobs that wait themselves, but for ``hold``, and ``also``.
+    Jobs that get no more parents: waiting jobs of this put that are not in ``hold``, and ``also``.
     """
     for name in also:
         if not _is_waiting(commit, name.encode()):
@@ -91,7 +91,7 @@ def link(
         for name in links.next:
             _expect_one_more(commit, name, strict)
         if links.waits:
-            put_counts(commit, job.id.encode(), 1, 0)  # until it is let go
+            put_counts(commit, job.id.encode(), 1, 0)  # 1 until no more parents can come
             if job.id not in hold:
                 begun.append(job.id)
     for name in begun:
@@ -116,7 +116,7 @@ def _is_waiting(commit: Transitions, job_id: bytes) -> bool:
 
 
 def counts_of(txn: lmdb.Transaction[bytes], tables: Tables, job_id: bytes) -> tuple[int, int]:
-    """How many before a job have not ended, and how many did not succeed."""
+    """How many parents of a job have not ended, and how many did not succeed."""
     data = txn.get(job_id, db=tables.wait)
     pending, failures = _COUNTS.unpack(data) if data is not None else (0, 0)
     return pending, failures
@@ -127,7 +127,7 @@ def _counts(commit: Transitions, job_id: bytes) -> tuple[int, int]:
 
 
 def put_counts(commit: Transitions, job_id: bytes, pending: int, failures: int) -> None:
-    """Say how those before a job stand."""
+    """Store how the parents of a job stand."""
     commit.txn.put(job_id, _COUNTS.pack(pending, failures), db=commit.t.wait)
 
 
@@ -135,7 +135,7 @@ def put_counts(commit: Transitions, job_id: bytes, pending: int, failures: int) 
 
 
 def flow(commit: Transitions) -> None:
-    """Count down behind all that has ended, and behind what ends for that."""
+    """Count down the children of all jobs that ended, and of jobs that end because of that."""
     while commit.ended:
         ended, commit.ended = commit.ended, []
         counts: dict[str, tuple[int, int, str]] = {}
@@ -157,14 +157,14 @@ def flow(commit: Transitions) -> None:
 
 
 def go_on(commit: Transitions, left: bytes) -> None:
-    """Count down what an earlier commit left."""
+    """Count down a child that an earlier commit left."""
     name, count = _LEFT.decode(left)
     commit.fallen += 1
     count_down(commit, name.encode(), *count)
 
 
 def finish_falls(commit: Transitions) -> None:
-    """All that is left, however much: before what must find the counts as they will be."""
+    """Finish all falls, however long, for a step that must find the final counts."""
     commit.fallen = -FALL_MOST * 1_000_000
     cursor = commit.txn.cursor(commit.t.due)
     found, left = cursor.set_range(DUE_KEY.pack(0, 0, 0, 0)), []
@@ -182,7 +182,7 @@ def finish_falls(commit: Transitions) -> None:
 
 
 def count_down(commit: Transitions, job_id: bytes, number: int, failures: int, why: str) -> None:
-    """A job waits for that many less, of which some did not succeed."""
+    """Count down a job by ``number`` parents, of which some did not succeed."""
     data = commit.txn.get(job_id, db=commit.t.wait)
     if data is None:
         return
@@ -190,7 +190,7 @@ def count_down(commit: Transitions, job_id: bytes, number: int, failures: int, w
     pending, failed = max(0, pending - number), failed + failures
     put_counts(commit, job_id, pending, failed)
     if pending and (not failures or failed > failures):
-        return  # nothing follows from it, or it did from the first failure: a record may be large
+        return  # nothing follows, or it did from the first failure: a record may be large
     stored = commit.load(job_id)
     if stored is None or stored.head.state != WAITING:
         return
@@ -202,7 +202,7 @@ def count_down(commit: Transitions, job_id: bytes, number: int, failures: int, w
 
 
 def _begin(commit: Transitions, stored: Stored, waits: str, failed: int) -> None:
-    """All before it have ended."""
+    """Start, end or delete a job whose parents have all ended."""
     if waits == RunOn.BARRIER:
         if failed:
             _drop(commit, stored, FAILED, f"{failed} of its jobs did not succeed")
@@ -221,21 +221,21 @@ def _begin(commit: Transitions, stored: Stored, waits: str, failed: int) -> None
 
 
 def _drop(commit: Transitions, stored: Stored, state: int, why: str) -> None:
-    """It ends for how those before it ended."""
+    """End a job because of how its parents ended."""
     stored.head.flags |= Flag.DROPPED
     commit.unplace(stored)
     commit.end(stored, state, stored.tail, why)
 
 
 def revive(commit: Transitions, stored: Stored) -> None:
-    """A job that had not succeeded is to run again: those that ended for that wait again."""
+    """Have jobs wait again that ended because of a job which is to run again."""
     revived = [stored]
     while revived:
         for name in links_of(revived.pop()).next:
             child = name.encode()
             behind = commit.load(child)
             if behind is None or commit.txn.get(child, db=commit.t.wait) is None:
-                continue  # gone, or its id is another's now
+                continue  # gone, or another job has its id now
             pending, failures = _counts(commit, child)
             failures = max(0, failures - 1)
             put_counts(commit, child, pending + 1, failures)
@@ -262,8 +262,8 @@ def _wait_again(commit: Transitions, stored: Stored) -> None:
 def is_needed(commit: Transitions, stored: Stored, unfinished: dict[str, bool]) -> bool:
     """True while a job behind this one has not ended: its result must not be pruned.
 
-    What is behind a barrier is behind all that is before it. ``unfinished`` keeps what was found,
-    since many may have the same job behind them.
+    A job behind a barrier is behind all jobs before the barrier. ``unfinished`` caches the answers,
+    since many jobs may have the same job behind them.
     """
     for name in links_of(stored).next:
         if name not in unfinished:
@@ -274,7 +274,7 @@ def is_needed(commit: Transitions, stored: Stored, unfinished: dict[str, bool]) 
 
 
 def is_unfinished(commit: Transitions, job_id: bytes) -> bool:
-    """True while a job is there and has not ended."""
+    """True while a job exists and has not ended."""
     data = commit.txn.get(job_id, db=commit.t.job)
     return data is not None and state_and_line(data)[0] < SUCCEEDED
 
@@ -289,7 +289,7 @@ def _goes_on(commit: Transitions, job_id: bytes, unfinished: dict[str, bool]) ->
 
 
 def inputs_of(commit: Transitions, stored: Stored) -> tuple[Input, ...]:
-    """How the jobs ended whose results this one is given."""
+    """The ends of the jobs whose results this job is given."""
     return tuple(_inputs(commit, links_of(stored).inputs))
 
 

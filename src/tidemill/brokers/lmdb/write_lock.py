@@ -3,19 +3,19 @@
 LMDB's own lock is a mutex in shared memory. A process that waits for the mutex waits in C as long
 as the holder likes: no timeout, no Ctrl-C, no signal handler. A stopped holder (``SIGSTOP``) would
 stop every process for good. So each process takes a record lock on the data file first, far behind
-the data, and asks LMDB only then. The kernel frees a record lock when its process dies, children do
-not inherit it, and it tells the holder's process id.
+the data, and asks LMDB only then. The kernel frees a record lock when its process dies, and tells
+the holder's process id. Children do not inherit a record lock.
 
 - :meth:`WriteLock.take` never waits.
 - :meth:`WriteLock.wait` waits without limit; only a thread that nobody needs calls it
   (:class:`tidemill.brokers.lmdb.group_commit.GroupCommit` has one).
 
 A program may write in the environment without tidemill. That program holds only LMDB's mutex. The
-kernel keeps the thread id of the owner of a robust mutex in the mutex itself, so one look at the
+kernel keeps the thread id of the owner of a robust mutex in the mutex itself. So one look at the
 mapped lock file shows that holder, too.
 
 The record lock protects nothing: LMDB's mutex does. Where the lock cannot be had (a file system
-without record locks, a task that closed all descriptors), waits have no limit, as before.
+without record locks, a task that closed all descriptors), waits have no limit.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = ["WriteLock"]
 
 _AT = 1 << 62  # the locked byte: far behind the data
 _BUSY = (errno.EAGAIN, errno.EACCES)
-_WORD_AT = (64, 128)  # of the mutex in the lock file: where a mutex has 40 bytes, and where 48
+_WORD_AT = (64, 128)  # of the mutex in the lock file, for mutexes of 40 bytes and of 48
 _OWNER = 0x3FFFFFFF  # the bits of the word that hold the owner's thread id
 
 
 class WriteLock:
-    """The lock of one environment, as this process has it."""
+    """The lock of one environment in this process."""
 
     def __init__(self, path: str, *, ours: bool) -> None:
-        """``path`` is the environment's; one that is not ``ours`` may be closed at any time."""
+        """``path`` is the environment's path; unless ``ours``, it may be closed at any time."""
         alone = not os.path.isdir(path)
         self._data = path if alone else os.path.join(path, "data.mdb")
         self._locks = path + "-lock" if alone else os.path.join(path, "lock.mdb")
@@ -56,7 +56,7 @@ class WriteLock:
         self._word: ctypes.c_uint32 | None = None
 
     def take(self) -> bool:
-        """Take the lock unless somebody else has it."""
+        """Take the lock unless somebody else holds it."""
         if not self._inside.acquire(blocking=False):
             return False
         try:
@@ -86,7 +86,7 @@ class WriteLock:
             fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, _AT)
 
     def free(self) -> None:
-        """Give the lock to the next."""
+        """Give the lock to the next caller."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _AT)
         except (OSError, ValueError):
@@ -98,7 +98,7 @@ class WriteLock:
     def allocate(self, start: int, size: int) -> None:
         """Give the data file blocks for these bytes, as far as the disk has some.
 
-        By the lock's own descriptor: closing another one would end the lock.
+        This uses the lock's own descriptor: closing another descriptor would end the lock.
         """
         if size and hasattr(os, "posix_fallocate"):
             with contextlib.suppress(OSError):
@@ -112,11 +112,11 @@ class WriteLock:
     def close(self) -> None:
         """Give up the descriptors; the environment is closed after this."""
         self._closed = True
-        if self._inside.acquire(blocking=False):  # else whoever has it closes them
+        if self._inside.acquire(blocking=False):  # else the thread that has the lock closes them
             self.free()
 
     def abandon(self) -> None:
-        """In a forked child: the copies are of no use there."""
+        """Close the copies in a forked child, where they are of no use."""
         self._forget()
 
     def _forget(self) -> None:
@@ -130,7 +130,7 @@ class WriteLock:
     # -- who has it -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Find LMDB's mutex in memory. With a transaction of this thread open, once."""
+        """Find LMDB's mutex in memory, once, while this thread has a transaction open."""
         self.looked = True
         with contextlib.suppress(OSError, ValueError):
             base = _mapped_at(self._locks)
@@ -141,14 +141,14 @@ class WriteLock:
                     self._address = base + at
                     break
             if self._address and not self._ours:
-                self._memory = memory  # read so, the memory may be gone
+                self._memory = memory  # such a read is safe when the memory is gone
                 return
             os.close(memory)
             if self._address:
                 self._word = ctypes.c_uint32.from_address(self._address)
 
     def _guessed(self) -> int:
-        """The process that has LMDB's mutex, while it is not known for certain where that lies."""
+        """The process that has LMDB's mutex, while the place of the mutex is uncertain."""
         try:
             base = _mapped_at(self._locks)
             with open("/proc/self/mem", "rb", buffering=0) as memory:
@@ -160,7 +160,7 @@ class WriteLock:
         return max((process_of(owner, self._locks) for owner in owners), default=0)
 
     def _owner(self) -> int:
-        """The thread that has LMDB's own lock; 0 for none, or when that cannot be told."""
+        """The thread that has LMDB's mutex; 0 for none, or when that cannot be told."""
         if self._word is not None:
             return self._word.value & _OWNER
         if self._memory >= 0:
@@ -169,8 +169,7 @@ class WriteLock:
         return 0
 
     def holder(self) -> str:
-        """Name the process that keeps others from writing, and the remedy, as the end of a
-        sentence."""
+        """Name the process with the lock, and the remedy, as the end of a sentence."""
         return described(self._holding())
 
     def state(self) -> str:
@@ -187,7 +186,7 @@ class WriteLock:
 
 
 def _open(path: str) -> int:
-    """A descriptor of the data file; -1 where it cannot be had. Never one of 0 to 2."""
+    """A descriptor of the data file, never one of 0 to 2; -1 where it cannot be had."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -201,7 +200,7 @@ def _open(path: str) -> int:
 
 
 def _locked_by(fd: int) -> int:
-    """The process that has the record lock; 0 for none, or one of another container."""
+    """The process that has the record lock; 0 for none, or for a process in another container."""
     if fd < 0 or sys.platform != "linux":
         return 0
     flock = _FLOCK(fcntl.F_WRLCK, os.SEEK_SET, _AT, 1, 0)
@@ -225,7 +224,7 @@ class _FLOCK(ctypes.Structure):
 
 
 def _mapped_at(path: str) -> int:
-    """Where this process has mapped the beginning of a file; 0 when nowhere."""
+    """The address at which this process has mapped the beginning of a file; 0 for none."""
     inode = str(os.stat(path).st_ino)
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         for line in file:

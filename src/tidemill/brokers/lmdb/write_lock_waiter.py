@@ -13,9 +13,9 @@ log = logging.getLogger("tidemill")
 
 
 class Writer:
-    """Runs ``work`` once or more after each :meth:`call`; the thread starts with the first.
+    """A thread that runs ``work`` once or more after each :meth:`call`; the first call starts it.
 
-    A daemon: the thread may be waiting for a process that never lets go, and holds nothing then.
+    The thread is a daemon: it may wait for a process that never lets go, and then holds nothing.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:

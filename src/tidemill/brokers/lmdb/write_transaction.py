@@ -1,4 +1,4 @@
-"""Write transactions: that of a commit, and one inside the caller's own."""
+"""Write transactions: for a commit, and inside the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("tidemill")
 
 
 class Plain:
-    """A context of nothing but the transaction."""
+    """A context that has only the transaction."""
 
     __slots__ = ("txn",)
 
@@ -31,10 +31,10 @@ class Plain:
         self.txn = txn
 
     def finish(self) -> None:
-        """Nothing was gathered."""
+        """Do nothing: nothing was gathered."""
 
     def committed(self) -> None:
-        """Nobody is told."""
+        """Do nothing: nobody is to be told."""
 
 
 class Writing:
@@ -61,7 +61,7 @@ class Writing:
         return self._txn
 
     def note(self) -> None:
-        """Say that the transaction took long; all other processes waited for its end."""
+        """Log that the transaction took long; all other processes waited for its end."""
         took = time.monotonic() - self._begun
         if took > SLOW:
             log.warning(
@@ -75,8 +75,8 @@ class Writing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        # Before the commit, which gives up the interpreter lock for as long as the disk takes:
-        # the threads that compute meanwhile need not be hurried.
+        # This comes before the commit, which gives up the interpreter lock while the disk works:
+        # threads that compute meanwhile need no short interval.
         try:
             pace.relax()
         finally:
@@ -88,7 +88,7 @@ class Writing:
 
 
 def begin_resized(env: lmdb.Environment, *, write: bool) -> lmdb.Transaction[bytes]:
-    """Begin a transaction; a map that another process has made larger is mapped anew first."""
+    """Begin a transaction; if another process has made the map larger, map it anew first."""
     try:
         return env.begin(write=write)
     except lmdb.MapResizedError:
@@ -103,7 +103,7 @@ def nested(
     txn: Any,
     translated: Callable[[Exception], Exception],
 ) -> Iterator[lmdb.Transaction[bytes]]:
-    """A transaction inside the caller's: an error in it undoes only what it did itself.
+    """Give a transaction inside the caller's; an error in it undoes only its own changes.
 
     Raises:
         InvalidOption: ``txn`` is not an open write transaction of this environment.

@@ -1,4 +1,4 @@
-"""Where the server is: the URL taken apart."""
+"""The address of the server, read from the URL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PREFIX = re.compile(r"[\w.:-]{1,100}")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, the nodes of a cluster, or the sentinels that know where ``service`` is."""
+    """A server, the nodes of a cluster, or the sentinels that know the address of ``service``."""
 
     hosts: tuple[tuple[str, int], ...]
     db: int = 0
@@ -40,19 +40,19 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """The address for a sentence."""
+        """The address as text for a message."""
         places = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"sentinels {places}" if self.service else places
 
 
 def parse_address(url: Url) -> Address:
-    """``redis://user:password@host:port/db``; several hosts stand for the nodes of a cluster.
+    """Read ``redis://user:password@host:port/db``; several hosts are the nodes of a cluster.
 
     ``redis+sentinel://user:password@host,host/service/db`` asks sentinels. ``rediss://`` and
-    ``rediss+sentinel://`` are TLS, and so is any URL with an option of TLS.
+    ``rediss+sentinel://`` use TLS, and so does any URL with a TLS option.
 
     Raises:
-        InvalidOption: something in it is wrong.
+        InvalidOption: a part of the URL is wrong.
     """
     scheme = url.scheme
     check_known(f"a {scheme}:// url", url.options, _OPTIONS)
@@ -79,7 +79,7 @@ def parse_address(url: Url) -> Address:
 
 
 def prefix_of(url: Url) -> str:
-    """What all keys begin with: the hash tag that keeps them on one node of a cluster."""
+    """The prefix of all keys: the hash tag that keeps them on one node of a cluster."""
     prefix = url.options.get("prefix", "tidemill")
     if not _PREFIX.fullmatch(prefix):
         raise InvalidOption(
@@ -89,7 +89,7 @@ def prefix_of(url: Url) -> str:
 
 
 def _path(url: Url, path: str, sentinel: bool) -> tuple[str, int]:
-    """(service, database)."""
+    """Read (service, database) from the path of a URL."""
     parts = [urllib.parse.unquote(part) for part in path.split("/")] if path else []
     service = parts.pop(0) if sentinel and parts else ""
     if sentinel and not service:
@@ -114,10 +114,10 @@ def _host(url: Url, text: str, default: int) -> tuple[str, int]:
 
 
 def _tls(options: Mapping[str, str]) -> dict[str, Any]:
-    """What redis-py's connection is told of certificates.
+    """The TLS options of redis-py's connection.
 
-    Without ``tls_ca`` the authorities are those of the system. What to check is said here, because
-    the defaults of redis-py change: before version 6 it did not check host names.
+    Without ``tls_ca`` the system's authorities hold. The checks are set explicitly, because the
+    defaults of redis-py change: before version 6 it did not check host names.
     """
     tls: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     for option, name in (
@@ -136,6 +136,6 @@ def _tls(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _masked(text: str) -> str:
-    """A URL that may be shown."""
+    """Return a URL with its passwords masked."""
     text = re.sub(r"(sentinel_password=)[^&]*", r"\1***", text)
     return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", text)

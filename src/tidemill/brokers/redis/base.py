@@ -1,4 +1,4 @@
-"""The state of a broker in this process, and how it calls the server."""
+"""The state of a broker in this process, and its calls to the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RETENTION = struct.Struct(">dddd")
 
 
 class ServerCalls:
-    """What every call of the broker builds on."""
+    """The base of all calls of the broker."""
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown
@@ -46,7 +46,7 @@ class ServerCalls:
         tell_of_forks(self)
 
     def _begin(self) -> None:
-        """Begin in this process, which may be a fork of the one that opened the broker."""
+        """Set up the broker in this process, which may be a fork of the process that opened it."""
         settings, kept = self._settings, self._settings.retention
         self._pid = os.getpid()
         times = (kept.succeeded * MICRO, kept.count, kept.failed * MICRO, kept.protect * MICRO)
@@ -64,7 +64,7 @@ class ServerCalls:
         self._ledger = Ledger(self._lines)
 
     def after_fork_child(self) -> None:
-        """In a forked child: lines and owners are the parent's; close our copies."""
+        """In a forked child: connections and owners are the parent's; close our copies."""
         if not self._closed:
             self._owners.after_fork_child()
             self.waits.after_fork_child()
@@ -79,21 +79,21 @@ class ServerCalls:
             raise TidemillError("this broker is closed")
 
     def _call(self, verb: str, *args: bytes) -> Any:
-        """An act: done once, however often its reply is lost, and replicated as the URL says."""
+        """Run a verb once, however often its reply is lost; replicate it as the URL says."""
         self._check_open()
         answer = self._lines.call(verb, *args, once=True, replicated=True)
         check_moved(answer)
         return answer
 
     def _do(self, *args: bytes) -> Any:
-        """One act; what ended for it may be more than the server should do at once."""
+        """Run one admin call, then its rest in pieces: it may end too many jobs for one call."""
         answer, more = self._call("admin", *args)
         if more:
             self._go_on(self._lines)
         return answer
 
     def _go_on(self, lines: ServerConnections) -> None:
-        """What came due, what follows from it, and pruning: in pieces, to the end."""
+        """Move due jobs, do what follows, and prune: in pieces, to the end."""
         while lines.call("housekeeping", b"%d" % _PRUNE_MOST):
             pass
 

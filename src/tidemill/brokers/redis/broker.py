@@ -1,7 +1,7 @@
 """``redis://``: the broker of a store on a Redis server.
 
 This file has the core of the contract; :mod:`.calls` has the calls beside the core.
-Each call becomes one function of the server: see ``lua/``. :mod:`.connections` leads to the
+Each call runs one function on the server: see ``lua/``. :mod:`.connections` connects to the
 server, :mod:`.owners` holds the owners of this process.
 """
 
@@ -60,12 +60,12 @@ class RedisBroker(
 
     @property
     def identity(self) -> str:
-        """What tells this store from every other: when it was made, to the microsecond."""
+        """The name of this store: its prefix, and its time of creation to the microsecond."""
         return f"redis {self._settings.prefix} {self._born!r}"
 
     @property
     def boards(self) -> str:
-        """Where boards may lie: on this machine, for whoever outlives their owner here."""
+        """The folder of scoreboards: on this machine, for processes that outlive an owner."""
         folder = os.path.join(folder_here(), "boards")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
@@ -117,12 +117,12 @@ class RedisBroker(
         reply = member.exchange(step) if member else lost(step)
         self._doubtful |= is_lost(reply)
         if self._doubtful:
-            with contextlib.suppress(BrokerUnavailable):  # then after the next step
+            with contextlib.suppress(BrokerUnavailable):  # the next step tries again
                 self._look_for_loss()
         return reply
 
     def _look_for_loss(self) -> None:
-        """An owner is unknown to the store: say so if that is because the store is another."""
+        """Log that the store was replaced, if that is why an owner is unknown to the store."""
         born, now = open_store(self._brisk)
         self._doubtful = False
         if born / MICRO != self._born:
@@ -146,7 +146,7 @@ class RedisBroker(
         if now >= self._next_tick:
             self._tick(self._brisk)
         elif now >= member.death_at:
-            member.death_at = now + 1.0  # not again before the next step, or this
+            member.death_at = now + 1.0  # reap again in a second, unless a step sets another time
             self._owners.reap()
         return ready
 
@@ -158,7 +158,7 @@ class RedisBroker(
         return self._owners.release(owner_id, causes)
 
     def reap(self) -> int:
-        """Give back what owners held that are given up; how many owners that were."""
+        """Give back the leases of owners that are given up; return the number of these owners."""
         self._check_open()
         return self._owners.reap()
 

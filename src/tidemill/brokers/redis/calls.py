@@ -1,4 +1,4 @@
-"""The calls beside the core: inspection, administration, limits, schedules and transfer."""
+"""Calls beside the core: inspection, admin, limits, job numbers, schedules and transfer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 _PURGE_MOST = 200
 _ACT_MOST = 250
 _RECALL_MOST = 250
-_GOES_ON = 2  # the answer to a change that is not carried to all keys of a limit yet
+_GOES_ON = 2  # the answer when a change has not reached all keys of a limit yet
 
 
 class InspectionCalls(ServerCalls):
@@ -43,7 +43,7 @@ class InspectionCalls(ServerCalls):
         return self.get_many([job_id])[0]
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of several jobs, of one moment."""
+        """The records of several jobs; one call reads up to 1000 of them at one moment."""
         self._check_open()
         return self._inspection.get(ids)
 
@@ -125,7 +125,7 @@ class AdminCalls(ServerCalls):
     def recall(self) -> int:
         given, there = 0, sum(row.carried for row in self._inspection.stats())
         while given < there and (batch := int(self._do(b"recall", b"%d" % _RECALL_MOST))):
-            given += batch  # not for ever: what went back may be carried again already
+            given += batch  # the bound ends the loop: a job may be carried again already
         return given
 
     def backup(self, target: str) -> None:

@@ -1,7 +1,7 @@
-"""Lines to the server: made, checked, made again; calls on them, answered once however often sent.
+"""Connections to the server, and calls on them that the store does once however often sent.
 
-A *line* is one connection at a time and a session: the calls made on it are numbered, the store
-keeps the last answer of each session, so that a call whose reply was lost can be sent again.
+A connection here has a session, and one socket at a time. The calls of a session are numbered, and
+the store keeps the session's last answer. So a call whose reply was lost can be sent again.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from tidemill.core.sigpipe import Unkilled
 __all__ = ["STEP_TIMEOUT", "ServerConnection", "ServerConnections"]
 
 STEP_TIMEOUT = 3.0
-"""Seconds that a call may take at least; whoever has patience gives it longer."""
+"""Seconds that a call may always take; with more ``patience`` it may take that long."""
 
-_DUE = b"due"  # the answer to a call before which more has come due than it should move
-_MOVES = 5  # that are followed in one call
+_DUE = b"due"  # the answer when more has come due than the call should move before its own work
+_MOVES = 5  # repetitions of one call, such as after MOVED
 _SERIAL = struct.Struct(">Q")
 
 
 class ServerConnection:
-    """One connection at a time. Used by one thread at a time."""
+    """A session with the server on one socket at a time, for one thread at a time."""
 
     def __init__(self, server: Server, read_timeout: float, session: str = "") -> None:
         self._server = server
         self._read_timeout = read_timeout
         self._connection: Connection | None = None
         self._socket: Any = None
-        self._changes = 0  # of the server, when the connection was made
-        self._until = 0.0  # the call that is under way may take no longer
+        self._changes = 0  # the server's count of changes when the connection was made
+        self._until = 0.0  # the deadline of the current call
         self._repeated = False  # the last call was sent more than once
-        self._asking = False  # a command was sent, and its answer not read
+        self._asking = False  # a command was sent, and its answer is not read yet
         self._reader = hiredis.Reader()
         self._session = session.encode()
         self._serial = 0
         self._ended = False
 
     def number(self) -> tuple[bytes, bytes]:
-        """Session and serial of a call that must be done once only."""
+        """Session and serial for a call that the store must do only once."""
         self._serial += 1
         return self._session, _SERIAL.pack(self._serial)
 
     def run(self, verb: str, key: bytes, args: Sequence[bytes], until: float = 0.0) -> Any:
-        """Have a function run, and its answer. A line that proves broken is made anew, once.
+        """Run a function and return its answer. A broken connection is made anew, once.
 
-        Without ``until`` the call may take the line's own time.
+        Without ``until`` the connection's own timeout holds.
 
         Raises:
-            BrokerUnavailable: nobody knows whether it ran, unless the error says so.
+            BrokerUnavailable: the function may have run or not, unless the error says which.
         """
         command = (b"FCALL", LIBRARY.function(verb), b"1", key, *args)
         self._until = until or time.monotonic() + self._read_timeout
@@ -83,7 +83,7 @@ class ServerConnection:
         raise Away(f"redis at {self._server.where} sends us from node to node")
 
     def _recover(self, error: Exception, again: bool) -> None:
-        """Make good for an error, so that the call may be sent once more, or raise it.
+        """Repair the cause of an error, so that the call may be sent once more, or raise it.
 
         With ``again`` the connection may have broken before the call.
         """
@@ -106,9 +106,9 @@ class ServerConnection:
         raise translate(error, self._server.where) from error
 
     def _send(self, command: tuple[Any, ...]) -> Any:
-        """Send and read by ourselves: redis-py's ways take longer than the server's answer."""
+        """Send and read without redis-py, whose own code takes longer than the server's answer."""
         if self._asking or self._changes != self._server.changes:
-            self.close()  # a signal handler interrupted the last call, or it leads to the old one
+            self.close()  # a signal handler interrupted the last call, or the master changed
         sock = self._socket or self._connect()
         reader = self._reader
         self._asking = True
@@ -126,7 +126,7 @@ class ServerConnection:
                     reader.feed(data)
             self._asking = False
         except BaseException:
-            self.close()  # an answer may still be on its way: nobody must read it as another's
+            self.close()  # the answer may still come: the next call must not read it as its own
             raise
         if isinstance(answer, redis.ResponseError):
             raise answer
@@ -141,7 +141,7 @@ class ServerConnection:
                 self._bear_silence(error)
 
     def _bear_silence(self, error: TimeoutError) -> None:
-        """Go on waiting for a silent server, while it is the master and there is time.
+        """Return if the call may wait longer: the silent server is the master and there is time.
 
         Raises:
             TimeoutError: a signal handler has raised it.
@@ -178,11 +178,11 @@ class ServerConnection:
         except TidemillError:
             raise
         except Exception as error:
-            if "already exists" not in str(error):  # somebody was faster
+            if "already exists" not in str(error):  # another process was faster
                 raise translate(error, self._server.where) from error
 
     def ask(self, *command: bytes, until: float = 0.0) -> Any:
-        """The answer to a plain command; errors as :meth:`run`."""
+        """Send a plain command and return its answer; errors as in :meth:`run`."""
         self._until = until or time.monotonic() + self._read_timeout
         try:
             return self._send(command)
@@ -194,13 +194,13 @@ class ServerConnection:
             raise translate(error, self._server.where) from error
 
     def replicate(self, count: int, key: bytes, until: float) -> None:
-        """Wait until so many replicas have what the last call wrote.
+        """Wait until ``count`` replicas have the writes of the last call.
 
         Raises:
-            NotReplicated: they did not in time.
+            NotReplicated: fewer replicas had the writes in time.
             BrokerUnavailable: the server is away: the call must be repeated, perhaps elsewhere.
         """
-        if self._repeated:  # the write may have come over another line, which WAIT does not count
+        if self._repeated:  # WAIT counts no write that came over another connection
             self.ask(b"SET", key + b":barrier", b"", until=until)
         milliseconds = max(1, int((until - time.monotonic()) * 1000))
         had = self.ask(b"WAIT", b"%d" % count, b"%d" % milliseconds, until=until + SILENCE)
@@ -212,7 +212,7 @@ class ServerConnection:
             )
 
     def learn_nodes(self) -> None:
-        """Ask a node of a cluster for the others."""
+        """Ask a node of a cluster for the other nodes."""
         self._until = time.monotonic() + self._read_timeout
         self._learn_nodes()
 
@@ -222,19 +222,19 @@ class ServerConnection:
         self._server.learn_slots(slots, (self._connection.host, self._connection.port))
 
     def close(self) -> None:
-        """Hang up; the next call connects anew."""
+        """Close the socket; the next call connects anew."""
         connection, self._connection, self._socket = self._connection, None, None
         if connection is not None:
             connection.disconnect()
 
     def end(self) -> None:
-        """Hang up for good, also while another thread connects."""
+        """Close for good, also while another thread connects."""
         self._ended = True
         self.close()
 
 
 class ServerConnections:
-    """The lines of one broker that any thread may use, as many as are in use at once."""
+    """The connections of one broker for any thread: as many as are in use at once."""
 
     def __init__(
         self, server: Server, key: bytes, retention: bytes, patience: float, replicas: int = 0
@@ -249,20 +249,20 @@ class ServerConnections:
         self._spares = Spares(self.new_connection)
 
     def new_connection(self, read_timeout: float | None = None) -> ServerConnection:
-        """A line for one who keeps it."""
+        """Make a connection that its caller keeps."""
         timeout = max(STEP_TIMEOUT, self._patience) if read_timeout is None else read_timeout
         return ServerConnection(self.server, timeout, f"{self._id}-{next(self._numbers)}")
 
     def head(self, session: tuple[bytes, bytes] = (b"", b"")) -> tuple[bytes, ...]:
-        """The arguments that every script begins with."""
+        """The first arguments of every function but ``put_one``."""
         offset = server_clock.server_offset()
         return b"%d" % int(offset * MICRO) if offset else b"0", self._retention, *session
 
     def call(self, verb: str, *args: bytes, once: bool = False, replicated: bool = False) -> Any:
-        """Run a script on a spare line, waiting for a server that is away as long as patience says.
+        """Run a function on a spare connection; wait up to ``patience`` for an absent server.
 
-        With ``once`` it is done once, however often it is sent. With ``replicated`` it is done when
-        as many replicas have it as the URL says.
+        With ``once`` the store does the call once, however often it is sent. With ``replicated``
+        the call waits for the replicas that the URL asks for.
         """
         line = self._spares.take()
         try:
@@ -278,10 +278,10 @@ class ServerConnections:
         held: Sequence[bytes] = (),
         nonce: str = "",
     ) -> Any:
-        """Put jobs, once; one that asks for nothing by the shortest way there is.
+        """Put jobs, once; a plain single job goes through the faster function ``put_one``.
 
-        ``held`` is what is said of jobs that wait for others. With a ``nonce`` it is once whoever
-        calls.
+        ``held`` has the arguments about jobs that wait for others. With a ``nonce`` the jobs are
+        stored once, whoever calls.
         """
         line = self._spares.take()
         try:
@@ -319,7 +319,7 @@ class ServerConnections:
                     time.sleep(max(0.01, min(self.server.pause(), until - now)))
 
     def ask(self, *command: bytes) -> Any:
-        """The answer to a plain command."""
+        """Send a plain command on a spare connection and return its answer."""
         line = self._spares.take()
         try:
             return line.ask(*command)
@@ -327,7 +327,7 @@ class ServerConnections:
             self._spares.give_back(line)
 
     def learn_nodes(self) -> None:
-        """Ask a node of a cluster for the others, which know who the master is."""
+        """Ask a node of a cluster for the other nodes, which know the master."""
         line = self._spares.take()
         try:
             line.learn_nodes()
@@ -335,5 +335,5 @@ class ServerConnections:
             self._spares.give_back(line)
 
     def close(self) -> None:
-        """Hang up for good; a line in use is closed when its call ends."""
+        """Close all connections for good; a connection in use closes when its call ends."""
         self._spares.close()

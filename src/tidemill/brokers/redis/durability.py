@@ -1,4 +1,4 @@
-"""What the server's settings mean for jobs: facts for ``tidemill info`` and ``doctor``."""
+"""The effect of the server's settings on jobs: facts for ``tidemill info`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_AOF = (
 
 
 def read_info(text: bytes) -> dict[str, str]:
-    """The answer to INFO."""
+    """Parse the answer to INFO."""
     pairs = (line.split(":", 1) for line in text.decode(errors="replace").splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
@@ -29,9 +29,9 @@ def read_info(text: bytes) -> dict[str, str]:
 def server_facts(
     info: Mapping[str, str], settings: Mapping[str, str], wanted: int
 ) -> dict[str, Any]:
-    """From INFO, and from what CONFIG GET tells where it is allowed.
+    """Collect facts from INFO, and from CONFIG GET where the server allows it.
 
-    Puts wait for so many replicas as are ``wanted``.
+    ``wanted`` is the number of replicas that puts wait for.
     """
     on = info.get("aof_enabled") == "1"
     every = settings.get("appendfsync", "")
@@ -72,5 +72,5 @@ def server_facts(
 
 
 def version_of(info: Mapping[str, str]) -> str:
-    """Of the server: Valkey answers with the Redis version it is compatible with, too."""
+    """The server's version: Valkey also tells the Redis version it is compatible with."""
     return info.get("valkey_version") or info.get("redis_version", "0")

@@ -1,4 +1,4 @@
-"""What the server or the driver says, as a sentence that says what to do."""
+"""Errors of the server and the driver, translated into sentences that name a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Away", "is_broken", "refusal", "translate"]
 
 
 class Away(BrokerUnavailable):
-    """It may be over in a moment: whoever has patience tries again."""
+    """The server is away, perhaps for a moment: a call with ``patience`` tries again."""
 
 
 _PASSING = {
@@ -48,17 +48,17 @@ _FULL = {
 
 
 def is_broken(error: Exception) -> bool:
-    """True when the line is of no use any more: nobody knows what became of the call."""
+    """True when the connection is broken, so that nobody knows whether the call ran."""
     return isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError)
 
 
 def code_of(error: Exception) -> str:
-    """The words that a server's error begins with; redis-py takes ``ERR`` off, or leaves it."""
+    """The first words of a server's error, without ``ERR``, which redis-py does not always cut."""
     return str(error).upper().removeprefix("ERR ")
 
 
 def translate(error: Exception, where: str) -> TidemillError:
-    """The error to raise in place of a driver's."""
+    """The error to raise in place of the driver's error."""
     code = code_of(error)
     kinds: tuple[tuple[type[TidemillError], dict[str, str]], ...] = (
         (StoreFull, _FULL),
@@ -82,7 +82,7 @@ def _first_line(error: Exception) -> str:
 
 
 def refusal(what: bytes, *facts: str) -> TidemillError:
-    """Why a put was refused, as the script tells it."""
+    """The error for a put that the store refused, by the function's answer."""
     if what == b"id":
         return DuplicateJob(f"a job with the id {facts[0]!r} is kept already", facts[0])
     if what == b"waits":

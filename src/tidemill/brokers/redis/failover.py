@@ -1,7 +1,7 @@
-"""Where the server is: connections to it, and who the master is when it falls silent.
+"""Connections to the server, and the search for the master when the server falls silent.
 
 A silent server may be slow, or its machine may be gone. Only Sentinel or the other nodes of a
-cluster can tell: a line leaves a silent server when they name another one.
+cluster can tell: a connection leaves a silent server when they name another master.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tidemill.core.sigpipe import Unkilled
 __all__ = ["CONNECT_TIMEOUT", "SILENCE", "Replaced", "Server"]
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds in which a server must answer a knock."""
+"""Seconds in which a server must accept a connection."""
 
 SILENCE = 1.0
-"""Seconds without an answer after which Sentinel or the cluster is asked who the master is."""
+"""Seconds without an answer before Sentinel or the cluster is asked for the master."""
 
 _BACKOFF, _BACKOFF_MOST = 0.05, 1.0
 _MOVED = re.compile(r"MOVED \d+ (\S*):(\d+)")
@@ -44,13 +44,13 @@ class Replaced(redis.ConnectionError):
 
 
 class Server:
-    """Where the server of one store is now, and how to get a connection to it.
+    """The present address of one store's server, and the way to connect to it.
 
     Attributes:
-        changes: how often Sentinel or the cluster named another server than a silent one. A line
-            that was made before the last change leads to a server that is not the master.
+        changes: how often Sentinel or the cluster named another master than a silent server. A
+            connection from before the last change leads to a server that is not the master.
         loaded: whether this process has loaded the library of functions.
-        nodes: the sentinels, or all nodes of the cluster that were ever heard of.
+        nodes: the sentinels, or all nodes of the cluster that are known.
     """
 
     def __init__(self, address: Address, key: bytes) -> None:
@@ -59,7 +59,7 @@ class Server:
         self.loaded = False
         self._slot = key_slot(key)
         self.nodes = list(address.hosts)
-        self._node: _Node | None = None  # that has our slot
+        self._node: _Node | None = None  # the node that has our slot
         self._next_ask = 0.0
         self._failures = 0
         self._next_try = 0.0
@@ -67,23 +67,23 @@ class Server:
 
     @property
     def where(self) -> str:
-        """For a sentence."""
+        """The address as text for a message."""
         return f"{self._node[0]}:{self._node[1]}" if self._node else self.address.where
 
     @property
     def has_others(self) -> bool:
-        """Whether somebody else can be asked who the master is."""
+        """Whether Sentinel or other nodes can name the master."""
         return bool(self.address.service) or len(self.nodes) > 1
 
     def pause(self) -> float:
-        """Seconds before it makes sense to try again."""
+        """Seconds until the next attempt to connect."""
         return max(0.0, self._next_try - time.monotonic())
 
     def connect(self, timeout: float) -> Connection:
-        """A connection, authenticated. A server that is dead is not tried again at once.
+        """Make an authenticated connection. After a failure, a pause precedes the next attempt.
 
         Raises:
-            BrokerUnavailable: it is away, or does not let us in.
+            BrokerUnavailable: the server is away, or does not let us in.
         """
         if self.pause() > 0:
             raise Away(self._trouble)
@@ -129,7 +129,7 @@ class Server:
         return [self._node, *known] if self._node else known
 
     def _ask_later(self, node: _Node) -> None:
-        """Who does not answer is asked behind all others from now on."""
+        """Move a node that does not answer behind all others."""
         if node in self.nodes:
             self.nodes = [*(other for other in self.nodes if other != node), node]
 
@@ -152,7 +152,7 @@ class Server:
         return Connection(**options)
 
     def moved(self, message: str) -> bool:
-        """Go where a node of a cluster says the slot is; False when it does not say."""
+        """Follow a MOVED error to the node that has the slot; False for another error."""
         found = _MOVED.match(message)
         if not found:
             return False
@@ -162,19 +162,19 @@ class Server:
         return True
 
     def learn(self, nodes: Sequence[_Node]) -> None:
-        """Remember nodes of the cluster: one of them will know, when this one is dead."""
+        """Remember nodes of the cluster: they know the master when the present node is dead."""
         self.nodes += [node for node in nodes if node not in self.nodes]
 
     def look_again(self) -> None:
-        """The node is not, or no longer, the master."""
+        """Forget the present node: it is not the master, or no longer."""
         self._node = None
 
-    # -- who the master is ----------------------------------------------------------------------
+    # -- finding the master ---------------------------------------------------------------------
 
     def is_replaced(self, silent: Connection, until: float) -> bool:
-        """Ask, once a second at most, who the master is; True when it is not the silent server.
+        """Ask for the master, once a second at most; True when it is not the silent server.
 
-        It is slow, and not dead, as long as nobody names another.
+        The silent server counts as slow, and not dead, until somebody names another master.
         """
         now = time.monotonic()
         if not self.has_others or now < self._next_ask:
@@ -197,7 +197,7 @@ class Server:
         return True
 
     def _ask_sentinels(self, until: float) -> _Node:
-        """What the first sentinel says that knows a living master."""
+        """Ask the sentinels in turn, until one names a living master."""
         failed: Exception | None = None
         for host in list(self.nodes):
             left = until - time.monotonic()
@@ -235,7 +235,7 @@ class Server:
         return str(state["ip"]), int(state["port"])
 
     def _ask_cluster(self, silent: Connection, until: float) -> _Node:
-        """What the first other node says that answers."""
+        """Ask the other nodes in turn, until one names the master of our slot."""
         failed: Exception | None = None
         for node in [node for node in self.nodes if node != (silent.host, silent.port)]:
             left = until - time.monotonic()
@@ -258,7 +258,7 @@ class Server:
         raise failed or redis.TimeoutError("no other node answers")
 
     def learn_slots(self, slots: Sequence[Any], asked: _Node) -> _Node | None:
-        """Remember the nodes that CLUSTER SLOTS names; the one that has our slot."""
+        """Remember the nodes that CLUSTER SLOTS names; return the node that has our slot."""
         self.learn([_node(node, asked) for row in slots for node in row[2:]])
         for first, last, master, *_ in slots:
             if first <= self._slot <= last:
@@ -267,13 +267,13 @@ class Server:
 
 
 def _node(told: Sequence[Any], asked: _Node) -> _Node:
-    """A node by what another says of it; a node without an address is the one that was asked."""
+    """A node as another node names it; a node without an address is the node that was asked."""
     host = told[0].decode() if told[0] else ""
     return (asked[0] if host in ("", "?") else host), int(told[1])
 
 
 def _leads_to(connection: Connection, node: _Node) -> bool:
-    """Whether a connection leads to a node, by whichever of its names."""
+    """Whether a connection leads to a node, under any of the node's names."""
     if (connection.host, connection.port) == node:
         return True
     sock: Any = connection._sock

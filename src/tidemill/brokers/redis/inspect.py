@@ -1,4 +1,4 @@
-"""Looking at jobs, queues and the server."""
+"""Inspection of jobs, queues and the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.core.job import Record, State, decode_envelope
 __all__ = ["Inspection"]
 
 _SCAN = 500
-"""Jobs looked at in one step."""
+"""Jobs that one call examines."""
 
 _GET_MOST = 1000
 _QUEUES_MOST = b"50"
@@ -35,7 +35,7 @@ class Inspection:
         self._lines = lines
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
-        """Records; so many as one call reads are of one moment."""
+        """Read records; each call reads up to 1000 of them at one moment."""
         records: list[Record | None] = []
         for i in range(0, len(ids), _GET_MOST):
             some = [job_id.encode() for job_id in ids[i : i + _GET_MOST]]
@@ -44,7 +44,7 @@ class Inspection:
         return records
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
-        """Newest first. The cursor is the number of the record to go on below."""
+        """Find jobs, newest first. The cursor is the number of the last record returned."""
         found: list[Record] = []
         states = "".join(str(STATES.index(state)) for state in what.states).encode()
         most = limit if what == Filter() else max(limit, _SCAN)
@@ -63,7 +63,7 @@ class Inspection:
             below = on.decode()
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
-        """The first jobs of a queue that are of a state."""
+        """The first jobs of a queue in a state."""
         found: list[Record] = []
         kind, place = b"%d" % STATES.index(state), b""
         while True:
@@ -76,7 +76,7 @@ class Inspection:
                 return found
 
     def stats(self) -> list[QueueStats]:
-        """Every queue, by name."""
+        """The figures of every queue, by name."""
         found: list[QueueStats] = []
         behind = b""
         while True:
@@ -87,16 +87,16 @@ class Inspection:
             behind = rows[-3]
 
     def unknown_tasks(self) -> list[UnknownTask]:
-        """The tasks that have jobs set aside, by name."""
+        """The tasks with jobs that are set aside, by name."""
         rows = self._lines.call("inspect", b"unknown")
         return sorted((_unknown(*row) for row in rows), key=lambda task: task.task)
 
     def info(self, replicas: int) -> dict[str, Any]:
-        """Facts about the store, of whose server so many replicas are wanted."""
+        """Facts about the store; ``replicas`` is the number that the URL asks for."""
         jobs = int(self._lines.ask(b"HLEN", self._lines.key + b":job"))
         info = read_info(self._lines.ask(b"INFO"))
         settings: dict[str, str] = {}
-        with contextlib.suppress(TidemillError):  # a hosted server may keep it to itself
+        with contextlib.suppress(TidemillError):  # a hosted server may refuse CONFIG
             name, value = self._lines.ask(b"CONFIG", b"GET", b"appendfsync")
             settings[name.decode()] = value.decode()
         return {"jobs": jobs, **server_facts(info, settings, replicas)}
@@ -110,7 +110,7 @@ def _unknown(task: bytes, queues: Sequence[bytes], count: int, oldest: bytes) ->
 
 def _stats(queue: bytes, row: Sequence[bytes], oldest: bytes) -> QueueStats:
     values = {row[i].decode(): int(row[i + 1]) for i in range(0, len(row), 2)}
-    carried = values.get("carried", 0)  # which the store counts among what runs
+    carried = values.get("carried", 0)  # the store counts carried jobs as running
     values["ready"] = values.get("ready", 0) + carried
     values["running"] = values.get("running", 0) - carried
     return QueueStats(

@@ -1,18 +1,18 @@
-"""Noticing who died, and giving back what they held.
+"""Detection of dead owners, and the return of their leases.
 
-When is an owner dead? It has two signs of life: on its own machine a FIFO that the kernel hangs up,
-and for all a lease that each of its steps renews.
+An owner shows in two ways that it lives. On its own machine it holds a FIFO, which the kernel
+closes with the process. On all machines it has an owner lease, which each of its steps renews.
 
-    FIFO here, nobody holds it    dead, at once: its process is gone, and its board is its witness
-    lease over                    given up: it cannot be heard, whatever it does
+    FIFO here, nobody holds it    dead, at once: its process is gone, and its scoreboard tells more
+    owner lease over              given up: the store no longer hears it
     else                          alive
 
 While the server is away, or this process is stopped, no owner can renew its lease. So a process
-that has not heard the server for half a lease gives nobody up in the next ``RETURN`` seconds.
+that has not heard the server for half a lease gives no owner up in the next ``RETURN`` seconds.
 
-An owner draws its number and holds its FIFO before it goes on the list, and the script that puts it
-there hints those on its machine: so whoever reads the list afterwards can watch it. Who died in
-between, or while nobody watched, is found by the next who reads the list.
+An owner draws its number and holds its FIFO before it goes on the list. The function that lists it
+hints the owners of its machine, so they read the list and watch the new owner. An owner that dies
+before anybody watches it is found by the next process that reads the list.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from tidemill.core.signals import SignalsDeferred
 __all__ = ["ExpiredOwners", "Watch", "folder_here", "release_args"]
 
 PRECEDENCE = 3.0
-"""Seconds that a neighbour on a dead owner's machine has to be its witness."""
+"""Seconds for which only processes on a dead owner's machine may release it, as its witnesses."""
 
 RETURN = 5.0
-"""Seconds that living owners have to be heard, once the server answers again."""
+"""Seconds that living owners have to renew their leases once the server answers again."""
 
 _OWNER = msgspec.msgpack.Decoder(Owner)
 
 
 class Watch:
-    """The neighbours that one member watches while it sleeps."""
+    """The neighbours that one owner watches while it sleeps."""
 
     def __init__(self, number: int) -> None:
-        self.number = number  # the member's own, 0 for one that is not of this machine
+        self.number = number  # the owner's own number, 0 for an owner on another machine
         self.fds: list[int] = []
         self.numbers: list[int] = []
-        self.seen = b""  # the state of the list when they were chosen
+        self.seen = b""  # the state of the list when the neighbours were chosen
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -64,10 +64,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class ExpiredOwners:
-    """Who lives and who died, as far as one process of one store can tell.
+    """The living and the dead owners of one store, as far as one process can tell.
 
-    ``ours`` are the ids of the owners of this process. ``brisk`` lines have no patience: whoever
-    reaps has deadlines to look after.
+    ``ours`` returns the ids of this process's owners. ``brisk`` connections have no patience,
+    because a thread that reaps has deadlines to keep.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class ExpiredOwners:
     ) -> None:
         self._lease = lease
         self._heard_at = float("inf")  # when the server last answered a step
-        self._trusted_at = 0.0  # from when on a lease that is over says something
+        self._trusted_at = 0.0  # from then on an owner whose lease is over may be given up
         self._lines = lines
         self._brisk = brisk
         self._ours = ours
-        self._store = ""  # the one whose FIFOs are here: it may come back as another
+        self._store = ""  # the store of the FIFOs here: the server may come back with another
         self._liveness: Liveness | None = None
         self._watches: list[Watch] = []
         self._watching = Lock()
@@ -92,7 +92,7 @@ class ExpiredOwners:
     # -- being alive ----------------------------------------------------------------------------
 
     def begin(self, owner: Owner) -> Watch:
-        """Be alive as this owner, before it goes on the list."""
+        """Hold the FIFO of an owner, before the owner goes on the list."""
         self._heard_at = float("inf")
         number, store = (part.decode() for part in self._lines.call("owners", b"number", b""))
         watch = Watch(int(number) if owner.host == hostname() else 0)
@@ -112,19 +112,19 @@ class ExpiredOwners:
         self._store, self._watches = store, []
 
     def heard(self, now: float) -> float:
-        """The server has answered a step; from when on an owner may be given up."""
+        """Note that the server has answered a step; return when owners may be given up."""
         if now - self._heard_at > self._lease / 2:
             self._trusted_at = now + RETURN
         self._heard_at = now
         return self._trusted_at
 
     def _trusts(self) -> bool:
-        """Whether the server has answered for long enough that a living owner was heard."""
+        """Whether the server has answered so long that each living owner renewed its lease."""
         now = time.monotonic()
         return now - self._heard_at <= self._lease / 2 and now >= self._trusted_at
 
     def end(self, watch: Watch) -> None:
-        """No longer be alive as its owner, which is off the list."""
+        """Let the FIFO of an owner go, after the owner left the list."""
         with self._watching:
             if watch in self._watches and self._liveness is not None:
                 self._watches.remove(watch)
@@ -134,7 +134,7 @@ class ExpiredOwners:
     # -- watching -------------------------------------------------------------------------------
 
     def watch(self, watch: Watch, seen: bytes) -> None:
-        """Choose anew whom a member watches, the list being in another state than last time."""
+        """Choose anew the neighbours that an owner watches, after the list has changed."""
         if not watch.number or self._liveness is None:
             watch.seen = seen
             return
@@ -146,11 +146,11 @@ class ExpiredOwners:
             watch.fds, gone = self._liveness.watch(here)
             watch.numbers, watch.seen = here, seen
             self._unwatch()
-        if gone:  # it died before it could be watched
+        if gone:  # a neighbour died before it could be watched
             self.reap()
 
     def forget(self, watch: Watch) -> None:
-        """One of them has died: choose anew before the next sleep."""
+        """Forget the neighbours after one has died: the next sleep chooses them anew."""
         watch.fds, watch.numbers, watch.seen = [], [], b""
 
     def _unwatch(self) -> None:
@@ -165,17 +165,17 @@ class ExpiredOwners:
         return [Row(_OWNER.decode(told[i]), int(told[i + 1])) for i in range(0, len(told), 2)]
 
     def reap(self) -> int:
-        """Give back what owners that died held; how many owners that were."""
+        """Give back the leases of dead owners; return the number of these owners."""
         with SignalsDeferred():
             if not self._reaping.acquire(blocking=False):
-                return 0  # another thread is at it
+                return 0  # another thread is reaping
             try:
                 return self._reap_dead() + self._reap_overdue()
             finally:
                 self._reaping.release()
 
     def _reap_dead(self) -> int:
-        """Owners of this machine whose process is gone."""
+        """Release owners of this machine whose process is gone; return their number."""
         if self._liveness is None:
             return 0
         self._liveness.keep()
@@ -197,19 +197,19 @@ class ExpiredOwners:
 
     @staticmethod
     def _sweep(live: Liveness, listed: Collection[int]) -> None:
-        """Remove the FIFOs of those that are not on the list, and are not about to be."""
+        """Remove the FIFOs of owners that are not on the list and that nobody holds."""
         for name in live.names():
             number, _, kind = name.partition(".")
             if kind == "fifo" and int(number) not in listed and not live.alive(int(number)):
                 live.remove(int(number))
 
     def _reap_overdue(self) -> int:
-        """Owners, of whatever machine, that were not heard of in time."""
+        """Release owners of any machine whose lease is over; return their number."""
         overdue = self._brisk.call("owners", b"overdue", b"")
         late = [
             (_OWNER.decode(overdue[i + 1]), overdue[i + 2] / MICRO)
             for i in range(0, len(overdue), 3)
-            if overdue[i].decode() not in self._ours()  # it shall renew, or be told
+            if overdue[i].decode() not in self._ours()  # our own owner renews, or hears its end
         ]
         if not late or not self._trusts():
             return 0
@@ -225,11 +225,11 @@ class ExpiredOwners:
         return len(mine)
 
     def _bury(self, owner: Owner, only: bytes) -> None:
-        """Give back what a dead owner held, by the account of its board if that is here."""
+        """Give back a dead owner's leases, by the account of its scoreboard if that is here."""
         here = owner.host == hostname()
         running = read_scoreboard(owner.board, owner.id) if here and owner.board else None
         if here and owner.kind == "consumer" and only != b"dead":
-            running = self._brisk.call("owners", b"tokens", owner.id.encode())  # it ran them all
+            running = self._brisk.call("owners", b"tokens", owner.id.encode())  # all of them ran
         causes = None
         if running is not None:
             died = "died" if owner.kind == "consumer" else "died with its processes"
@@ -239,12 +239,12 @@ class ExpiredOwners:
             remove_scoreboard(owner.board, owner.id)
 
     def close(self) -> None:
-        """No longer be alive, nor watch."""
+        """Let all FIFOs of this process go, and watch nobody."""
         for watch in list(self._watches):
             self.end(watch)
 
     def after_fork_child(self) -> None:
-        """In a forked child: close our copies, or the parent would outlive itself."""
+        """In a forked child: close our copies, or the parent would seem alive after its death."""
         if self._liveness is not None:
             self._liveness.after_fork_child()
         self._liveness, self._watches = None, []
@@ -253,7 +253,7 @@ class ExpiredOwners:
 def release_args(
     owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
 ) -> Sequence[bytes]:
-    """The arguments of a release; ``only`` is the condition under which it is done."""
+    """The arguments of a release; ``only`` is the condition on which the store does it."""
     account: list[bytes] = []
     for token, cause in (causes or {}).items():
         account += (b"%d" % token, cause.encode())
@@ -262,7 +262,7 @@ def release_args(
 
 
 def folder_here() -> str:
-    """The folder of this user's owners on this machine, for all Redis stores."""
+    """The folder of all owners of this user on this machine, for all Redis stores."""
     mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
     folder = os.path.join(mine, "redis")
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -270,5 +270,5 @@ def folder_here() -> str:
 
 
 def hostname() -> str:
-    """The name of this machine, as owners give it."""
+    """The name of this machine, as in the records of owners."""
     return socket.gethostname()

@@ -1,4 +1,4 @@
-"""Limits as they cross the line; in ``lua/`` gate, limits and lanes have the other side."""
+"""Packing of limits; in ``lua/``, limiter, limits, partitions and set_limit have the other side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.limits.arithmetic import Held, LimitStats
 __all__ = ["Ledger", "change"]
 
 _LANES_MOST = b"500"
-"""Keys of a limit that are counted in one call."""
+"""Keys of a limit that one call counts."""
 
 
 class Ledger:
@@ -34,7 +34,7 @@ class Ledger:
         return sorted(rows, key=lambda row: (not row.queue, row.name))
 
     def _counted(self, row: LimitStats) -> LimitStats:
-        """A limit with how many of its jobs run, and how many of its keys are in use."""
+        """Add the number of running jobs, and of keys in use, to a limit."""
         if row.queue:
             return row
         running, keys, behind = 0, 0, b""
@@ -47,7 +47,7 @@ class Ledger:
                 return msgspec.structs.replace(row, running=running, keys=keys)
 
     def held(self, job_id: str) -> Held | None:
-        """What keeps a ready job waiting."""
+        """The limit that keeps a ready job waiting, or None."""
         facts = self._lines.call("inspect", b"held", job_id.encode())
         if not facts:
             return None
@@ -63,7 +63,7 @@ class Ledger:
 def change(
     name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
 ) -> Sequence[bytes]:
-    """The arguments of a change."""
+    """The arguments of a change to a limit."""
     packed = pack_terms(terms) if terms is not None else b""
     kind = b"q" if queue else b"n"
     return kind, name.encode(), packed, b"1" if declared else b"0"

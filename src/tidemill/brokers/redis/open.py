@@ -1,4 +1,4 @@
-"""Looking whether a server can be used: its version, the store there, old functions of ours."""
+"""Opening a store: check the server's version and the store's format, remove old libraries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tidemill.core.errors import BrokerUnavailable, TidemillError
 __all__ = ["open_store"]
 
 FORMAT = b"2"
-"""Raised when what is written can no longer be read by an older tidemill."""
+"""The version of the format; it grows when an older tidemill cannot read the store any more."""
 
 
 def open_store(lines: ServerConnections) -> tuple[int, int]:
-    """When the store was made, and the server's time: microseconds.
+    """Return the time of the store's creation and the server's time, in microseconds.
 
     Raises:
         BrokerUnavailable: the server, or the store on it, cannot be used.
@@ -35,7 +35,7 @@ def open_store(lines: ServerConnections) -> tuple[int, int]:
         )
     if lines.server.loaded:
         lines.server.loaded = False
-        with contextlib.suppress(TidemillError):  # a user may lack the right; they only take room
+        with contextlib.suppress(TidemillError):  # the user may lack the right; no harm but room
             _remove_outdated(lines)
     if facts.get("redis_mode") == "cluster":
         lines.learn_nodes()
@@ -43,10 +43,10 @@ def open_store(lines: ServerConnections) -> tuple[int, int]:
 
 
 def _remove_outdated(lines: ServerConnections) -> None:
-    """Remove the libraries of earlier versions, but for those that were loaded a day ago or less.
+    """Remove the libraries of other versions that were loaded more than a day ago.
 
-    Only a process that has found no library of its version when it opened the store does so: two
-    versions that run side by side never remove each other's again and again.
+    Only a process that had to load its own library at opening does so. So two versions side by
+    side never keep removing each other's library.
     """
     listed = lines.ask(b"FUNCTION", b"LIST", b"LIBRARYNAME", LIBRARIES)
     for name in outdated(listed, wall_time()):

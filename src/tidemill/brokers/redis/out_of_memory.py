@@ -1,4 +1,4 @@
-"""Steps on a server that is out of memory: they are done, without what it has no room for."""
+"""Steps on a server that is out of memory: the server does them and keeps what it has room for."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = ["Room"]
 log = logging.getLogger("tidemill.redis")
 
 _SAID_FOR = 60.0
-"""Seconds for which it is not said again that results are not kept."""
+"""Seconds before the next log entry that results are not kept."""
 
 _PRESSED_FOR = 1.0
-"""Seconds for which a server that refused a step is taken to be full."""
+"""Seconds for which a server counts as full after it refused a step."""
 
 _NOT_KEPT = ord("2")  # settled, and the result was not kept
 _LOST = ord("0")
 
 
 class Room:
-    """Chooses how the steps of one broker are done; ``lua/room.lua`` has the other side."""
+    """Chooses the verb for each step of a broker; ``lua/out_of_memory.lua`` has the other side."""
 
     def __init__(self, where: Callable[[], str]) -> None:
-        """``where`` names the server."""
+        """Set up; ``where`` returns the server's address."""
         self._where = where
         self._pressed_until = 0.0
         self._said_at = -_SAID_FOR
 
     def run(self, step: Step, send: Callable[[str], Any]) -> Any:
-        """Have a step done by the verb that ``send`` is given.
+        """Run a step by calling ``send`` with the verb that fits.
 
         Raises:
             StoreFull: the server accepts no writes at all.
@@ -49,7 +49,7 @@ class Room:
         return send("exchange_pressed")
 
     def settled(self, flags: Iterable[int]) -> list[bool]:
-        """Which verdicts were settled; says it when results were not kept."""
+        """Which verdicts were settled; log an error when results were not kept."""
         told = list(flags)
         if _NOT_KEPT in told and time.monotonic() - self._said_at >= _SAID_FOR:
             self._said_at = time.monotonic()

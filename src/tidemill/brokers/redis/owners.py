@@ -1,4 +1,4 @@
-"""The owners of this process: coming, going, exchanging, sleeping."""
+"""The owners of this process: they attach, exchange, sleep and leave."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OWNER = msgspec.msgpack.Decoder(Owner)
 
 
 class LocalOwner:
-    """An owner of this process: its conversation, and where it sleeps."""
+    """An owner of this process: its repeated calls, and its place to sleep."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class LocalOwner:
         self._room = room
         self._deaths = deaths
         self.watch = watch
-        self.roster = b""  # how the list of owners stood at the last step
+        self.roster = b""  # the state of the list of owners at the last step
         self.epoch = b"" if owner.lease else new_id().encode()
         self.told = 0  # the highest token it ever had
         self._lines = lines
@@ -67,15 +67,15 @@ class LocalOwner:
         self._alone = LongLock()
         self.sleeper = Wakeup(lines.server, lines.key + b":w:" + owner.id.encode())
         self.asleep = Asleep()
-        self.near = False  # its steps bear no serials: whoever makes them attached it here
+        self.near = False  # its steps have no serials: this process attached it and makes its calls
         self.renew_at = 0.0
-        self.death_at = float("inf")  # when the next of the others is to be given up
+        self.death_at = float("inf")  # the time at which the next other owner is given up
         self._pipe = WakePipe()
 
     def exchange(self, step: Step) -> Reply:
-        """One step; whatever became of it, the next one makes good for it.
+        """Do one step; if its reply is lost, the next exchange repairs that.
 
-        Who gives a serial repeats the step, perhaps while the first is still under way.
+        A caller that gives a serial repeats the step itself, perhaps while the first still runs.
         """
         try:
             if not step.serial:
@@ -84,11 +84,11 @@ class LocalOwner:
             with self._alone:
                 return self._send(step, step.serial)
         except BrokerUnavailable:
-            self.sleeper.close()  # its line leads to the same server
+            self.sleeper.close()  # its connection leads to the same server
             raise
 
     def _send(self, step: Step, serial: int) -> Reply:
-        self.sleeper.ready()  # before the store may think that it hears
+        self.sleeper.ready()  # subscribe before the store may list the owner as asleep
         name = self.owner.id.encode(), _HEAD(serial, self.told, len(self.epoch)) + self.epoch
         args = *name, b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO), *_pack(step)
         head = self._lines.head((b"", b""))
@@ -129,19 +129,19 @@ class LocalOwner:
         )
 
     def head(self) -> tuple[bytes, bytes]:
-        """What an act in its name begins with: its id, how far its tokens go, and its epoch."""
+        """The first arguments of an act for this owner: its id, its highest token, its epoch."""
         return self.owner.id.encode(), _NAMED(self.told, len(self.epoch)) + self.epoch
 
     def lent(self, shown: Sequence[Any]) -> list[Lease | None]:
-        """What it was leased by an act."""
+        """Read the leases that an act gave this owner."""
         leases = [read_leases(one, ())[0] if one else None for one in shown]
         self.told = max(self.told, *[lease.token for lease in leases if lease], 0)
         return leases
 
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
-        """Until a hint, a wake, a death, a readable descriptor, a time to look, or the timeout.
+        """Sleep until a hint, a wake, a death, a readable descriptor, a due time, or the timeout.
 
-        The descriptors that are readable, and whether one of those it watches has died.
+        Returns the readable descriptors, and whether a watched neighbour has died.
         """
         limit = min(self.renew_at, self.death_at) - time.monotonic()
         watched = self.watch.fds
@@ -153,26 +153,26 @@ class LocalOwner:
         return [fd for fd in ready if fd in fds], not set(watched).isdisjoint(ready)
 
     def wake(self) -> None:
-        """End its sleep, from any thread."""
+        """End the owner's sleep, from any thread."""
         self._pipe.wake()
 
     def close(self) -> None:
-        """Hang up, once nobody sleeps."""
+        """Close the connections, once no thread sleeps here."""
         self.asleep.end(self.wake)
         self.after_fork_child()
 
     def after_fork_child(self) -> None:
-        """Close what a child has of it; who slept there is not in the child."""
+        """Close a child's copies; the child has none of the threads that slept here."""
         self._line.end()
         self.sleeper.close()
         self._pipe.after_fork_child()
 
 
 class Owners:
-    """The members this process has in one store."""
+    """The owners of one store whose calls this process makes."""
 
     def __init__(self, lines: ServerConnections, brisk: ServerConnections, lease: float) -> None:
-        """``brisk`` lines have no patience: whoever reaps has deadlines to look after."""
+        """Set up; ``brisk`` connections have no patience, since a reaper has deadlines to keep."""
         self._lines = lines
         self._brisk = brisk
         self._lease = lease
@@ -183,10 +183,10 @@ class Owners:
         self._silence: Silence[str] = Silence()
 
     def __getitem__(self, owner_id: str) -> LocalOwner:
-        """A member that is attached; one elsewhere may have been in another process.
+        """An attached owner; a remote owner may have been in another process so far.
 
         Raises:
-            TidemillError: it is not, or not here.
+            TidemillError: the owner is not attached, or not here.
         """
         member = self.find(owner_id)
         if member is None:
@@ -194,17 +194,17 @@ class Owners:
         return member
 
     def find(self, owner_id: str) -> LocalOwner | None:
-        """A member that is attached, or None."""
+        """An attached owner, or None."""
         return self._members.get(owner_id) or self._go_on(owner_id)
 
     def ids(self) -> list[str]:
-        """The ids of all that are attached here."""
+        """The ids of all owners that are attached here."""
         return list(self._members)
 
-    # -- coming and going -----------------------------------------------------------------------
+    # -- attaching ------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Make an owner known, and alive as long as it is heard of."""
+        """List an owner, which stays alive while it renews its owner lease."""
         if owner.lease:
             self._join(owner)
             return
@@ -232,22 +232,22 @@ class Owners:
     def _new_member(self, owner: Owner, watch: Watch) -> LocalOwner:
         return LocalOwner(self._lines, owner, self._lease, watch, self._deaths, self._room)
 
-    # -- owners elsewhere -----------------------------------------------------------------------
+    # -- remote owners --------------------------------------------------------------------------
 
     def _join(self, owner: Owner) -> None:
-        """Make one known, or go on with it."""
+        """List a remote owner, or go on with a listed one."""
         facts = owner.name, owner.kind, _encode(owner), repr(owner.lease), str(owner.serial)
         with self._joining:
             here = self._members.get(owner.id)
             if here is not None and not here.owner.lease:
                 self.detach(owner.id)
             while not (answer := self._call("join", owner.id, *facts)):
-                self.release(owner.id, {})  # one that was not elsewhere had its id
+                self.release(owner.id, {})  # a local owner had its id
             check_moved(answer)
             self._make_calls_of(owner)
 
     def _go_on(self, owner_id: str) -> LocalOwner | None:
-        """Make the calls of an owner elsewhere from now on, if one of that id is on the list."""
+        """Make the calls of a remote owner from now on, if its id is on the list."""
         with self._joining:
             if owner_id in self._members:  # another thread was faster
                 return self._members[owner_id]
@@ -255,7 +255,7 @@ class Owners:
             if not record:
                 return None
             member = self._make_calls_of(_OWNER.decode(record))
-            member.wake()  # who waits first looks: something may have happened meanwhile
+            member.wake()  # the first wait returns at once: a hint may have been missed meanwhile
             return member
 
     def _make_calls_of(self, owner: Owner) -> LocalOwner:
@@ -268,7 +268,7 @@ class Owners:
         return member
 
     def count_silence(self) -> float:
-        """Give up owners elsewhere that were silent for their lease; see the contract."""
+        """Give up remote owners that were silent for their owner lease; see the contract."""
         away = [m for m in list(self._members.values()) if m.owner.lease and not m.near]
         told = self._brisk.call("owners", b"words", b"")
         heard: dict[str, SignOfLife] = {}
@@ -279,16 +279,16 @@ class Owners:
         silent, again = self._silence.look(heard)
         for name in silent:
             unless_heard = heard[name].word
-            assert isinstance(unless_heard, bytes)  # else it was another at each look
+            assert isinstance(unless_heard, bytes)  # an ``object()`` differs at each look
             self._brisk.call("owners", *release_args(name, None, unless_heard), once=True)
         self._forget([member for member in away if member.owner.id not in heard])
         return again
 
     def _forget(self, gone: Collection[LocalOwner]) -> None:
-        """Hang up for owners elsewhere that are off the list, whoever struck them.
+        """Close the connections of remote owners that are off the list, whoever removed them.
 
-        They may never call again. Who is asleep is woken, and forgotten another time; one that is
-        near is kept to be told that it is lost.
+        Such owners may never call again. A sleeping owner is woken, and forgotten another time.
+        An owner that is ``near`` is kept, so that its next step learns that it is lost.
         """
         for member in gone:
             if not member.asleep.end_if_empty():
@@ -299,7 +299,7 @@ class Owners:
                     self._drop(member.owner.id)
 
     def hear_behalf(self, step: Step) -> Reply:
-        """What somebody says on behalf of an owner elsewhere, whose own words go on."""
+        """Do a step on behalf of a remote owner, without touching the owner's own serials."""
         name = step.owner.encode(), _HEAD(0, 0, 0)
         args = *name, b"", *_pack(step)
         answer = self._room.run(step, lambda verb: self._lines.call(verb, *args))
@@ -309,19 +309,19 @@ class Owners:
         settled, touched = answer
         return Reply(self._room.settled(settled), [flag == 49 for flag in touched])
 
-    # -- going ----------------------------------------------------------------------------------
+    # -- leaving --------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """The broker is closed: owners of this process leave the list, those elsewhere stay."""
+        """Take local owners off the list when the broker closes; remote owners stay listed."""
         for owner_id in self.ids():
             if self._members[owner_id].owner.lease:
                 self._drop(owner_id)
             else:
-                with contextlib.suppress(BrokerUnavailable):  # it will be given up in time
+                with contextlib.suppress(BrokerUnavailable):  # other processes give it up later
                     self.detach(owner_id, brisk=True)
 
     def detach(self, owner_id: str, *, brisk: bool = False) -> None:
-        """Take an owner off the list; what it held goes back uncounted."""
+        """Take an owner off the list; its leases go back, and no attempt is counted."""
         member = self._drop(owner_id)
         if member is None:
             if any(owner.id == owner_id and owner.lease for owner in self.listed()):
@@ -338,11 +338,11 @@ class Owners:
         return member
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        """Take an owner of any process off the list; how many leases it had."""
+        """Take an owner of any process off the list; return the number of its leases."""
         return int(self._lines.call("owners", *release_args(owner_id, causes), once=True))
 
     def command(self, owner_id: str, command: Command) -> bool:
-        """Leave a command for an owner; False when it is not there."""
+        """Leave a command for an owner; False when the owner is not listed."""
         packed = command.token.to_bytes(8, "big") + command.verb.encode()
         return bool(self._call("command", owner_id, packed))
 
@@ -363,16 +363,16 @@ class Owners:
         return [row.owner for row in self._deaths.rows(self._lines)]
 
     def reap(self) -> int:
-        """Give back what owners held that died; how many owners that were."""
+        """Give back the leases of dead owners; return the number of these owners."""
         return self._deaths.reap()
 
     def parked(self, member: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as a member, and give back what neighbours held that died meanwhile."""
+        """Sleep as an owner, and give back the leases of neighbours that died meanwhile."""
         if member.roster != member.watch.seen:
             self._deaths.watch(member.watch, member.roster)
         with member.asleep.inside() as may:
             if not may:
-                return []  # it was given up a moment ago, or attached once more
+                return []  # the owner was given up a moment ago, or attached once more
             ready, died = yield from member.parked(timeout, fds)
         if died:
             self._deaths.forget(member.watch)
@@ -380,14 +380,14 @@ class Owners:
         return ready
 
     def close(self) -> None:
-        """Hang up all lines."""
+        """Close the connections of all owners."""
         for member in list(self._members.values()):
             member.close()
         self._members.clear()
         self._deaths.close()
 
     def after_fork_child(self) -> None:
-        """In a forked child: all are the parent's; close our copies."""
+        """In a forked child: all owners are the parent's; close our copies."""
         self._deaths.after_fork_child()
         for member in list(self._members.values()):
             member.after_fork_child()
@@ -395,7 +395,7 @@ class Owners:
 
 
 def check_moved(answer: Any) -> None:
-    """Raise when a script says that the store is left for another."""
+    """Raise StoreMoved when an answer says that the store moves to another store."""
     if isinstance(answer, list) and answer[:1] == [b"moved"]:
         raise StoreMoved(f"this store moves to {answer[1].decode()}; use that url")
 

@@ -1,6 +1,6 @@
-"""One job as it crosses the line: how the client writes a new record, and reads one.
+"""Packing of jobs: the client writes new records, and reads records and leases.
 
-``lua/store.lua`` has the other side of it.
+``lua/layout.lua`` and ``lua/put_accept.lua`` have the other side.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _HEAD = struct.Struct(">BBIIIII")  # state, flags, attempt, losses, limit, polic
 _SEQ = struct.Struct(">Q")
 _TIMES = struct.Struct(">QQddd")  # due, expires, ttr, timeout, result_ttl
 _WISH = struct.Struct(">Bddd")  # conflict, delay, at, expires
-_LINKS = struct.Struct(">BII")  # what it waits for, number of inputs, number of jobs behind it
-_COUNTS = struct.Struct(">IIBB")  # pending, failures, what it waits for, whether it ended for them
+_LINKS = struct.Struct(">BII")  # wait condition, number of inputs, number of jobs behind it
+_COUNTS = struct.Struct(">IIBB")  # pending, failures, wait condition, whether it was dropped
 TERMS = struct.Struct(">Bdddddddd")
-"""Which there are, rate, burst, window, concurrency, breaker."""
+"""Bits of the settings that exist, rate, burst, window, concurrency, breaker."""
 _LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
 _FINISHED = struct.Struct(">QQ")  # finished, prune
 _SIZE = struct.Struct(">I")
 _ATTEMPT = struct.Struct(">IdddBH")  # number, leased, started, ended, outcome, size of worker
-# Behind error and traceback stands the run, if that is not the first.
+# The run follows error and traceback, if it is not the first.
 _VERDICT = struct.Struct(">QBdddBIIIq")
 _LEASE = struct.Struct(">QIIIQdQd")
 _SHORT = struct.Struct(">H")
@@ -69,14 +69,14 @@ _CONFLICTS = {Conflict.KEEP: 0, Conflict.REJECT: 1, Conflict.REPLACE: 2, Conflic
 
 
 PUT_MOST = 50_000
-"""Jobs that a caller may have stored as one step: the server does nothing else meanwhile."""
+"""The most jobs of one step: the server does nothing else meanwhile."""
 
 
 def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
     """Four arguments for each job: id, record behind its seq, envelope, wish.
 
     Raises:
-        InvalidOption: there are too many for one step.
+        InvalidOption: there are too many jobs for one step.
     """
     if len(jobs) > PUT_MOST:
         raise InvalidOption(
@@ -111,7 +111,7 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
 def pack_holds(
     jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
 ) -> list[bytes]:
-    """What is said of jobs that wait for others; nothing when there are none."""
+    """The arguments about jobs that wait for others; empty when there are none."""
     held: list[bytes] = []
     if hold or let_go or any(job.links for job in jobs):
         for job in jobs:
@@ -122,13 +122,13 @@ def pack_holds(
 
 
 def _pack_lane(claim: JobLimit) -> bytes:
-    """Where it waits for its limit, and what it costs there."""
+    """The partition of a job under a limit, and the job's cost there."""
     lane = f"{claim.name}\0{claim.key}".encode()
     return _SHORT.pack(len(lane)) + lane + _DOUBLE.pack(claim.cost)
 
 
 def pack_terms(t: LimitSettings, *, if_new: bool = False) -> bytes:
-    """Which terms there are, and their numbers; ``if_new``: they change no limit that is known."""
+    """Pack the settings of a limit; with ``if_new`` they change no limit that is known."""
     which = (t.rate is not None) | (t.window is not None) << 1 | if_new << 4
     which |= (t.concurrency is not None) << 2 | (t.breaker is not None) << 3
     none = (0.0, 0.0)
@@ -139,13 +139,13 @@ def pack_terms(t: LimitSettings, *, if_new: bool = False) -> bytes:
 
 
 def _pack_unique(job: Envelope, until: float) -> bytes:
-    """What its key means beyond the time that it is unfinished, or up to what moment."""
+    """Pack the period or end of a job's key, which holds even after success, and ``max_wait``."""
     unique = job.unique or Unique()
     return _PAIR.pack(until if until else unique.period, unique.max_wait)
 
 
 def _pack_wish(job: Envelope, until: float = 0.0) -> bytes:
-    """How to treat a job that has its key, its times, its links, and the terms of its limit."""
+    """Pack the rule for a conflict of keys, the times, the links, and the limit's settings."""
     limit = b""
     if job.limit is not None:
         limit = pack_terms(job.limit.terms, if_new=job.planned is not None)
@@ -159,12 +159,12 @@ def _pack_wish(job: Envelope, until: float = 0.0) -> bytes:
 
 
 def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
-    """Where a job waits, and how far in front."""
+    """The line of a job, and its rank there."""
     return b"%c%b" % (84 if job.task else 77, job.queue.encode()), b"%d" % job.rank
 
 
 def pack_record(r: Record) -> list[bytes]:
-    """Seven arguments for a job of another store: as for a put, but as it is, with what it said."""
+    """Seven arguments for a job of another store: with its state, progress, log and counts."""
     e, state = r.envelope, STATES.index(r.state)
     queue, key = e.queue.encode(), e.key.encode()
     said = b""
@@ -212,7 +212,7 @@ def _sized(data: bytes) -> bytes:
 
 
 def pack_verdict(v: Verdict) -> list[bytes]:
-    """The arguments of a verdict, with those of its followers."""
+    """The arguments of a verdict and of its followers."""
     error, traceback = v.error.encode(), v.traceback.encode()
     fixed = _VERDICT.pack(
         v.token, v.outcome, v.delay, v.started, v.ended, v.hold,
@@ -222,7 +222,7 @@ def pack_verdict(v: Verdict) -> list[bytes]:
 
 
 def read_leases(shown: Sequence[bytes], inputs: Sequence[Any]) -> list[Lease]:
-    """Leases, their envelopes still encoded; ``inputs`` tells the place of those that have some."""
+    """Read leases, with encoded envelopes; ``inputs`` has a lease's place, then its inputs, …."""
     leases = []
     for i in range(0, len(shown), 2):
         token, attempt, losses, rank, seq, timeout, leased, ttr = _LEASE.unpack(shown[i])
@@ -239,7 +239,7 @@ def _read_input(job_id: bytes, state: int | bytes, result: bytes, error: bytes) 
 
 
 def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
-    """A record as it stands: what ``inspect.lua`` returns for one job."""
+    """Read the record that ``inspect.lua`` returns for one job."""
     _, data, envelope, worker, progress, lines, result, wait, until = shown
     assert isinstance(data, bytes)
     assert isinstance(envelope, bytes)
@@ -261,7 +261,7 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         worker=worker.decode(),
         cancelling=bool(flags & _CANCELLING),
         progress=_PAIR.unpack(progress) if progress else None,
-        # ``lines`` is a list of bytes, which the one type of all columns cannot say.
+        # ``lines`` is a list of bytes; the common type of all columns does not show that.
         log=[(_DOUBLE.unpack_from(line)[0], bytes(line[8:]).decode()) for line in lines],  # type: ignore[arg-type, index]
     )
     if wait:
@@ -278,7 +278,7 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
 
 
 def _past_limit(data: bytes, flags: int) -> int:
-    """Where a record goes on behind its queue, its key and its limit."""
+    """The offset behind the queue, the key and the limit of a record."""
     at = _SEQ.size + _HEAD.size
     at += 1 + data[at]  # queue
     at += 1 + data[at]  # key
@@ -302,7 +302,7 @@ def _read_end(record: Record, data: bytes, at: int, state: int, flags: int) -> N
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:
-    """(text, where it ends)."""
+    """Read a text: (text, offset behind it)."""
     end = at + _SIZE.size + int(_SIZE.unpack_from(data, at)[0])
     return data[at + _SIZE.size : end].decode(), end
 

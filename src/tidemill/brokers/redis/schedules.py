@@ -1,4 +1,4 @@
-"""Schedules as they cross the line; ``lua/schedules.lua`` has the other side of it."""
+"""Packing of schedules; ``lua/schedules.lua`` and ``schedules_change.lua`` have the other side."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Book:
         self._lines = lines
 
     def get(self, names: Sequence[str]) -> list[Schedule | None]:
-        """The records of these names, of one moment."""
+        """The schedules with these names, read at one moment."""
         found = self._lines.call("inspect", b"schedules", *(name.encode() for name in names))
         return [
             _opened(name, data) if data else None for name, data in zip(names, found, strict=True)
         ]
 
     def page(self, after: str, limit: int) -> list[Schedule]:
-        """Records by name, from the first one behind ``after`` on."""
+        """Schedules by name, from the first name behind ``after``."""
         found = self._lines.call("inspect", b"schedules_after", after.encode(), b"%d" % limit)
         return read_schedules(found)
 
 
 def read_schedules(shown: Sequence[bytes]) -> list[Schedule]:
-    """Records that are told with their names."""
+    """Read schedules from an answer of names and records in turn."""
     return [_opened(shown[i].decode(), shown[i + 1]) for i in range(0, len(shown), 2)]
 
 
@@ -46,7 +46,7 @@ def _opened(name: str, data: bytes) -> Schedule:
 
 
 def pack_changes(changes: Sequence[Change]) -> tuple[str, list[bytes]]:
-    """(verb, its arguments). What takes up no room goes on when the server has none left."""
+    """Return (verb, its arguments); changes that need no room go on when the server is full."""
     args = [b"%d" % len(changes)]
     for c in changes:
         due, body = c.instead
@@ -57,7 +57,7 @@ def pack_changes(changes: Sequence[Change]) -> tuple[str, list[bytes]]:
 
 
 def pack_adopted(schedules: Sequence[Schedule]) -> list[bytes]:
-    """Those of a departed store: how many, then name and record of each."""
+    """Pack schedules of a departed store: their number, then name and record of each."""
     args = [b"%d" % len(schedules)]
     for s in schedules:
         args += (s.name.encode(), _RECORD.pack(0, s.due) + s.body)
@@ -65,7 +65,7 @@ def pack_adopted(schedules: Sequence[Schedule]) -> list[bytes]:
 
 
 def read_changed(answer: Sequence[Any]) -> list[Changed]:
-    """What the changes did."""
+    """Read the outcome of each change."""
     return [
         Changed(True, int(did[0]), tuple(why.decode() for why in did[1:])) if did else Changed()
         for did in answer

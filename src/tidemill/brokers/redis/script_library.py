@@ -1,10 +1,10 @@
-"""The Lua files as one library of functions, which the server keeps under a name of its contents.
+"""The Lua files as one library of server functions, named after a hash of its text.
 
-Functions rather than scripts: a script defines anew at every call all that it is made of, which
-took the server 45 of the 65 microseconds of a put. They are loaded when a server has none.
+Functions are faster than scripts: a script defines all its parts anew at every call, which took
+the server 45 of the 65 microseconds of a put. A process loads the library when the server lacks it.
 
-Each version of tidemill has a library of its own. Who loads one removes those that were loaded
-more than a day before, see :func:`outdated`. A process that still uses one loads it again.
+Each version of tidemill has a library of its own. A process that loads its library also removes
+those loaded more than a day before, see :func:`outdated`. A process that still uses one reloads it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 __all__ = ["LIBRARIES", "LIBRARY", "Library", "outdated"]
 
 LIBRARIES = b"tidemill_*"
-"""The names of all libraries of tidemill's, of any version."""
+"""The pattern of the names of all tidemill libraries, of any version."""
 
 _YOUNG = 86400.0
-"""Seconds for which a library stays: an earlier version may run beside this one meanwhile."""
+"""Seconds for which a library stays: another version may run beside this one meanwhile."""
 
 _PARTS = (
     *("layout", "limiter", "transitions", "out_of_memory", "unique", "limits", "partitions"),
@@ -49,10 +49,11 @@ _VERBS = {
     ("housekeeping",): {"housekeeping": "'allow-oom'"},
     ("waits",): {"waits": "'allow-oom'"},
 }
-"""Files, and the functions of the server that they make, with their flags.
+"""Files, and the server functions that they make, with their flags.
 
-Settling must go on when the server is out of memory; accepting must not. A step that has something
-to keep is refused then, and is done once more under pressure: see ``out_of_memory.lua``.
+Settling must go on when the server is out of memory; accepting must not. The server then refuses a
+step that has something to keep. The client repeats the step under pressure: see
+``out_of_memory.lua``.
 """
 
 _FUNCTION = """
@@ -68,7 +69,7 @@ callback = function() return '{time:.0f}' end}}
 
 
 class Library:
-    """The text, and the names of its functions."""
+    """The text of the library, and the names of its functions."""
 
     def __init__(self) -> None:
         files = resources.files("tidemill.brokers.redis") / "lua"
@@ -79,7 +80,7 @@ class Library:
         self.name = "tidemill_" + hashlib.sha256(whole.encode()).hexdigest()[:12]
         parts = [f"#!lua name={self.name}\n", *(texts[name] for name in _PARTS)]
         for some, made in _VERBS.items():
-            # A block: one Lua function has room for 200 local names, and the library is one.
+            # A block, because the library is one Lua function, with at most 200 local names.
             parts += ["do\n", *(texts[name] for name in some), "end\n"]
             for verb, flags in made.items():
                 begin = "begin_lightly" if verb == "put_one" else "begin"
@@ -92,12 +93,12 @@ class Library:
         return self._functions[verb]
 
     def text(self, time: float) -> bytes:
-        """The text to load, with a function that tells when that was."""
+        """The text to load, with a function that tells the time of loading."""
         return (self._text + _LOADED.format(name=self.name, time=time)).encode()
 
 
 def outdated(listed: Sequence[Sequence[Any]], time: float) -> list[bytes]:
-    """The names of libraries to remove, of those that FUNCTION LIST tells."""
+    """The names of the libraries to remove, among those that FUNCTION LIST tells."""
     found = []
     for library in map(_pairs, listed):
         name = library[b"library_name"]
@@ -106,7 +107,7 @@ def outdated(listed: Sequence[Sequence[Any]], time: float) -> list[bytes]:
             for function in map(_pairs, library[b"functions"])
             if function[b"name"] == name + b"_loaded"
         ]
-        # libraries of versions before this rule do not tell when they were loaded
+        # libraries from before this rule do not tell their time of loading
         if name != LIBRARY.name.encode() and time - max(loaded, default=0.0) > _YOUNG:
             found.append(name)
     return found

@@ -1,4 +1,4 @@
-"""The clock of this broker is the server's; tests move it by what is added to it here."""
+"""The clock of this broker: the server's time, plus an offset that tests set."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ MICRO = 1_000_000
 
 
 def server_offset() -> float:
-    """Seconds added to the server's time, with every step."""
+    """Seconds that every call adds to the server's time."""
     return 0.0

@@ -1,4 +1,4 @@
-"""What a ``redis://`` URL says of the store, besides where its server is."""
+"""The settings of the store in a ``redis://`` URL, with the address of its server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Settings", "check_url"]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a URL says."""
+    """The settings in a URL."""
 
     address: Address
     prefix: str
@@ -29,7 +29,7 @@ def check_url(url: Url) -> Settings:
     """Read a ``redis://`` or ``redis+sentinel://`` URL, or one of these with TLS.
 
     Raises:
-        InvalidOption: something in it is wrong.
+        InvalidOption: a part of the URL is wrong.
     """
     lease = number_option(url.options, "owner_lease", 30.0)
     if not 1 <= lease <= 86400:
@@ -45,7 +45,7 @@ def check_url(url: Url) -> Settings:
 
 
 def _replicas(text: str) -> int:
-    """How many replicas must have what is put before it counts as accepted."""
+    """The number of replicas that must have a job before the job counts as accepted."""
     if not re.fullmatch(r"\d{1,2}", text):
         raise InvalidOption(f"replicas in the url must be a number from 0 to 99, not {text!r}")
     return int(text)

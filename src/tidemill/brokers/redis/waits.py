@@ -1,4 +1,4 @@
-"""Sleeping until jobs have finished or a queue has room, for those who are no owners."""
+"""Waits of callers that are not owners: until jobs have finished, or a queue has room."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tidemill.core.locks import Lock
 
 __all__ = ["Waits"]
 
-_LONGEST = 30.0  # seconds; a hint lost with whoever was to look costs no more
+_LONGEST = 30.0  # seconds: the longest delay if a hint is lost with its sleeper
 _HOLDS = -2
-_SHOWN = 8  # records looked at in one call: each may have a megabyte
+_SHOWN = 8  # records that one call reads: each may have a megabyte
 
 
 class Waits:
-    """Places to sleep in one store, kept for the next who waits."""
+    """Places to sleep in one store, kept for the next caller that waits."""
 
     def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
@@ -44,9 +44,9 @@ class Waits:
     def until(
         self, verb: bytes, names: Sequence[bytes], timeout: float, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until the jobs have finished, the first of them has, or the queue has room.
+        """Sleep until all jobs have finished, the first has, or the queue has room.
 
-        False when time is up, or the alarm rings.
+        False when the time is over, or the alarm rings.
         """
         fds = [] if alarm is None else [alarm.fd]
         deadline = time.monotonic() + timeout
@@ -54,8 +54,8 @@ class Waits:
             name, sleeper = self._spare.pop() if self._spare else self._new()
         try:
             while True:
-                with contextlib.suppress(Away):  # the call has more patience, and says why
-                    sleeper.ready()  # before the store may think that it hears
+                with contextlib.suppress(Away):  # the call below waits longer, and raises the error
+                    sleeper.ready()  # subscribe before the store may list the sleeper
                 due = int(self._lines.call("waits", verb, name, *names))
                 if due == _HOLDS:
                     return True
@@ -78,7 +78,7 @@ class Waits:
         return name, Wakeup(self._lines.server, self._lines.key + b":w:" + name)
 
     def close(self) -> None:
-        """Give up the places."""
+        """Close all places."""
         with self._lock:
             spare, self._spare = self._spare, []
         for _, sleeper in spare:

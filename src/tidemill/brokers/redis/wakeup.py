@@ -1,7 +1,7 @@
-"""A place to sleep: a subscription to a channel of one's own, on a connection of its own.
+"""A place to sleep: a subscription to a channel, on a connection of its own.
 
-Whatever comes in is a hint, so nothing is parsed. A subscription that broke may have missed one: to
-make it again counts as a hint.
+Every message is a hint, so nothing is parsed. A broken subscription may have missed a hint, so
+making it again counts as a hint.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tidemill.core.sigpipe import Unkilled
 __all__ = ["Wakeup"]
 
 PING_EVERY = 10.0
-"""Seconds. Networks forget lines on which nothing moves, and say so to nobody."""
+"""Seconds between pings: networks silently drop connections without traffic."""
 
 PING_MASTER_EVERY = 3.0
-"""Seconds, where Sentinel or a cluster may put another server in place of one that hangs."""
+"""Seconds between pings where Sentinel or a cluster may replace a server that hangs."""
 
 _PING = b"*1\r\n$4\r\nPING\r\n"
 _PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
@@ -39,11 +39,11 @@ class Wakeup:
         self._server = server
         self._channel = channel
         self._connection: Connection | None = None
-        self._changes = 0  # of the server, when the connection was made
+        self._changes = 0  # the server's count of changes when the connection was made
         self._pinged = self._heard = self._asked = 0.0
 
     def ready(self) -> bool:
-        """Subscribe, if it is not done. True when it was done before: nothing was missed."""
+        """Subscribe, if need be. True when the subscription existed: no hint was missed."""
         if self._connection is not None and self._changes == self._server.changes:
             return True
         self.close()
@@ -70,12 +70,12 @@ class Wakeup:
     def parked(
         self, timeout: float, fds: Sequence[int] = (), watched: Sequence[int] = ()
     ) -> Parked:
-        """Until a hint, a readable descriptor, the end of a watched one, or the timeout.
+        """Sleep until a hint, a readable descriptor, the end of a watched one, or the timeout.
 
-        Returns those that are readable, or have ended.
+        Returns the descriptors that are readable, or have ended.
 
         Raises:
-            BrokerUnavailable: the line is broken; the next call makes it anew.
+            BrokerUnavailable: the connection is broken; the next call makes it anew.
         """
         until = time.monotonic() + max(0.0, timeout)
         if not self.ready():
@@ -84,7 +84,7 @@ class Wakeup:
             assert self._connection is not None
             sock = _socket(self._connection)
             if self._heard < self._pinged and self._drain(sock):
-                return []  # it came while nobody slept
+                return []  # the hint came while nobody slept
             look_at = self._keep_alive(sock)
             if self._connection is None:
                 return []
@@ -98,7 +98,7 @@ class Wakeup:
                 return ready
 
     def _keep_alive(self, sock: Any) -> float:
-        """Ping in time, and hang up if another server is the master; when to look again."""
+        """Ping in time, and close if another server is the master; return the next time to look."""
         assert self._connection is not None
         now = time.monotonic()
         has_others = self._server.has_others
@@ -126,7 +126,7 @@ class Wakeup:
             raise self._broken(error) from error
 
     def _drain(self, sock: Any) -> bool:
-        """Read all there is; True when that was more than the answer to a ping."""
+        """Read all data that is there; True when there was more than the answer to a ping."""
         data = b""
         try:
             while part := sock.recv(65536):
@@ -144,7 +144,7 @@ class Wakeup:
         return Away(f"cannot reach redis at {self._server.where}: {error}")
 
     def close(self) -> None:
-        """Hang up; the next wait begins anew."""
+        """Close the connection; the next wait subscribes anew."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()

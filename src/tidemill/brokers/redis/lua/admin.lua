@@ -1,13 +1,13 @@
--- Acting on jobs by their ids, and on queues.
+-- Admin calls: act on jobs by their ids, and on queues.
 --
 -- ARGV  5 verb
 --       cancel   6 'cancel' or 'terminate', then ids     kick   6 'force' or '', then ids     delete   6 '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
---       purge    6 queue, 7 how many entries to look at, at most, 8 where to go on, see admin_purge.lua
+--       purge    6 queue, 7 number of entries to look at, at most, 8 place to go on from, see admin_purge.lua
 --       forget   6 queue
---       recall   6 how many at most
--- Returns '0' and '1' for each id, or {how many were purged, where to go on}, or how many were called back, and whether
---       `tick` is to go on with what that ended; {'moved', where}.
+--       recall   6 number of jobs at most
+-- Returns {reply, 1 when `housekeeping` must go on, else 0}, or {'moved', where}. The reply is '0' or '1' for each id;
+--       queue 0; purge {number of jobs purged, place to go on from}; forget 1 or 0; recall the number of jobs.
 
 local function cancel(j)
   if j.state >= SUCCEEDED then return false end
@@ -37,7 +37,7 @@ local function delete(j)
   return true
 end
 
--- Change a queue's settings, and wake whoever they kept waiting.
+-- Change a queue's settings, and wake everybody whom the old settings kept waiting.
 local function set_queue(queue, paused, max_size)
   local row = row_of(queue)
   if paused ~= '' then row.paused = paused == '1' end
@@ -56,7 +56,7 @@ local function set_queue(queue, paused, max_size)
   shrunk[queue] = true
 end
 
--- Forget the counters and settings of a queue without unfinished jobs. Its limit stays. Returns 1, or 0 when it has some.
+-- Forget the counters and settings of a queue; its limit stays. Returns 1, or 0 when the queue has unfinished jobs.
 local function forget_queue(queue)
   local row = find_row(queue)
   if not row then return 1 end
@@ -69,7 +69,7 @@ local function forget_queue(queue)
   return 1
 end
 
--- Delete the next jobs of a queue: how many, and where to go on.
+-- Delete the next jobs of a queue: {number of jobs, place to go on from}.
 local function purge(queue, most, place)
   local ids, next_place = to_purge(queue, most, place)
   local many = 0
@@ -89,7 +89,7 @@ local function act_on_jobs(act)
   for i = 7, #ARGV do
     local j = load_job(ARGV[i])
     done[#done + 1] = j and act(j, ARGV[6] == 'force') and '1' or '0'
-    flow() -- jobs behind may end with this one, and cannot be acted upon then
+    flow() -- jobs behind this one may end with it; the next acts must see that
   end
   return table.concat(done)
 end

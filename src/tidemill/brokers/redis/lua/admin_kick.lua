@@ -1,4 +1,4 @@
--- Making a job ready that is not; with `force` also one that succeeded, or whose key a success holds.
+-- Make a scheduled or ended job ready; with `force` also a job that succeeded, or a job whose key a success holds.
 
 local function kick(j, force)
   if j.state == SCHEDULED then
@@ -9,7 +9,7 @@ local function kick(j, force)
   local again = force and j.state == SUCCEEDED and not flagged(j.flags, LINKED)
   if j.state <= SUCCEEDED and not again then return false end
   if flagged(j.flags, LINKED) then
-    if links_of(j.id).waits == W_BARRIER then return false end -- it is never run
+    if links_of(j.id).waits == W_BARRIER then return false end -- a barrier never runs
     add_end(j.id, REVIVED)
     local wait = wait_of(j.id)
     if wait and wait.dropped then

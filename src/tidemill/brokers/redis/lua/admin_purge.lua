@@ -1,16 +1,16 @@
 -- Find the next jobs of a queue for a purge to delete. A call looks at a bounded number of entries.
 --
--- A purge goes through these places, and its caller hands each back:
+-- A purge goes through these places in turn. Each call returns the place at which the next call goes on:
 --   own            the tables of the queue itself, until they are empty
---   due, aside, key, and a cursor of SCAN   all that is due, set aside, or has a key: scheduled and waiting jobs lie
---                  there among those of other queues
---   last           the tables of the queue once more, for what came due meanwhile
+--   due, aside, key, each with a cursor of SCAN   the tables of all scheduled jobs, jobs set aside, and keys: they have
+--                  the scheduled and waiting jobs of all queues
+--   last           the tables of the queue once more, for jobs that came due meanwhile
 --   end
 
 local PARTITIONS_AT_ONCE = 50
 local SCANS = {due = {'ZSCAN', 'aside'}, aside = {'HSCAN', 'key'}, key = {'HSCAN', nil}}
 
--- Ready jobs of a line that are in partitions; some stand in the line itself and are there already.
+-- Add ready jobs of a line that are in partitions. `ids` may have some already, since they also stand in the line.
 local function parked(line, ids, most)
   local there = {}
   for _, id in ipairs(ids) do there[id] = true end
@@ -23,7 +23,7 @@ local function parked(line, ids, most)
 end
 
 local function in_own_tables(queue, most)
-  -- Those behind others first: what is purged is not cancelled for what is purged before it.
+  -- Jobs that wait for others come first, or the purge of the others would cancel them.
   local ids = call('ZRANGE', B .. ':held:' .. queue, 0, most - 1)
   local function add_from(key)
     for _, member in ipairs(#ids < most and call('ZRANGE', B .. key .. queue, 0, most - #ids - 1) or {}) do
@@ -44,7 +44,8 @@ local function has_elsewhere(queue)
   return (tonumber(counted[1]) or 0) + (tonumber(counted[2]) or 0) > call('ZCARD', B .. ':held:' .. queue)
 end
 
--- Whether a record is that of a scheduled or waiting job of a queue; one that waits for others is in a table of it.
+-- Whether a record is a scheduled or waiting job of a queue. A job that waits for others does not count, since the
+-- queue's own tables name it.
 local function is_unready(data, queue)
   local state = data and byte(data, 9)
   if state ~= SCHEDULED and (state ~= WAITING or flagged(byte(data, 10), LINKED)) then return false end
@@ -68,7 +69,7 @@ local function scan(place, cursor, queue, most)
   return mine, found[1]
 end
 
--- Ids to delete, and where to go on.
+-- The ids to delete, and the place to go on from.
 local function to_purge(queue, most, place)
   if not find_row(queue) then return {}, 'end' end
   if place == 'own' or place == 'last' then

@@ -1,15 +1,15 @@
--- The delay of a message after a failed attempt: the function `backoff` of retry.py, in Lua.
+-- The delay of a job after a failed attempt: the function `backoff` of retry.py, in Lua.
 
-local Backoff = {ATTEMPT = '>I4dddBI2c0I4c0I4c0'} -- and, behind it, the run if that is not the first
-do -- a function has room for 200 local names, and the library is one
-  -- How msgpack codes the size of a text, and a number.
+local Backoff = {ATTEMPT = '>I4dddBI2c0I4c0I4c0'} -- the run follows, if it is not the first
+do -- the library is one Lua function, with at most 200 local names
+  -- The codes of msgpack for the size of a text, and for a number.
   local SIZES = {[0xc4] = '>B', [0xc5] = '>I2', [0xc6] = '>I4', [0xd9] = '>B', [0xda] = '>I2', [0xdb] = '>I4'}
   local NUMBERS = {
     [0xca] = '>f', [0xcb] = '>d', [0xcc] = '>B', [0xcd] = '>I2', [0xce] = '>I4', [0xcf] = '>I8',
     [0xd0] = '>b', [0xd1] = '>i2', [0xd2] = '>i4', [0xd3] = '>i8',
   }
 
-  -- Read one msgpack value: the value, and where the next begins. A text is read as '', an array as its length.
+  -- Read one msgpack value: the value, and the offset of the next. A text is read as '', an array as its length.
   local function read_value(data, at)
     local code = byte(data, at)
     if code < 0x80 then return code, at + 1 end
@@ -24,7 +24,7 @@ do -- a function has room for 200 local names, and the library is one
     return unpk(NUMBERS[code], data, at + 1)
   end
 
-  local RETRIES = 11 -- the fields of an envelope before its retry policy
+  local RETRIES = 11 -- the number of fields of an envelope before its retry policy
 
   -- The retry policy in an envelope: limit, delay, factor, cap, jitter, immediate.
   function Backoff.policy_in(envelope)
@@ -37,12 +37,12 @@ do -- a function has room for 200 local names, and the library is one
     return policy
   end
 
-  -- A number from 0 to 1. The generator of the server begins with the same number in each script.
+  -- A number from 0 to 1 out of a seed. The server's own generator begins with the same number in each script.
   local function fraction(seed)
     return (seed % 2147483647) * 16807 % 2147483647 / 2147483647
   end
 
-  -- Seconds until a message whose attempt failed is ready again.
+  -- Seconds until a job whose attempt failed is ready again.
   function Backoff.after(j)
     local policy = Backoff.policy_in(envs[j.id] or call('HGET', K_ENV, j.id))
     local limit, delay, factor, cap, jitter, immediate = unpack(policy)

@@ -1,13 +1,13 @@
 -- Leases that lie with the carrier: their jobs are ready, and on no line.
 --
---   B:carried  hash    id → token, leased     B:x:LINE   zset  seq8·id by rank, like what can be leased
--- A queue's row counts them among what is running, as its limits do, and says how many of that are `carried`.
+--   B:carried  hash    id → token, leased     B:x:LINE   zset  seq8·id by rank, like the line itself
+-- A queue's row and its limits count these jobs as running. The counter `carried` of the row has their number.
 
 do
 
-Carrier.OUTCOME = 7 -- of a verdict
+Carrier.OUTCOME = 7 -- the outcome of a verdict that hands a lease to the carrier
 
-local IS_READY, IS_RUNNING = '\2', '\3' -- in a record
+local IS_READY, IS_RUNNING = '\2', '\3' -- the state in a record
 
 local function add(id, line, rank, seq8, token, leased)
   local new, args = Carrier.new, Carrier.lines[line] or {}
@@ -19,7 +19,7 @@ local function add(id, line, rank, seq8, token, leased)
   count(sub(line, 2), 'carried', 1)
 end
 
--- Write what was handed over.
+-- Write the leases that were handed over.
 function Carrier.flush()
   if #Carrier.new == 0 then return end
   call_all('HSET', B .. ':carried', Carrier.new)
@@ -29,8 +29,8 @@ end
 
 -- -- handing over ----------------------------------------------------------------------------------
 
--- The hot path: of a task with neither times nor past nor limits, whose record only loses its lease. False: it
--- takes more.
+-- Hand the lease of a plain task over: the hot path. The task has no times, attempts or limits, so its record only
+-- loses the lease. False when the job needs `carry`.
 function Carrier.carry_plainly(id, data, owner, token)
   local bits = byte(data, 10)
   if byte(data, 9) ~= RUNNING or bits ~= 0 and bits ~= LINKED then return false end
@@ -45,7 +45,7 @@ function Carrier.carry_plainly(id, data, owner, token)
   return true
 end
 
--- Hand the lease of a running job over. False: it is better given back.
+-- Hand the lease of a running job over. False when the lease must be given back instead.
 function Carrier.carry(j)
   if flagged(j.flags, CANCELLING) or j.expires > 0 and j.expires <= now then return false end
   drop_token(j.owner, j.token)
@@ -59,12 +59,12 @@ function Carrier.carry(j)
   return true
 end
 
--- It is given back: its verdict says that instead.
+-- Make a verdict give its lease back.
 function Carrier.decline(v) v.outcome, v.started, v.error = 3, 0, NOT_STARTED end
 
 -- -- taking ----------------------------------------------------------------------------------------
 
--- Make a carried job run; false when it is not to.
+-- Start a carried job; false when the job may not run.
 local function start(j, row, token, owner, consumer, moved)
   if j.expires > 0 and j.expires <= now then
     unplace(j)
@@ -87,7 +87,7 @@ local function start(j, row, token, owner, consumer, moved)
   return true
 end
 
--- What a relay has published and not handed over yet goes to the carrier now.
+-- Hand over the leases to take that a relay still has: it has published their jobs already.
 local function hand_over(takes)
   local kinds = {}
   for _, lease in ipairs(takes) do
@@ -103,7 +103,7 @@ local function hand_over(takes)
   Carrier.flush()
 end
 
--- Leases (token, id) of the carrier become an owner's: '1' for each that does, else '0'.
+-- Give leases (token, id) of the carrier to an owner: '1' for each that the owner gets, else '0'.
 function Carrier.take(takes, owner, consumer, moved)
   local ids, taken, seen, gone, members, tokens = {}, {}, {}, {}, {}, {}
   for i, lease in ipairs(takes) do ids[i] = lease[2] end
@@ -145,9 +145,9 @@ function Carrier.take(takes, owner, consumer, moved)
   return table.concat(taken)
 end
 
--- -- otherwise -------------------------------------------------------------------------------------
+-- -- taking back -----------------------------------------------------------------------------------
 
--- Take a job from the carrier, as if it had never been leased; false when it is not there.
+-- Take a job from the carrier, as if it had never been leased; false when the carrier does not have it.
 function Carrier.leave(j)
   Carrier.flush()
   local value = call('HGET', B .. ':carried', j.id)
@@ -162,7 +162,7 @@ function Carrier.leave(j)
   return true
 end
 
--- Give some of them back; how many that were.
+-- Take some jobs back from the carrier: the number of jobs.
 function Carrier.recall(most)
   local ids = call('HRANDFIELD', B .. ':carried', most)
   read_ahead(ids)

@@ -1,12 +1,12 @@
--- How an owner is given jobs, from one ready set (a line) or from several.
+-- Lease jobs to an owner from one line (the ready set of a queue).
 
 local take_line, lease_unknown
 
 do
 
-local Claims, IS_RUNNING = Partitions.Claims, '\3' -- in a record
+local Claims, IS_RUNNING = Partitions.Claims, '\3' -- the state in a record
 
--- Lease a job without times or past: its record only grows, and no table is made of it.
+-- Lease a job without times or attempts: its record only grows, and no table is made of it.
 local function lease_plainly(x, id, data, token, envelope, turn)
   local _, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
   jobs[id] = sub(data, 1, 8) .. IS_RUNNING .. sub(data, 10) .. pack('>I8I8I8I2c0', token, now, 0, #x.owner, x.owner)
@@ -21,8 +21,8 @@ local function add_token(tokens, token, id)
   tokens[#tokens + 1] = id
 end
 
--- Lease a job that was taken from its line; false when it had expired, and has ended. Its partition is updated here
--- unless a partition claim does that.
+-- Lease a job that was taken from its line; false when the job has expired, which ends it here. Its partition is
+-- updated here, unless a partition claim does that.
 local function lease_job(x, j, token, envelope, tokens, by_claim)
   if j.partition and not by_claim then Partitions.taken(j) end
   if j.expires > 0 and j.expires <= now then
@@ -43,8 +43,8 @@ local function lease_job(x, j, token, envelope, tokens, by_claim)
   return true
 end
 
--- Draw numbers above all tokens that the owner ever had: a server that lost its last moments would draw those again,
--- and a late verdict of then would fit a lease of now.
+-- Draw numbers above all tokens that the owner ever had. A server that lost its last writes would draw old tokens
+-- again, and a late verdict would then match a new lease.
 local function draw_tokens(x, many)
   local token = call('INCRBY', B .. ':seq', many) - many
   if token < x.highest_token then
@@ -69,12 +69,12 @@ end
 
 -- -- lines with partitions -------------------------------------------------------------------------
 
--- Take the first of a line as if it were all there is; true when it is leased, nil when there is none.
+-- Take the first job of a line by itself; true when it is leased, nil when the line is empty.
 local function take_one(x, line, token, tokens)
   local member = call('ZPOPMIN', B .. ':r:' .. line, 1)[1]
   if not member then return nil end
   local j = load_job(sub(member, 9))
-  j.turn = number_in(member) -- where it stood
+  j.turn = number_in(member) -- the job's number in the line
   local leased = lease_job(x, j, token, '', tokens)
   if j.partition then Partitions.follow(j.partition) end
   flow()
@@ -89,7 +89,7 @@ local function open_run(line, many)
   return run
 end
 
--- Lease the first job of a run; false when more than its own partition may change with it: see `take_one`.
+-- Lease the first job of a run; false when the lease may change more than its own partition: see `take_one`.
 local function take_first(x, run, head, token, tokens)
   local id, name, cost, claim = head.id, nil, 0, nil
   local data = jobs[id]
@@ -114,7 +114,7 @@ local function take_first(x, run, head, token, tokens)
   return true
 end
 
--- Take from a line with partitions: the next job of a partition may come before everything else in the line.
+-- Take jobs from a line with partitions: the next job of a partition may come before all others in the line.
 local function take_in_turn(x, line, many)
   local token, tokens, places, ids = draw_tokens(x, many), {}, {}, {}
   local size, empty, leases = many, false, x.leases
@@ -123,7 +123,7 @@ local function take_in_turn(x, line, many)
     local head = Claims.first(run)
     local leased = head and take_first(x, run, head, token + 1, tokens)
     local id = head and head.id
-    if not leased then -- the run is used up, or this job goes by itself
+    if not leased then -- the run is used up, or this job is taken by itself
       local over = not head and run.complete
       Claims.close(run)
       run = nil
@@ -147,9 +147,9 @@ local function take_in_turn(x, line, many)
   return empty
 end
 
--- -- lines without ---------------------------------------------------------------------------------
+-- -- lines without partitions ----------------------------------------------------------------------
 
--- Lease some jobs that were taken from a line. How many were leased; an expired job ends instead.
+-- Lease some jobs that were taken from a line; an expired job ends instead. Returns the number of leases.
 local function lease_all(x, line, ids)
   local envelopes, consumer = fetch_all(K_ENV, ids), x.consumer
   local first, tokens = draw_tokens(x, #ids), {}
@@ -185,12 +185,12 @@ local function take_at_once(x, line, many)
     many = many - lease_all(x, line, ids)
     flow()
     Limits.sync_partitions()
-    flush_lines() -- an end may have made a successor ready
+    flush_lines() -- the end of an expired job may have made a successor ready
   end
   return false
 end
 
--- Lease the first jobs of one line; true when it has no more, or its limit lets no more start.
+-- Lease the first jobs of one line; true when the line has no more, or its limit lets no more start.
 function take_line(x, line, many)
   local row, before = find_row(sub(line, 2)), #x.leases
   if row and row.limiter then

@@ -1,10 +1,10 @@
--- Which queues an owner is served from, and in which order.
+-- Choose the queues that serve an owner, and their order.
 
 local take_carried, claim, prune_a_little
 
 do
 
--- Of several lines, the one whose first job comes before those of the others.
+-- Return the line whose first job comes before the first jobs of the other lines.
 local function best_line(lines)
   local best, best_rank, best_member
   for _, line in ipairs(lines) do
@@ -35,7 +35,7 @@ local function take_lines(x, lines, many)
   return false
 end
 
--- Give every queue its share, until the owner has as many as it wants or nothing is left.
+-- Take a fair share from every queue, until the owner has as many jobs as it wants or none are left.
 local function take_fairly(x, groups, many)
   while #groups > 0 and #x.leases / 2 < many do
     local share, rest = math.max(1, math.floor((many - #x.leases / 2) / #groups)), {}
@@ -55,7 +55,7 @@ local function end_of(kind) return '(' .. string.char(byte(kind) + 1) end
 
 local function lines_of(kind) return call('ZRANGEBYLEX', K_LINES, '[' .. kind, end_of(kind)) end
 
--- Take the first task that is to run alone, of the queues wanted; nearly always there is none.
+-- Take the first suspect of the queues wanted, a task that must run alone. Nearly always there is none.
 local function take_lost(x)
   local lines = {}
   for _, line in ipairs(lines_of('L')) do
@@ -78,7 +78,7 @@ local function named_lines(x, kinds)
   return groups
 end
 
--- All lines that may have something, by queue, in the order of the names.
+-- All lines that may have ready jobs, by queue, in the order of the names.
 local function listed_lines(kinds)
   local by_queue, names, groups = {}, {}, {}
   for _, kind in ipairs(kinds) do
@@ -107,8 +107,8 @@ local function after_last(x, groups)
   return turned
 end
 
--- Take fairly from the queues of a kind, those behind the last first, page by page: the cost does not grow with the
--- number of queues.
+-- Take fairly from the queues of a kind, page by page, beginning behind the last queue served. The cost does not grow
+-- with the number of queues.
 local function take_from_next(x, kind, many)
   local page, last, begun_anew = math.max(many, 64), x.last_queue, false
   local from, to = '(' .. kind .. last, end_of(kind)
@@ -132,7 +132,7 @@ local function flat(groups)
   return lines
 end
 
--- Make jobs of unknown tasks ready that the owner knows.
+-- Make jobs ready that were set aside and whose tasks the owner knows.
 local function bring_back_unknown(x)
   if #x.known_tasks == 0 or x.wanted == 0 then return {} end
   local back = Unknown.bring_back(x.known_tasks, x.queues, x.wanted)
@@ -144,7 +144,7 @@ local function bring_back_unknown(x)
   return back
 end
 
--- Take from all groups in the order that the mode says.
+-- Take from all groups in the order of the mode.
 local function take_by_mode(x, groups)
   local wanted = x.wanted
   if x.mode == 0 then
@@ -181,7 +181,7 @@ function claim(x)
   if x.wanted > #x.leases / 2 then
     if only then take_from_next(x, only, x.wanted) else take_by_mode(x, groups) end
   end
-  if #x.leases / 2 >= x.wanted and #kinds > 0 then -- another owner may take what this one was woken for
+  if #x.leases / 2 >= x.wanted and #kinds > 0 then -- pass the hint on: jobs may be left for another owner
     local rest = flat(groups)
     for _, queue in ipairs(x.queues) do rest[#rest + 1] = 'L' .. queue end
     ring_rest(#x.queues > 0 and rest or nil)
@@ -189,7 +189,7 @@ function claim(x)
   Unknown.undo(back, flagged(x.kind_bits, 1))
 end
 
--- Prune at most as much as this step adds.
+-- Prune up to two jobs for each verdict of this step, and two more: so pruning keeps up with the jobs that end.
 function prune_a_little(x)
   if #x.verdicts == 0 then return end
   local most = 2 * #x.verdicts + 2

@@ -1,16 +1,16 @@
--- Time: what comes due, and what has been kept for long enough.
+-- Time: move jobs that come due, and prune finished jobs.
 
 local come_due, prune
 
 do
 
--- Something of a job came due. An old entry changes nothing.
+-- Handle an entry of B:due that belongs to a job. An outdated entry changes nothing.
 local function look_at(kind, j)
   if kind == 'l' then
     if j.state == RUNNING and j.deadline > 0 and j.deadline <= now then
       local worker = call('HGET', B .. ':o:' .. j.owner, 'name') or ''
       local late = died(Outcome.RETRY, 'ttr passed without an ack')
-      late.delay = -1 -- as the policy says, also that of a task
+      late.delay = -1 -- the retry policy says the delay, for a task too
       close_attempt(j, worker, late)
     end
   elseif j.state >= RUNNING then
@@ -29,8 +29,8 @@ local function look_at(kind, j)
   end
 end
 
--- Move what has come due; true when that may be more than one call should do. A step moves twice as much, since it
--- leases in the order of all that is due.
+-- Move all that has come due; true when more may be due than one call should move. A step moves twice as much as other
+-- calls, since it leases in the order of all due jobs.
 function come_due(is_step)
   local most = is_step and CHUNK or CHUNK / 2
   if is_sealed() then return false end
@@ -56,7 +56,7 @@ function come_due(is_step)
     else
       local j = load_job(sub(member, 2))
       if j then look_at(kind, j) end
-      if #flows.ends > 0 then flow() end -- what ends for that does not come due any more
+      if #flows.ends > 0 then flow() end -- a job that ends for this end must not come due any more
     end
   end
   return #due == most
@@ -64,7 +64,7 @@ end
 
 end
 
--- Microseconds until something comes due, 0 when it has; -1 when nothing will.
+-- Microseconds until the next entry comes due, 0 when one is due now; -1 when there is no entry.
 local function next_due()
   if is_sealed() then return -1 end
   local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
@@ -84,8 +84,8 @@ local function forget_finished(id)
   end
 end
 
--- Forget finished jobs that are too old or too many, the oldest first; at most `most`: true when there may be more.
--- Before that look after so many of flows, and of partitions, that may not be needed any more, if a number says how many.
+-- Forget finished jobs that are too old or too many, the oldest first, `most` at most; true when there may be more.
+-- First check up to `flows_most` finished jobs of workflows, and up to `partitions_most` idle partitions, if given.
 function prune(most, flows_most, partitions_most)
   if is_sealed() then return false end
   local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
@@ -95,7 +95,7 @@ function prune(most, flows_most, partitions_most)
   for class = 0, 2 do
     local key, done = B .. ':fin:' .. class, 0
     local some, ids = call('ZRANGE', key, 0, most - pruned - 1, 'WITHSCORES'), {}
-    -- The first tells whether any is to go; then all are read at once.
+    -- The first entry tells whether any job is to go; then all are read at once.
     if some[2] and (tonumber(some[2]) <= now or class < 2 and kept > kept_most) then
       for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
       read_ahead(ids)

@@ -1,4 +1,4 @@
--- Housekeeping. ARGV  5 how many to prune at most; 0: only what came due is moved. Returns 1 when there is more to do.
+-- Housekeeping. ARGV  5 number of jobs to prune at most, 0 to move only due jobs. Returns 1 when there is more to do.
 
 function Verbs.housekeeping()
   local most, more = tonumber(ARGV[5]), come_due()

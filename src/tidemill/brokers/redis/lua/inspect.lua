@@ -1,23 +1,25 @@
--- Looking at jobs and queues; writes nothing.
+-- Inspection of jobs and queues; writes nothing.
 --
 -- ARGV  5 verb
 --       get     then ids
---       find    6 seq to go on below, or '', 7 how many, 8 states wanted as digits, or '' for all
---       stats   6 queue to go on behind, 7 how many queues
+--       find    6 seq to go on below, or '', 7 number of jobs, 8 states wanted as digits, or '' for all
+--       stats   6 queue to go on behind, 7 number of queues
 --       unknown
 --       limits
---       partitions   6 limit by name, 7 partition to go on behind or '', 8 how many
+--       partitions   6 limit by name, 7 partition to go on behind or '', 8 number of partitions
 --       held    6 id
---       head    6 queue, 7 state, 8 how many, 9 '' or what it returned to go on from
---       schedules  names        schedules_after  6 name, 7 how many
--- Returns for a job {id, record, envelope, name of its worker, progress, log, result, how those before it
---       stand or '', when it is to fail if it is set aside or ''}, or 0: get one each;
---       head those, before them where to go on or '';
---       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1 when no time opens it),
---       1 if by hand, …}; partitions {how many jobs run, how many keys are in use, the partition to go on behind or ''}; held 0, or {name, key, 1 if it is the queue's, until, running, settings, 1 if its breaker does it};
---       schedules their records or 0, schedules_after {name, record, …}; find {seq to go on below or '', jobs}; stats {queue, its row, envelope of its oldest ready job or ''}.
+--       head    6 queue, 7 state, 8 number of jobs, 9 '' or the place that the last call returned
+--       schedules  names        schedules_after  6 name, 7 number of schedules
+-- A job is shown as {id, record, envelope, name of its worker, progress, log, result, counts of B:wait or '', time at
+--       which it fails if it is set aside or ''}, or 0 when there is none.
+-- Returns for get a job for each id; for find {seq to go on below or '', {jobs}}; for head {place to go on from or '',
+--       jobs}; for stats {queue, its row, envelope of its oldest ready job or '', …}; for unknown see Unknown.show; for
+--       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1: time cannot),
+--       1 if set by hand, …}; for partitions {number of running jobs, number of keys in use, partition to go on behind
+--       or ''}; for held 0, or {name, key, 1 if it is the queue's limit, until, running, settings, 1 if the breaker
+--       holds the job}; for schedules a record or 0 for each name; for schedules_after {name, record, …}.
 
-local worker_names = {} -- owner → name, of one call
+local worker_names = {} -- owner → name, kept for one call
 
 local function name_of(owner)
   if not worker_names[owner] then worker_names[owner] = call('HGET', B .. ':o:' .. owner, 'name') or '' end
@@ -124,7 +126,7 @@ local function held(id)
   return {j.queue, '', 1, until_(when), row.base, Settings.known('q', j.queue).packed, broken and 1 or 0}
 end
 
--- What stands in the lines of a queue, in order.
+-- The first jobs in the lines of a queue, in order.
 local function ready_in(queue, most)
   local entries, ids = {}, {}
   for _, kind in ipairs(KINDS) do
@@ -136,7 +138,7 @@ local function ready_in(queue, most)
   return ids
 end
 
--- Jobs of a queue in a state, among the next of those that some sorted sets name, and where to go on.
+-- Find jobs of a queue in a state among the next entries of some sorted sets; also return the place to go on from.
 local function next_in(keys, prefix, queue, state, most, place)
   local which, from = string.match(place, '(%d+) (%d+)')
   which, from = tonumber(which or 1), tonumber(from or 0)

@@ -1,6 +1,6 @@
--- Jobs by name: numbers for them, or leasing them to a consumer.
+-- Jobs by number: draw numbers for jobs, or lease named jobs to a consumer.
 --
--- ARGV  5 owner, or '' for numbers, 6 the highest token it ever had, and epoch, packed, then ids; or how many
+-- ARGV  5 owner, 6 packed: the owner's highest token ever, epoch; then ids. Or 5 '', 6 how many numbers to draw
 -- Returns for each id {fixed part of its lease, envelope}, or 0; or the last of the numbers; {'moved', where}.
 
 -- Lease a job to a consumer; 0, or the lease as `exchange` shows it.

@@ -1,54 +1,55 @@
--- What lies where, and what belongs to one call: what it has read, and what it means to write.
+-- The keys of the store, and the state of one call: the data it has read, and the changes it will write.
 --
--- All files together are one library of the server's (script_library.py); each verb is a function of it.
--- KEYS[1] is the store's hash tag, B below; all other keys begin with it and are made here, so that
+-- All files together are one library of server functions (script_library.py); each verb is a function of it.
+-- KEYS[1] is the store's hash tag, B below. All other keys begin with it and are made here, so that
 -- they lie in one slot of a cluster.
 --
 --   B:job      hash    id → record           see pack_job
---   B:env      hash    id → envelope, which nothing here opens
---   B:result   hash    id → result of a job that has one
---   B:all      zset    id by seq             for walking through all jobs, newest first
---   B:r:LINE   zset    seq8·id by rank       what can be leased; a line is a queue behind its kind: L, M or T
---                                        (tasks that run alone since they were lost, messages, tasks)
---   B:lines    zset    LINE, all 0           lines that are not paused and may have something ready
---   B:due      zset    j·id, x·id, l·id, u·id, f, a·PARTITION, g·QUEUE, w·NAME   by time: a scheduled job, an expiry, the end of a
---                                        message's lease; that B:flow goes on; that a limit opens; that one changes
---   B:l:OWNER  hash    token → id            leases; the fence is the token in the record
---   B:key      hash    key → who has it      see unique.lua; B:held zset, key by when it is held no longer
---   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with one (or cancelled, expired), 2 failed;
---                                        3 any that hangs together with others, by when to look whether one needs it
---   B:link     hash    id → links of a job before or after others, as its put wished them, see put_accept.lua
---   B:wait     hash    id → pending, failures, what it waits for, 1 if it ended for how those before it ended:
+--   B:env      hash    id → envelope         Lua reads only its task and its retry policy
+--   B:result   hash    id → result           of a job that has a result
+--   B:all      zset    id by seq             all jobs, to list them newest first
+--   B:r:LINE   zset    seq8·id by rank       jobs to lease; the name of a line is a kind, L, M or T, and a queue
+--                                        (L suspects: tasks that were lost and run alone, M messages, T tasks)
+--   B:lines    zset    LINE, all 0           lines that are not paused and may have ready jobs
+--   B:due      zset    by time: j·id a scheduled job is due, x·id a job expires, l·id a message's lease ends,
+--                      u·id a job set aside fails, f B:flow goes on, a·PARTITION or g·QUEUE a limit opens,
+--                      w·NAME the change of a limit goes on
+--   B:l:OWNER  hash    token → id            leases; the token in the record decides which lease is valid
+--   B:key      hash    key → its holder      see unique.lua; B:held zset, key by the end of its hold
+--   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with result, cancelled or expired, 2 failed;
+--                                        3 linked with other jobs, by the time to check whether a job needs it
+--   B:link     hash    id → links of a job before or after others, from the wish of its put, see put_accept.lua
+--   B:wait     hash    id → pending, failures, wait condition, 1 if it was dropped: ended because of jobs before it;
 --                                        of a job that comes after others
 --   B:held:QUEUE zset  id by seq             jobs that wait for others
---   B:flow     list    ends that are still to be counted down, see workflows.lua
---   B:q:QUEUE  hash    paused, max_size, moved, and a counter for each state but ready, and each total
+--   B:flow     list    ends that are not counted down yet, see workflows.lua
+--   B:q:QUEUE  hash    paused, max_size, moved, gated, laned; a counter for each state but ready, and each total
 --   B:queues   zset    queue, all 0
 --   B:p:ID     string  progress of a job     B:g:ID  list  its log
---   B:o:OWNER  hash    record, name, kind, number, host, epoch (of its attach); serial and reply of its last step;
---                                        last queue; roster, a number fresh when the list of owners changed; of one
---                                        elsewhere its lease in seconds, and words, how often it was heard
---   B:beat     zset    owner by the time at which it is given up; never by that, if it is elsewhere
---   B:c:OWNER  list    commands left for it
---   B:asleep   zset    owner by the time it sleeps to: whoever is here is not looking
---   B:z:KIND B:z:LINE  zset  sleeper by when it fell asleep; an entry whose owner is awake is old
---   B:waits    hash    id → channels of those who wait for its end, and B:space:QUEUE set, for room
---   B:said:S   string  serial and reply of a client's last call, kept 10 minutes
---   B:carried, B:x:LINE         what lies with the carrier, see carrier.lua
+--   B:o:OWNER  hash    record, name, kind, number, host, epoch of its attach; serial and answer of its last step;
+--                                        last queue; roster, a new number when the list of owners changes; for a
+--                                        remote owner its lease in seconds, and words, the number of its calls
+--   B:beat     zset    owner by the time at which it is given up; for a remote owner that is never
+--   B:c:OWNER  list    commands left for the owner
+--   B:asleep   zset    sleeping owner by the time at which it looks again
+--   B:z:KIND B:z:LINE  zset  sleeper by the time it fell asleep; an entry whose owner is awake is outdated
+--   B:waits    hash    id → channels of the sleepers that wait for its end; B:space:QUEUE set, for room
+--   B:said:S   string  serial and reply of the last call of session S, kept 10 minutes
+--   B:carried, B:x:LINE         jobs that lie with the carrier, see carrier.lua
 --   B:aside, B:unknown, B:a:…   jobs of unknown tasks, see unknown_tasks.lua
 --   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear, B:walk   limits, see limits.lua, partitions.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
---   B:firing, B:claimed  zset  version8·schedule by when it is to be handed out, for the first time or again
---   B:fires    zset    owner that sees to schedules by when it was told that the next is due
---   B:departure hash   mark, where, sealed: all of the store goes to another
+--   B:firing, B:claimed  zset  version8·schedule by the time to hand it out, for the first time or again
+--   B:fires    zset    owner that handles schedules, by the next due time that it was told
+--   B:departure hash   mark, where, sealed: the whole store moves to another store
 --   B:from:MARK hash   cursor, first: how far a departed store was taken in, and where its numbers begin
 --   B:seq      string  the last number drawn: jobs and tokens are numbered from the same sequence
---   B:numbers string   the last number that was given away
+--   B:numbers string   the last number that was given away, see job_numbers.lua
 --   B:format, B:born  string
 --   B:barrier string   empty: written before a WAIT for replicas that follows a repeated call
 --   channel B:w:SLEEPER  a hint
 --
--- Times are microseconds of the server's clock. ARGV[1] is added to it (tests move time so), ARGV[2]
+-- Times are microseconds of the server's clock plus ARGV[1], with which tests move the time. ARGV[2]
 -- is retention (see keep_for), ARGV[3] and ARGV[4] are the session and serial of the call, or empty.
 
 local WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = 0, 1, 2, 3, 4, 5, 6, 7
@@ -56,32 +57,32 @@ local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'fai
 local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
-local Unique, Carrier, Unknown, Memory = {}, {}, {}, {} -- see unique.lua, carrier.lua, unknown_tasks.lua, out_of_memory.lua
-local Verbs = {} -- what the server's functions call, by their names
+local Unique, Carrier, Unknown, Memory = {}, {}, {}, {} -- see unique, carrier, unknown_tasks and out_of_memory.lua
+local Verbs = {} -- verb → the Lua function behind the server's function
 Carrier.LANES_MOST = 100 -- partitions that one call carries changed settings into
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
-local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and that are one entry of what it leaves
+local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and links of one entry in B:flow
 
--- What belongs to one call; `begin` makes it all anew.
-local call, pack, unpk, sub, byte -- which are not there yet while the library is loaded
+-- The state of one call; `begin` makes all of it anew.
+local call, pack, unpk, sub, byte -- they do not exist yet while the library is loaded
 local ARGV, now
 local B, K_JOB, K_ENV, K_RESULT, K_ALL, K_DUE, K_KEY, K_LINES, K_ASLEEP, K_WAITS, K_LINK, K_WAIT, K_FLOW
--- What it has read or means to write, by id: a record, its bytes, or false when there is none. Writes
--- are collected and done by `flush`; scripts do not roll back, so nothing may fail after it.
+-- Jobs that the call has read or will write, by id: a record, its bytes, or false when there is none. `flush`
+-- does the collected writes. Functions do not roll back, so nothing may fail after `flush`.
 local jobs, envs, results
 local changed, change_list
-local fresh -- id → seq of jobs that are new
-local rows -- queue → settings, and by how much its counters change; false when there is none
+local fresh -- id → seq of new jobs
+local rows -- queue → settings, and changes of its counters; false when there is no such queue
 local entering -- LINE → arguments of ZADD
 local finishing -- class → arguments of ZADD
 local ended_leases -- OWNER → tokens
-local rings, finished, shrunk -- whom to wake: LINE → jobs, ids, queues
-local due_moved -- somebody may have to look earlier, or in another's place
+local rings, finished, shrunk -- sleepers to wake: LINE → number of jobs; ids that ended; queues with room
+local due_moved -- true when a sleeper may have to look earlier, or in place of another
 local seq -- the last number drawn for a new job
-local rank_texts -- rank → as text
-local limits -- settings, partitions, and those of them that changed or are stale: see partitions.lua
-local flows -- what it knows, and is to do, of jobs that come before or after others: see workflows.lua
-local retention -- class → microseconds, as far as it was asked for
+local rank_texts -- rank → its text
+local limits -- settings, partitions, and the names of changed and stale partitions: see partitions.lua
+local flows -- the state and the work of jobs that come before or after others: see workflows.lua
+local retention -- class → microseconds, or nil before the first use
 
 local function begin_lightly(keys, args)
   call, pack, unpk, sub, byte = redis.call, struct.pack, struct.unpack, string.sub, string.byte
@@ -104,20 +105,20 @@ local function begin(keys, args)
   limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, left = Carrier.LANES_MOST, walking = false}
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
   Memory.pressed = false
-  Carrier.new, Carrier.lines = {}, {} -- what was handed over: see carrier.lua
+  Carrier.new, Carrier.lines = {}, {} -- leases handed over: see carrier.lua
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end
 
 local function flagged(flags, flag) return bit.band(flags, flag) ~= 0 end
 
--- The number in the first eight bytes. Never compare those as strings: Lua does that by the rules of the
--- language the server was started in.
+-- The number in the first eight bytes. Never compare these bytes as strings: Lua compares strings by the locale of
+-- the server.
 local function number_in(bytes) return (unpk('>I8', bytes)) end
 
--- What limits.lua and partitions.lua do, for what comes before them.
+-- The functions of limits.lua and partitions.lua, for the files that are loaded before them.
 local QueueLimits, Partitions = {}, {}
 
--- Numbers as text: the server would print them as doubles, which takes longer than most commands.
+-- A number as text: the server would print it as a double, which takes longer than most commands.
 local function text_of(number) return string.format('%d', number) end
 
 local function rank_text(rank)
@@ -129,7 +130,7 @@ local function rank_text(rank)
   return text
 end
 
--- A command with any number of arguments, in pieces. CHUNK divides by 2 and by 1.
+-- Call a command with any number of arguments, in pieces. CHUNK is even, so pairs stay together.
 local function call_all(command, key, args)
   local count = #args
   if count <= CHUNK then
@@ -154,10 +155,10 @@ local function fetch_all(key, fields)
   return values
 end
 
--- -- what was asked before -------------------------------------------------------------------------
+-- -- repeated calls --------------------------------------------------------------------------------
 
--- The reply to this very call, when it was done already and its reply was lost. A request may also
--- arrive late, after later ones of its session: it was repeated and answered long ago.
+-- The reply to this call, if it was done already and its reply was lost. A request may also arrive
+-- after later requests of its session: then it was repeated and answered long ago.
 local function cached_reply()
   if ARGV[3] == '' then return nil end
   local cached = call('GET', B .. ':said:' .. ARGV[3])
@@ -172,8 +173,8 @@ local function cache_reply(reply)
   return reply
 end
 
--- Whether the store is left for another: nobody may change it any more, nor, once sealed, may time.
--- The rows of queues say `moved` too, for readers of nothing else.
+-- {'moved', where} when the store moves to another store, else nil. Then no caller may change it any more;
+-- once it is sealed, time changes nothing either. The rows of queues have `moved` for readers of rows only.
 local function departure()
   local where = call('HGET', B .. ':departure', 'where')
   return where and {'moved', where}
@@ -183,10 +184,10 @@ local function is_sealed() return call('HGET', B .. ':departure', 'sealed') == '
 
 -- -- records ---------------------------------------------------------------------------------------
 
--- A record is: seq, state, flags, attempt, losses, limit, policy, rank, queue, key; if LIMITED, its partition
--- and what it costs there; if TIMED, due,
--- expires, ttr, timeout, result_ttl; if running, token, leased, deadline, owner; if finished, when, and
--- when to prune; if TAIL, error and attempts. The client writes all behind the seq of a new one.
+-- A record is: seq, state, flags, attempt, losses, limit, policy, rank, queue, key; if LIMITED, its partition and
+-- its cost there; if TIMED, due, expires, ttr, timeout, result_ttl; if running, token, leased, deadline, owner; if
+-- finished, the times of its end and of pruning; if TAIL, error and attempts. The client writes all of a new record
+-- but the seq.
 local function parse_job(id, data)
   local seq, state, flags, attempt, losses, limit, policy, rank, queue, key, at =
     unpk('>I8BBI4I4I4I4I4Bc0Bc0', data)
@@ -257,7 +258,7 @@ end
 
 local function save(j) touch_id(j.id) end
 
--- Add a line to what a job says; who calls this flags the job NOTED.
+-- Add a line to the log of a job; the caller must flag the job NOTED.
 local function log(id, line, time)
   call('RPUSH', B .. ':g:' .. id, pack('>d', time) .. line)
   call('LTRIM', B .. ':g:' .. id, -100, -1)
@@ -279,7 +280,7 @@ end
 -- -- links -----------------------------------------------------------------------------------------
 
 local NO_LINKS = {delay = 0, at = 0, waits = 0, next = {}, inputs = {}}
-local LINKS_WAITS = 26 -- where a wish says what the job waits for, and after that how many inputs it has
+local LINKS_WAITS = 26 -- the offset in a wish of the wait condition; the number of inputs follows
 
 local function parse_links(wish)
   local _, delay, at, _, waits, inputs, many, from = unpk('>BdddBI4I4', wish)
@@ -318,7 +319,7 @@ local function read_waits_ahead(ids)
   for i, data in ipairs(fetch_all(K_WAIT, missing)) do waits[missing[i]] = data and parse_wait(data) end
 end
 
--- How those before a job stand; nil when it comes after none.
+-- The counts of the jobs before a job; nil when it comes after none.
 local function wait_of(id)
   local wait = flows.waits[id]
   if wait == nil then
@@ -338,10 +339,10 @@ local function hold(j, held)
   queue[j.id] = held and j.seq
 end
 
--- A job has ended, or was deleted before (state WAITING): those behind it are to wait for one less.
+-- Note that a job has ended, or was deleted before its end (state WAITING): jobs behind it wait for one less.
 local function add_end(id, state)
   local behind, ends = links_of(id).next, flows.ends
-  -- What a call ends itself it counts down itself; what ends for that has its bound.
+  -- A call counts down all ends of its own; ends that follow from them are bounded.
   if not flows.flowing then flows.left = flows.left + math.min(#behind, AT_ONCE) end
   if #behind <= AT_ONCE then
     if #behind > 0 then ends[#ends + 1] = {state, id, behind} end

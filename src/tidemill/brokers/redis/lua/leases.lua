@@ -1,10 +1,10 @@
--- What becomes of leases whose owner is gone, and of the owner.
+-- Give back the leases of an owner that is gone, and remove the owner.
 
 local function died(outcome, why)
   return {outcome = outcome, delay = 0, started = 0, ended = now / 1000000, error = why, traceback = '', result = ''}
 end
 
--- Everything an owner holds, as (token, id), by token.
+-- All leases of an owner, as (token, id), by token.
 local function leases_of(owner)
   local all, leases = call('HGETALL', B .. ':l:' .. owner), {}
   for i = 1, #all, 2 do leases[#leases + 1] = {tonumber(all[i]), all[i + 1]} end
@@ -16,8 +16,8 @@ local release_leases
 
 do
 
--- Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss. A task fails
--- after as many losses as it has attempts.
+-- Give back a lease whose owner vanished: a message gets a failed attempt, a task gets a loss. A task fails
+-- after as many losses as it may have attempts.
 local function lose(j, worker)
   if flagged(j.flags, MESSAGE) then return close_attempt(j, worker, died(Outcome.RETRY, 'its consumer died')) end
   j.losses = j.losses + 1
@@ -26,12 +26,12 @@ local function lose(j, worker)
     finish(j, FAILED, 'lost ' .. j.losses .. ' times with its worker')
   else
     local v = died(Outcome.RELEASE, '')
-    v.started = now / 1000000 -- it may have run
+    v.started = now / 1000000 -- the task may have run
     close_attempt(j, worker, v)
   end
 end
 
--- Give back all that an owner held; `cause(token)` says how it died, or nil when it did not run.
+-- Give back all leases of an owner; `cause(token)` says how a run died, or nil for a job that did not run.
 function release_leases(owner, worker, lost, cause)
   local leases = leases_of(owner)
   for _, lease in ipairs(leases) do
@@ -50,13 +50,13 @@ end
 
 end
 
--- The list of owners has changed: all of them hear of it with their next step.
+-- Note that the list of owners has changed: each owner hears of it with its next step.
 local function note_owners_changed()
   local number = call('INCR', B .. ':seq')
   for _, id in ipairs(call('ZRANGE', B .. ':beat', 0, -1)) do call('HSET', B .. ':o:' .. id, 'roster', number) end
 end
 
--- Take an owner off the list, with all that was its.
+-- Take an owner off the list, and delete its keys.
 local function remove_owner(owner)
   call('DEL', B .. ':o:' .. owner, B .. ':c:' .. owner, B .. ':l:' .. owner)
   call('ZREM', B .. ':beat', owner)

@@ -1,18 +1,18 @@
--- Changing a limit by name: its partitions hear of it piece by piece, in the order of their keys.
+-- Change a limit by name. The change reaches its partitions piece by piece, in the order of their keys: a walk.
 --
--- While that goes on, B:walk says how far it is, and which settings hold for the partitions behind: each partition goes by the old
--- settings until its turn, then by the new ones, so what stands in the ready lines is true all the time. An entry in B:due
--- makes the next piece everybody's next task. When the settings change once more meanwhile, the walk begins anew; partitions
--- that were not reached keep the oldest settings.
+-- During the walk, B:walk says how far it is, and which settings hold for the partitions behind that. Each partition
+-- keeps the old settings until the walk reaches it, so the ready lines are right at all times. An entry in B:due makes
+-- the next caller do the next piece. When the settings change again during a walk, the walk begins anew; partitions
+-- that it has not reached keep the settings they had.
 --
---   B:walk     NAME → 1 and size and key of the last partition that was reached, or 0; then, for those behind, settings and the
---              size and key of the last partition they hold for; the last ones hold for all that follow
+--   B:walk     NAME → 1, size and key of the last partition that was reached, or 0; then for the partitions behind:
+--              settings, size and key of the last partition they hold for; the last settings hold for all that follow
 
 do
 
-local IF_NEW = 16 -- beside which settings there are: a job that declares its limit only if it is not known
+local IF_NEW = 16 -- a bit beside the bits of the settings: the job declares its limit only if the limit is not known
 
--- Compared by bytes, as the server sorts them: see number_in.
+-- Compare keys by bytes, as the server sorts them: see number_in.
 local function comes_after(one, other)
   for i = 1, math.min(#one, #other) do
     local a, b = byte(one, i), byte(other, i)
@@ -52,7 +52,7 @@ function Settings.of_partition(name)
   end
 end
 
--- The next partitions that a change is to reach: those stored, and those that this call has made; the key of the last.
+-- The next partitions for a walk, stored ones and new ones of this call; also the last key, nil at the end of a walk.
 local function next_partitions(limit, walk)
   local from = walk.position and '(' .. limit .. '\0' .. walk.position or '[' .. limit .. '\0'
   local names = call('ZRANGEBYLEX', B .. ':lanes', from, '(' .. limit .. '\1', 'LIMIT', 0, limits.left)
@@ -78,7 +78,7 @@ local function go_on_later(limit, walk)
   add_due(now, 'w' .. limit)
 end
 
--- Carry a change into some more partitions, as many as are left for this call.
+-- Carry a change into the next partitions, as many as this call may still reach.
 function Partitions.walk(limit)
   local known = Settings.known('n', limit)
   if not known or not known.walk then return end
@@ -100,13 +100,13 @@ function Partitions.walk(limit)
   go_on_later(limit, walk)
 end
 
--- Go on with changes whose entry in B:due was lost on somebody of an older version.
+-- Go on with a walk whose entry in B:due was lost, because a process of an older version took it.
 function Partitions.resume_walks()
   if limits.walking or is_sealed() or call('EXISTS', B .. ':walk') == 0 then return end
   Partitions.walk(call('HRANDFIELD', B .. ':walk'))
 end
 
--- Have other settings hold for a limit.
+-- Set the settings of a limit by name.
 function Partitions.set(limit, packed, declared)
   local is_new = not Settings.known('n', limit)
   local old, _, old_packed = Settings.set('n', limit, packed, declared)
@@ -121,7 +121,7 @@ function Partitions.set(limit, packed, declared)
   Partitions.walk(limit)
 end
 
--- A job is stored that brings a limit along; its wish ends in the settings. With `if_new` a known one stays.
+-- Declare the limit of a job that is stored; its wish ends in the settings. With `if_new` a known limit stays as it is.
 function Partitions.declare(name, wish, if_new)
   local limit, packed = Partitions.split(name), sub(wish, -Limiter.SETTINGS_SIZE)
   local which = byte(packed)

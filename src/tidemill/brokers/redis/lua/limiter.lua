@@ -1,8 +1,8 @@
--- The arithmetic of limits, as tidemill/limits/arithmetic.py has it: when the next job may start.
+-- The arithmetic of limits, the same as in tidemill/limits/arithmetic.py: when the next job may start.
 --
--- Settings come packed from the client: which there are (1 a rate, 2 a window, 4 concurrency, 8 a breaker),
--- then all eight numbers. A limiter is what is remembered: full, failures, wait (until the breaker lets one
--- try), slots {end, count, …}, held (what jobs cost that lie with the carrier).
+-- Settings come packed from the client: the bits of the settings that exist (1 a rate, 2 a window, 4 concurrency,
+-- 8 a breaker), then all eight numbers. A limiter is the state of one limit: full (when the bucket is full), failures,
+-- wait (until the breaker lets a job try), slots {end, count, …}, held (the cost of jobs that lie with the carrier).
 
 local Limiter = {NEVER = 1 / 0, SETTINGS_SIZE = 65}
 do
@@ -53,14 +53,14 @@ local function window_opens(settings, limiter, cost)
   return when
 end
 
--- How many jobs may run at a time: after a failure no more than may fail yet, but one.
+-- How many jobs may run at a time: after failures at least one, and at most as many as may still fail.
 local function most_running(settings, limiter)
   local most = settings.concurrency or Limiter.NEVER
   if settings.breaker and limiter.failures > 0 then most = math.min(most, math.max(1, settings.breaker - limiter.failures)) end
   return most
 end
 
--- When a job of that cost may start: 0 now, NEVER when no time alone opens the limiter.
+-- When a job of a cost may start: 0 for now, NEVER when time alone does not open the limiter.
 function Limiter.opens(settings, limiter, running, cost)
   local when = 0
   if settings.concurrency and running >= settings.concurrency then return Limiter.NEVER end
@@ -93,7 +93,7 @@ function Limiter.room(settings, limiter, running, most)
   return most
 end
 
--- A job of that cost starts, or several that cost so much together.
+-- Take the tokens of a job that starts, or of several jobs with this cost together.
 function Limiter.take(settings, limiter, cost)
   if settings.every > 0 then limiter.full = math.max(limiter.full, now) + cost * settings.every end
   if not settings.window or cost == 0 then return end
@@ -114,7 +114,7 @@ function Limiter.take(settings, limiter, cost)
   limiter.slots = slots
 end
 
--- A job that was taken at that time has not run: its slot of the window counts it no more.
+-- Give the tokens of a job back that was taken at a time and has not run: its slot of the window no longer counts it.
 function Limiter.give_back(settings, limiter, taken, cost)
   limiter.full = limiter.full - cost * settings.every
   if not settings.window then return end
@@ -127,24 +127,24 @@ function Limiter.give_back(settings, limiter, taken, cost)
   end
 end
 
--- A job that was taken at that time goes to the carrier: it takes its tokens when it starts, and until then
--- nobody else can.
+-- Hold the tokens of a job that was taken at a time and goes to the carrier. The job takes them when it starts; until
+-- then no other job can.
 function Limiter.hold(settings, limiter, taken, cost)
   Limiter.give_back(settings, limiter, taken, cost)
   limiter.held = limiter.held + cost
 end
 
--- It lies there no more.
+-- Let held tokens go: the job has left the carrier.
 function Limiter.let_go(limiter, cost) limiter.held = math.max(0, limiter.held - cost) end
 
--- An attempt has succeeded, or failed: what the breaker goes by.
+-- Count the success or failure of an attempt for the breaker.
 function Limiter.ended(settings, limiter, well)
   if not settings.breaker then return end
   limiter.failures = well and 0 or limiter.failures + 1
   if limiter.failures >= settings.breaker then limiter.wait = now + settings.pause end
 end
 
--- Other settings hold from now on: the tokens stay, as far as the new bucket holds them.
+-- Change to other settings: the tokens stay, as far as the new bucket can hold them.
 function Limiter.change(old, new, limiter)
   if limiter.full <= now or not new.rate then
     limiter.full = 0
@@ -157,15 +157,15 @@ function Limiter.change(old, new, limiter)
   if not new.breaker then limiter.failures = 0 end
 end
 
--- From when on a limiter is as if it had never been used, if it is not used until then.
+-- The time from which an unused limiter equals a new one.
 function Limiter.clear_at(settings, limiter)
   local last = 0
   if #limiter.slots > 0 and settings.window then last = limiter.slots[#limiter.slots - 1] + settings.length end
   return math.max(limiter.full ~= 0 and math.floor(limiter.full) + 1 or 0, last)
 end
 
--- Stored as all its numbers in a row: as doubles, for they are times and fractions. With what is held their
--- number is even.
+-- Pack the numbers of a limiter as doubles, since they are times and fractions. With `held` their count is even,
+-- without it odd.
 function Limiter.pack(limiter)
   local data = {pack('>ddd', limiter.full, limiter.failures, limiter.wait)}
   if limiter.held > 0 then data[2] = pack('>d', limiter.held) end

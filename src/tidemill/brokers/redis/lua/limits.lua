@@ -1,10 +1,10 @@
 -- Limits of queues, and the settings of all limits. Limits by name are in partitions.lua.
 --
---   B:gate     hash    queue → when its limiter is due to open, limiter
---   B:terms    hash    n·NAME or q·QUEUE → settings, those that code declared last, if any; ! if set by hand
--- B:due has g·QUEUE for those that time alone opens. A queue's row counts as `parked` what is ready and does not
--- stand in a ready line.
---   B:walk     hash    NAME → how far changed settings were carried, and the settings behind that: see limit_changes.lua
+--   B:gate     hash    queue → time at which its limiter opens, or 0; limiter
+--   B:terms    hash    n·NAME or q·QUEUE → settings that hold; settings that code declared, if any; ! if set by hand
+--   B:walk     hash    NAME → how far a change has come, and the settings behind that: see limit_changes.lua
+-- B:due has g·QUEUE for limiters that time alone opens. The counter `parked` of a queue's row has the number of ready
+-- jobs that do not stand in a ready line.
 
 local Settings, Limits = {}, {}
 
@@ -14,8 +14,8 @@ do
 
 local function no_settings() return pack('>Bdddddddd', 0, 0, 0, 1, 0, 0, 0, 0, 0) end
 
--- What holds, what code declared, and whether the first was set by hand, of a limit by name (n) or a queue's
--- (q); nil when nobody set it.
+-- The settings that hold for a limit by name (n) or a queue's limit (q), the settings that code declared, and whether
+-- the first were set by hand; nil when nobody set the limit.
 function Settings.known(kind, name)
   local field = kind .. name
   local known = limits.settings[field]
@@ -32,8 +32,8 @@ end
 
 function Settings.of(kind, name) return Limiter.settings(Settings.known(kind, name).packed) end
 
--- Note what code declares, or a person sets ('' has the code's hold): what was set by hand stays whatever code
--- declares. The old settings, the new, and the old ones packed when they are to be changed, or false.
+-- Store settings that code declares or a person sets; '' from a person restores the code's. Settings set by hand stay
+-- whatever code declares. Returns old settings, new settings and the old ones packed, or false when nothing changes.
 function Settings.set(kind, name, packed, declared)
   local known = Settings.known(kind, name)
   if known and declared and known.declared == packed then return false end
@@ -58,7 +58,7 @@ function QueueLimits.load(queue, row)
   local due, at = unpk('>d', data)
   row.limiter, row.limiter_due = Limiter.parse(sub(data, at)), due
   row.settings = Settings.of('q', queue)
-  row.closed = due > 0 or QueueLimits.room(row, 1) == 0 -- it let nothing start before this call
+  row.closed = due > 0 or QueueLimits.room(row, 1) == 0 -- the limiter let nothing start before this call
 end
 
 local function running_in(row) return row.base + (row.by.running or 0) end
@@ -76,20 +76,21 @@ function QueueLimits.take(row, many)
   row.limiter_changed = true
 end
 
--- A lease has ended: with an attempt that went well or not, or going back before it ran: when it was made.
+-- A lease has ended. `well` says whether its attempt succeeded, nil without an attempt. `back` is the time of a lease
+-- that goes back before its job ran, else false.
 function QueueLimits.ended(row, well, back)
   if well ~= nil then Limiter.ended(row.settings, row.limiter, well) end
   if back then Limiter.give_back(row.settings, row.limiter, back, 1) end
   row.limiter_changed = true
 end
 
--- A lease made at that time goes to the carrier.
+-- A lease made at the time `taken` goes to the carrier.
 function QueueLimits.hold(row, taken)
   Limiter.hold(row.settings, row.limiter, taken, 1)
   row.limiter_changed = true
 end
 
--- A job lies with the carrier no more.
+-- A job leaves the carrier; `starts` says whether it runs now.
 function QueueLimits.let_go(row, starts)
   Limiter.let_go(row.limiter, 1)
   if starts then Limiter.take(row.settings, row.limiter, 1) end
@@ -102,7 +103,7 @@ function QueueLimits.came_due(queue)
   row.limiter_due, row.limiter_changed = 0, true
 end
 
--- Have other settings hold for a queue.
+-- Set the settings of a queue's limit.
 function QueueLimits.set(queue, packed, declared)
   local row = row_of(queue)
   local old, new = Settings.set('q', queue, packed, declared)

@@ -1,7 +1,7 @@
--- Opening the store: it is made when it is not there. Format 2 added jobs that wait for others, limits and
--- schedules, and reads all of 1; who knows only that would leave them waiting, so it must not open it any more.
---
--- Returns its format, the time it was made at and the server's time, in microseconds.
+-- Open the store, and create it when it does not exist. Format 2 added jobs that wait for others, limits and
+-- schedules, and reads all of format 1. A tidemill that knows only format 1 must not open the store: it would leave
+-- such jobs waiting.
+-- Returns the format, the time of creation and the server's time, in microseconds.
 
 function Verbs.open()
   local form = call('GET', B .. ':format')

@@ -1,30 +1,30 @@
--- Memory in the server's memory: what a step may still keep when `maxmemory` is near.
+-- The server's memory: choose what a step may still keep when `maxmemory` is near.
 --
--- A step that has something to keep is refused by a server that is full, before it does anything. Its client then has
--- it done under pressure: history is pruned before its time, and what there is no room for then is not kept: results,
--- tracebacks, and lines of logs. Outcomes are. A large step looks for room also on a server that is not full yet.
+-- A full server refuses a step that has something to keep, before the step does anything. Its client repeats the step
+-- under pressure. Then history is pruned before its time. Results, tracebacks and lines of logs without room are not
+-- kept; outcomes are. A large step also looks for room on a server that is not full yet.
 
 do
 
 local NOT_KEPT = '\199\0\13' -- RESULT_NOT_KEPT of job.py
 local LARGE = 65536 -- bytes of a step; fewer are kept without a look
-local OVERHEAD = 100 -- bytes that whatever is kept takes besides its own
-local SHORT = 500 -- bytes of an error that is kept in any case
-local ROUNDS, AT_ONCE = 4, 125 -- of pruning early
-local FRESH = 5000000 -- microseconds in which somebody who waits for a job comes to look at it
+local OVERHEAD = 100 -- bytes that each kept item takes besides its own
+local SHORT = 500 -- bytes of an error that are kept in any case
+local ROUNDS, AT_ONCE = 4, 125 -- rounds of early pruning, and jobs of each class in a round
+local FRESH = 5000000 -- microseconds in which a caller that waits for a job comes to read it
 
--- Bytes until the server is full, and how many it may use; without a bound nil.
+-- Bytes until the server is full, and the bytes that it may use; nil without a bound.
 local function left()
   local info = redis.pcall('INFO', 'memory')
-  if type(info) ~= 'string' then return Memory.pressed and 0 or nil, 0 end -- its user may not ask
+  if type(info) ~= 'string' then return Memory.pressed and 0 or nil, 0 end -- the user may not ask
   local function fact(name) return tonumber(string.match(info, name .. ':(%d+)') or 0) end
   local most = fact('maxmemory')
   if most == 0 then return nil end
   return most - fact('used_memory') + fact('mem_not_counted_for_evict'), most
 end
 
--- Forget some of the oldest finished jobs, though their time is not over: those without a result first, never one that
--- failed, nor a result that is protected still. How many.
+-- Forget some of the oldest finished jobs before their time: jobs without a result first. Failed jobs and results that
+-- are still protected stay. Returns the number of jobs.
 local function prune_early()
   local _, _, _, protect = unpk('>dddd', ARGV[2])
   local many = 0
@@ -45,7 +45,7 @@ local function prune_early()
   return many
 end
 
--- Have some room, if pruning early makes it: the thirty-second part of all. Bytes that are left.
+-- Prune early until 1/32 of all memory is free, if pruning can do that. Returns the free bytes.
 local function relieve()
   local bytes, most = left()
   local round = 0
@@ -65,7 +65,7 @@ end
 
 local function size_of_verdict(v) return #v.result + #v.error + #v.traceback end
 
--- Take from verdicts and notes what there is no room for; `short` says of a verdict that its result is not kept.
+-- Cut from verdicts and notes all that has no room; `short` marks a verdict whose result is not kept.
 function Memory.fit(verdicts, notes)
   local size, bytes = 0, nil
   for _, v in ipairs(verdicts) do size = size + size_of_verdict(v) end
@@ -92,7 +92,7 @@ function Memory.fit(verdicts, notes)
   end
 end
 
--- Whether each was settled, and '2' for those whose result was not kept.
+-- Change '1' to '2' for each settled verdict whose result was not kept.
 function Memory.mark_not_kept(settled, verdicts)
   for i, v in ipairs(verdicts) do
     if v.short and settled[i] == '1' then settled[i] = '2' end

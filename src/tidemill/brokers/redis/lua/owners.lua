@@ -1,21 +1,21 @@
--- Coming and going of owners.
+-- Attach, watch and release owners.
 --
 -- ARGV  5 verb, 6 owner
---       number   draw a number for an owner that is to attach
---       attach   7 name, 8 kind, 9 record, 10 microseconds of its lease, 11 epoch, 12 number, 13 host
---       join     7 name, 8 kind, 9 record, 10 seconds of its lease, 11 serial: of an owner elsewhere, perhaps once more
---       resume   its calls are made by another process than before: its record, or nothing if it is not elsewhere
---       words    of those elsewhere: {id, lease, words, '1' while the ttr of a message runs that a consumer holds, …}
---       release  7 '' by the account that follows, 'lost' without a witness; 8 '' or 'dead' when it is
---                to be done only if its time is over, or the number it is to have, or 'silent' and its words; then
---                token, cause, …
+--       number   draw a number for an owner that is about to attach: {number, name of the store}
+--       attach   7 name, 8 kind, 9 record, 10 microseconds of its owner lease, 11 epoch, 12 number, 13 host
+--       join     7 name, 8 kind, 9 record, 10 seconds of its owner lease, 11 serial: list a remote owner, perhaps again
+--       resume   another process makes the owner's calls from now on: its record, or nothing if it is not remote
+--       words    {id, lease, words, 1 while a consumer holds a message whose ttr runs, else 0, …} of all remote owners
+--       release  7 '' with the account that follows, 'lost' without a witness; 8 the condition: '', 'dead' (its time is
+--                over), a number (the owner still has it), or 'silent' and words (no call since); then token, cause, …
 --       tokens   {token, …} of its leases
---       overdue  7 '' : of the owners whose time is over, {id, record, microseconds since, …}
---       command  7 verb and token, packed
---       list     {record, number, …} of all
--- Returns number and a name of the store (number), how many leases it had (attach, release), 1 or 0 (command); {'moved', where} (attach).
+--       overdue  {id, record, microseconds since, …} of the owners whose time is over
+--       command  7 token and verb, packed
+--       list     {record, number, …} of all owners
+-- Returns for attach and release the number of leases that the owner had; for join 1, or 0 when a local owner has the
+--       id; for command 1, or 0 when the owner is not listed; {'moved', where} (attach, join).
 
--- Until when a consumer is not given up: a message it holds may still be worked on.
+-- The time until which a consumer is not given up, since it may still work on a message.
 local function held_until(id)
   local latest = 0
   for _, lease in ipairs(leases_of(id)) do
@@ -42,7 +42,7 @@ local function overdue()
   return found
 end
 
--- Draw a number for an owner, and tell which store this is.
+-- Draw a number for an owner, and name the store by its time of creation.
 local function number() return {text_of(call('INCR', B .. ':seq')), call('GET', B .. ':born') or '0'} end
 
 local function tokens(owner) return call('HKEYS', B .. ':l:' .. owner) end
@@ -57,7 +57,7 @@ local function list()
   return listed
 end
 
--- How often each remote owner was heard.
+-- How often each remote owner has called: its signs of life.
 local function words()
   local found = {}
   for _, id in ipairs(call('ZRANGEBYSCORE', B .. ':beat', '+inf', '+inf')) do
@@ -74,13 +74,13 @@ end
 local function resume(owner)
   local facts = call('HMGET', B .. ':o:' .. owner, 'lease', 'record')
   if not facts[1] then return false end
-  ring_rest() -- a hint may have been lost with the process that heard it
+  ring_rest() -- a hint may have been lost with the process that received it
   due_moved = true
   finish_step()
   return facts[2]
 end
 
--- List a remote owner; 0 when an owner of this store has its id.
+-- List a remote owner; 0 when a local owner has its id.
 local function join(owner)
   local key = B .. ':o:' .. owner
   local moved, before = departure(), call('HMGET', key, 'lease', 'serial')
@@ -103,7 +103,7 @@ local function command(owner)
   return cache_reply(1)
 end
 
--- True when an owner has shown that it lives since its release was decided.
+-- True when the condition of a release no longer holds: the owner has shown since that it lives.
 local function lives_after_all(owner, witness)
   local key = B .. ':o:' .. owner
   if witness == 'dead' then
@@ -114,10 +114,10 @@ local function lives_after_all(owner, witness)
   return witness ~= '' and call('HGET', key, 'number') ~= witness
 end
 
--- Give back what an owner holds and remove it; `causes` says by token how runs died. How many leases that were.
+-- Give back all leases of an owner; `causes` says by token how runs died. Returns the number of leases.
 local function release_all(owner, name, lost, causes)
-  come_due() -- a lease whose time was over is not given back, it was lost
-  local is_relay = call('HGET', B .. ':o:' .. owner, 'kind') == 'relay' -- which runs nothing
+  come_due() -- a lease whose ttr has passed is a failed attempt, and does not go back
+  local is_relay = call('HGET', B .. ':o:' .. owner, 'kind') == 'relay' -- a relay runs no jobs
   local many = release_leases(owner, name, lost and not is_relay, function(token)
     return causes[string.format('%.0f', token)]
   end)
@@ -126,7 +126,7 @@ end
 
 local function remove(owner)
   remove_owner(owner)
-  ring_rest() -- a hint that the owner was given and did not follow
+  ring_rest() -- the owner may have received a hint and not followed it
   due_moved = true
 end
 
@@ -136,7 +136,7 @@ local function release(owner)
     if lives_after_all(owner, ARGV[8]) then return cache_reply(0) end
     for i = 9, #ARGV, 2 do causes[ARGV[i]] = ARGV[i + 1] end
     many = release_all(owner, name, ARGV[7] == 'lost', causes)
-    hint_owner(owner) -- if it lives, it hears of the release
+    hint_owner(owner) -- if the owner lives, it hears of the release
     remove(owner)
   end
   finish_step()
@@ -154,7 +154,7 @@ local function attach(owner)
   end
   call('HSET', key, 'name', ARGV[7], 'kind', ARGV[8], 'record', ARGV[9], 'serial', '0', 'epoch', ARGV[11],
     'number', ARGV[12], 'host', host)
-  for _, id in ipairs(host ~= '' and call('ZRANGE', B .. ':beat', 0, -1) or {}) do -- somebody more to watch
+  for _, id in ipairs(host ~= '' and call('ZRANGE', B .. ':beat', 0, -1) or {}) do -- its neighbours shall watch it
     if call('HGET', B .. ':o:' .. id, 'host') == host then hint_owner(id) end
   end
   call('ZADD', B .. ':beat', now + ARGV[10], owner)

@@ -1,9 +1,9 @@
--- Leasing where partitions are: what one step takes of the partitions of a line.
+-- Partition claims: the jobs that one step takes from the partitions of a line. A run is one pass through a line.
 --
--- The first job of a partition is found in the ready line; those behind it come from the partition's own table. The
--- next of each is held in a heap, and written only when it is not taken in the same step; what was taken is
--- struck off each table with one command, since it is always its first, and tokens are taken from a partition's
--- limiter for all of its jobs together.
+-- The first job of a partition stands in the ready line; the next jobs come from the partition's own table. A heap
+-- holds the next job of each partition, which is written to the line only if the step does not take it. One command
+-- removes the jobs taken from each table, since they are always its first jobs. The limiter of a partition gives the
+-- tokens for all of its jobs together.
 
 do
 
@@ -40,7 +40,7 @@ local function pop(heap)
   heap[at] = last
 end
 
--- Begin with the first of a line, so many of them.
+-- Begin a run with the first jobs of a line, `many` at most.
 function Claims.open(line, many)
   local found, heads, ids = call('ZRANGE', B .. ':r:' .. line, 0, many - 1, 'WITHSCORES'), {}, {}
   for i = 1, #found, 2 do
@@ -56,13 +56,13 @@ function Claims.open(line, many)
   }
 end
 
--- The one that is next, which stays; nil when all that was read is taken.
+-- The next job of a run, which stays there; nil when all jobs that were read are taken.
 function Claims.first(run)
   local head, held = run.heads[run.at], run.heap[1]
   return held and (not head or before(held, head)) and held or head
 end
 
--- The claim for the partition of one; nil when the partition has jobs in other lines too, which may change with this.
+-- The claim for the partition of a job; nil when the partition also has jobs in other lines, which may change too.
 function Claims.of(run, head, name)
   local claim = head.claim or run.claims[name]
   if claim then return claim end
@@ -82,7 +82,7 @@ local function note(claim)
   claim.spent = 0
 end
 
--- Whether the next of a partition may start now.
+-- Whether the next job of a partition may start now.
 local function opens(claim, cost)
   if claim.left > 0 and cost == 1 then
     claim.left = claim.left - 1
@@ -95,20 +95,20 @@ local function opens(claim, cost)
     claim.opening = when
     return false
   end
-  if cost == 1 and claim.taken > 1 then -- others follow
+  if cost == 1 and claim.taken > 1 then -- more jobs of this partition are likely to follow
     claim.left = Limiter.room(claim.settings, partition.limiter, partition.running, Limiter.NEVER) - 1
   end
   return true
 end
 
--- Hold the next of a partition, if it may start.
+-- Put the next job of a partition into the heap, if it may start.
 local function follow(run, claim, name)
   local partition, line = claim.partition, run.line
   if claim.at > #claim.members and not claim.complete then
     local first = claim.taken
     claim.members = call('ZRANGE', Partitions.park_of(line, name), first, first + run.ahead - 1, 'WITHSCORES')
     claim.at, claim.complete = 1, #claim.members < 2 * run.ahead
-    if claim.paced or run.ahead > 1 then -- else it is not taken now, and its cost is not asked for
+    if claim.paced or run.ahead > 1 then -- else the job is not taken now, and nobody needs its cost
       local ids = {}
       for i = 1, #claim.members, 2 do ids[#ids + 1] = sub(claim.members[i], 9) end
       read_ahead(ids)
@@ -130,7 +130,7 @@ local function follow(run, claim, name)
   push(run.heap, {rank = rank, turn = turn, id = id, claim = claim})
 end
 
--- The first is leased; with a claim, of the partition of that name.
+-- Note that the first job of a run is leased; with a claim, the job belongs to the partition of that name.
 function Claims.take(run, head, claim, name, cost, token)
   if head == run.heads[run.at] then
     run.at = run.at + 1
@@ -144,7 +144,7 @@ function Claims.take(run, head, claim, name, cost, token)
   follow(run, claim, name)
 end
 
--- Have the tables as they are by now.
+-- End a run: write its changes to the tables.
 function Claims.close(run)
   local line, heap = run.line, run.heap
   local queue, empty = sub(line, 2), {}

@@ -1,25 +1,25 @@
 -- Partitions: each key of each limit by name.
 --
--- All ready jobs of a partition lie in a table of their own, for each line it has jobs in. Of each line the
--- first also stands in the ready line, if the limiter lets it start: so a lease finds what may start where it
--- finds all else, and never walks over what may not. Whatever changes in a partition makes it *stale*; `sync`
--- then makes what stands in the ready lines true again. There the first job of a partition with a key has the
--- number of the partition's last lease for its sequence, when that is higher: keys take turns.
+-- A partition has a table of all its ready jobs for each line in which it has jobs. The first job of each table also
+-- stands in the ready line, if the limiter lets it start. So a lease finds all jobs that may start in the line, and
+-- never walks over jobs that may not. A change in a partition makes it *stale*; `sync` then corrects the ready lines.
+-- The first job of a partition with a key stands there with the number of the partition's last lease in place of its
+-- seq, when that is higher. So keys take turns.
 --
---   B:lane     hash    PARTITION (name, a zero, key) → see pack_partition; B:lanes zset, all 0, has them in order
---   B:lane:LINE\0LANE  zset seq8·id by rank     its ready jobs
---   B:parked:LINE      set  PARTITION that has ready jobs there
---   B:clear    zset    PARTITION that nothing is in by when it tells no more than none would
--- B:due has a·PARTITION for those that time alone opens.
+--   B:lane     hash    PARTITION (name, a zero byte, key) → see pack_partition; B:lanes zset, all 0, has them in order
+--   B:lane:LINE\0PARTITION  zset seq8·id by rank  its ready jobs
+--   B:parked:LINE      set  partitions that have ready jobs in the line
+--   B:clear    zset    idle PARTITION by the time from which it may be forgotten: its limiter then equals a new one
+-- B:due has a·PARTITION for partitions that time alone opens.
 
 do
 
 local CLEARS, STANDS = 1, 2
-local FLAGS = 13 -- where they are
+local FLAGS = 13 -- the offset of the flags
 
--- Fixed part (how many run, its last lease, flags: whether it is to be cleared when due; whether a job stands in
--- each of its lines), then the limiter behind its size, then for each line: its name, 1 when one stands there, its
--- rank and number, and its id.
+-- Pack the number of running jobs, the token of the last lease, flags (CLEARS: it can be forgotten when due; STANDS: a
+-- job stands in each of its lines), due, and the limiter behind its size. Then for each line: its name, and 0, or 1
+-- with the rank, number and id of the job that stands there.
 local function pack_partition(partition)
   local limiter, flags, lines = Limiter.pack(partition.limiter), partition.clears and CLEARS or 0, ''
   local line, head = next(partition.lines)
@@ -52,7 +52,7 @@ local function parse_partition(data)
   return partition
 end
 
--- The partition and the cost that a record has, whose state and times are not looked at.
+-- The partition and the cost in a record. The record must be under a limit.
 function Partitions.partition_of(data)
   local queue = byte(data, 31)
   local key = byte(data, 32 + queue)
@@ -66,7 +66,7 @@ function Partitions.cost_of(id)
   return (select(2, Partitions.partition_of(data)))
 end
 
--- Read the partitions of some jobs, just read, at once.
+-- Read the partitions of some jobs at once. The jobs must be read already.
 function Partitions.read_ahead(ids)
   local names, known = {}, limits.partitions
   for _, id in ipairs(ids) do
@@ -99,13 +99,13 @@ end
 
 function Partitions.park_of(line, name) return B .. ':lane:' .. line .. '\0' .. name end
 
--- It is to be looked at once more.
+-- Mark a partition for `sync`.
 local function make_stale(name)
   limits.changed[name], limits.stale[name] = true, true
 end
 Partitions.make_stale = make_stale
 
--- A job of a partition is ready.
+-- Add a job that became ready to its partition.
 function Partitions.enter(j)
   local line, partition = line_of(j), Partitions.of(j.partition)
   call('ZADD', Partitions.park_of(line, j.partition), j.rank, pack('>I8', j.seq) .. j.id)
@@ -124,25 +124,25 @@ function Partitions.enter(j)
   end
   came[line] = (came[line] or 0) + 1
   limits.changed[j.partition] = true
-  local head = partition.lines[line] -- which no other can go before that came later
+  local head = partition.lines[line] -- only a job with a better rank or an older number goes before the head
   if not head or j.rank < head.rank or j.rank == head.rank and j.seq < head.number then make_stale(j.partition) end
 end
 
--- A ready job of a partition is taken away.
+-- Remove a ready job from its partition.
 function Partitions.leave(j)
   call('ZREM', Partitions.park_of(line_of(j), j.partition), pack('>I8', j.seq) .. j.id)
   count(j.queue, 'parked', -1)
   make_stale(j.partition)
 end
 
--- A job that stood in the ready line has been taken from it.
+-- Remove a job from its partition that was taken from the ready line.
 function Partitions.taken(j)
   Partitions.of(j.partition).lines[line_of(j)] = false
   count(j.queue, 'parked', 1)
   Partitions.leave(j)
 end
 
--- A job that was taken is leased.
+-- Count a job that was taken and is leased now.
 function Partitions.start(j, token)
   local partition = Partitions.of(j.partition)
   Limiter.take(Settings.of_partition(j.partition), partition.limiter, j.cost)
@@ -150,7 +150,7 @@ function Partitions.start(j, token)
   partition.turn = token
 end
 
--- A lease of the partition has ended. Where a job stands in each of its lines, no other can be the first.
+-- Count the end of a lease. The partition stays as it is when a job stands in each of its lines: no other can be first.
 function Partitions.ended(name)
   local partition = limits.partitions[name]
   limits.changed[name] = true
@@ -165,19 +165,19 @@ function Partitions.ended(name)
   if line or not next(partition.lines) and partition.running == 0 then make_stale(name) end
 end
 
--- A lease goes back, and its job never ran.
+-- Give the tokens of a lease back whose job never ran.
 function Partitions.give_back(j)
   Limiter.give_back(Settings.of_partition(j.partition), Partitions.of(j.partition).limiter, j.leased, j.cost)
   make_stale(j.partition)
 end
 
--- A lease made at that time goes to the carrier.
+-- A lease made at the time `taken` goes to the carrier.
 function Partitions.hold(j, taken)
   Limiter.hold(Settings.of_partition(j.partition), Partitions.of(j.partition).limiter, taken, j.cost)
   make_stale(j.partition)
 end
 
--- A job lies with the carrier no more.
+-- A job leaves the carrier; `starts` says whether it runs now.
 function Partitions.let_go(j, starts)
   local partition = Partitions.of(j.partition)
   Limiter.let_go(partition.limiter, j.cost)
@@ -195,7 +195,7 @@ function Partitions.came_due(name)
   make_stale(name)
 end
 
--- Have another job stand in a ready line for its partition, or none.
+-- Replace the job of a partition that stands in a ready line by another job, or by none.
 local function stand(line, old, new)
   local queue = sub(line, 2)
   if old then
@@ -209,7 +209,7 @@ local function stand(line, old, new)
   end
 end
 
--- One time to look at it again: when it opens, or when nobody need know of it.
+-- Set the timer of a partition: to `opening`, the earliest start of its next job, or to the time of forgetting it.
 function Partitions.arm(name, partition, settings, opening)
   local due, clears = opening < Limiter.NEVER and opening or 0, false
   if not next(partition.lines) and partition.running == 0 then
@@ -228,7 +228,7 @@ function Partitions.arm(name, partition, settings, opening)
   partition.due, partition.clears = due, clears
 end
 
--- Hint those who sleep: so many jobs of a line may start, or as many as the limiter lets.
+-- Wake sleepers for `more` jobs of a line, or for as many as the limiter lets start; at least one.
 local function ring_partition(partition, settings, line, more)
   rings[line] = (rings[line] or 0) + math.max(1, Limiter.room(settings, partition.limiter, partition.running, more))
 end
@@ -265,18 +265,18 @@ local function sync_partition(name, rung)
   Partitions.arm(name, partition, settings, opening)
 end
 
--- The next of a partition takes the place of one that was just leased: nobody need be woken for it.
+-- Let the next job of a partition take the place of a leased one. No sleeper is woken for it.
 function Partitions.follow(name) sync_partition(name, false) end
 
--- Make what stands in the ready lines true for every partition that has changed; and with `sync` have sleepers
--- and the clock know of queues that opened or closed.
+-- Correct the ready lines for every partition that has changed. `sync` also wakes sleepers and sets timers for queues
+-- whose limiter opened or closed.
 function Limits.sync_partitions()
   local name = next(limits.stale)
   while name do
     sync_partition(name, true)
     name = next(limits.stale)
   end
-  for partition, came in pairs(limits.came) do -- behind those that stand there
+  for partition, came in pairs(limits.came) do -- jobs that came behind the heads, in partitions that are not stale
     for line, more in pairs(came) do ring_partition(Partitions.of(partition), Settings.of_partition(partition), line, more) end
   end
   limits.came = {}
@@ -290,7 +290,7 @@ function Limits.sync()
   end
 end
 
--- Forget partitions that can be; how many were looked at.
+-- Mark idle partitions that can be forgotten; `flush` forgets them. Returns how many were checked.
 function Limits.sweep(most)
   local names = call('ZRANGEBYSCORE', B .. ':clear', '-inf', now, 'LIMIT', 0, most)
   for _, name in ipairs(names) do

@@ -1,12 +1,12 @@
 -- Accept jobs, all or none, in order.
 --
--- ARGV  5 how many, then four arguments each (see put_accept.lua); then, or nothing more:
---       n ids of those that are held, n ids of such as are let go
--- Returns 1 when all were created; else {what, id, what, id, …}; or why not: {'id', id},
---       {'key', id, key}, {'full', queue, max_size}, {'waits', id}: it does not; {'moved', where}; 'due' when
---       ticks are to go on with what came due before it is called again. Then nothing was stored.
+-- ARGV  5 number of jobs, then four arguments for each (see put_accept.lua); then nothing more, or
+--       n ids of jobs to hold, n ids of held jobs to let go
+-- Returns 1 when all were created; else {placed, id, placed, id, …}. When nothing was stored: {'id', id},
+--       {'key', id, key}, {'full', queue, max_size}, {'waits', id} (that job does not wait), {'moved', where}, or
+--       'due' when `housekeeping` must move due jobs before the next call.
 
--- Play the puts through for what could refuse one, before any is stored.
+-- Play all puts through, and return the reason to refuse one, before any is stored.
 local function refused(last)
   local ids, held, added = {}, {}, {}
   for i = 6, last, 4 do
@@ -45,7 +45,7 @@ local function refused(last)
   return nil
 end
 
--- The same for links to what is not there, or waits for nothing more.
+-- Return the reason to refuse a put with a link to a job that does not exist or no longer waits.
 local function refused_links(last, let_go)
   local named, seen, coming = {}, {}, {}
   local function name(id)
@@ -72,7 +72,7 @@ local function refused_links(last, let_go)
   return nil
 end
 
--- Read what is held and let go: sets and lists of ids, and whether anything is said of links at all.
+-- Read the set of ids to hold and the list of ids to let go; also whether the call has any arguments about links.
 local function read_links_wish(last)
   local on_hold, let_go = {}, {}
   if not ARGV[last + 1] then return on_hold, let_go, false end
@@ -82,7 +82,7 @@ local function read_links_wish(last)
   return on_hold, let_go, true
 end
 
--- Move what came due, since a job whose time has passed must not refuse another; true when ticks are to go on.
+-- Move due jobs first, since an expired job must not refuse another; true when `housekeeping` must go on.
 local function move_due_first()
   local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
   if not first[1] or tonumber(first[2]) > now then return false end
@@ -94,7 +94,7 @@ local function move_due_first()
   return false
 end
 
--- Store all jobs: what was done with each and the id that stands for it, or 1 when all were created.
+-- Store all jobs: for each the outcome, and the id of the job that stands for it; or 1 when all were created.
 local function store_all(last)
   local puts, plain = {}, true
   for i = 6, last, 4 do
@@ -118,7 +118,7 @@ function Verbs.put()
   read_ahead(ids)
   local why = refused(last) or linked and refused_links(last, let_go)
   if why then
-    finish_step() -- of what came due
+    finish_step() -- write the jobs that came due
     return why
   end
   seq = call('INCRBY', B .. ':seq', many) - many

@@ -1,13 +1,13 @@
--- Accepting jobs: new ones, and those whose key an unfinished job has already.
--- A job is four arguments: id, record behind its seq, envelope, and its wish: how to treat a job that
--- has its key, delay, at, expires, and if it comes before or after others: what it waits for (0 nothing,
--- 1 success, 2 any end, 3 failure, 4 all, as a barrier), how many inputs it has and how many jobs behind it,
--- these, and the inputs; if it has a key, for how long and what it may wait at most; if it is under a limit by name, that one's settings at the end. Empty when it has
--- neither key nor times nor links nor a limit.
+-- Accept jobs: new ones, and jobs whose key another job has already.
+-- A job is four arguments: id, record behind its seq, envelope, wish. The wish is the rule for a conflict of keys,
+-- delay, at, expires. If the job comes before or after others, these follow: its wait condition (0 none, 1 success,
+-- 2 any end, 3 failure, 4 all, as a barrier), the number of inputs, the number of jobs behind it, these jobs, and the
+-- inputs. Else, if it has a key: the period of the key and the longest wait. If it is under a limit by name, the wish
+-- ends in the limit's settings. The wish is empty when the job has neither key nor times nor links nor a limit.
 
 local Placed = {CREATED = 0, KEPT = 1, REPLACED = 2, MERGED = 3, SUCCESSOR = 4}
 local Conflict = {KEEP = 0, REJECT = 1, REPLACE = 2, MERGE = 3}
-local RECORD_RANK = 19 -- where the rank is in what the client wrote
+local RECORD_RANK = 19 -- the offset of the rank in the record that the client wrote
 
 local put_one
 
@@ -15,7 +15,7 @@ do
 
 local AT_ONCE_ALONE = ('\0'):rep(26) -- a wish of links only, for a job that waits for nothing
 
--- Store a new job. Whatever delay it has, it is due at `latest`, if that is given.
+-- Store a new job. If `latest` is given, the job is due by then, whatever its delay.
 local function insert(id, record, envelope, wish, state, latest)
   seq = seq + 1
   local seq8 = pack('>I8', seq)
@@ -65,7 +65,7 @@ local function displace(id, by)
   finish(j, CANCELLED, 'replaced by ' .. by, true)
 end
 
--- pyspider's rule: the higher priority and the earlier time win, the data stay.
+-- Merge a put into a job by pyspider's rule: the higher priority and the earlier time win, the data stay.
 local function merge(j, record, wish)
   local rank = unpk('>I4', record, RECORD_RANK)
   local _, delay, at = unpk('>Bddd', wish)
@@ -76,7 +76,7 @@ local function merge(j, record, wish)
   place(j, due)
 end
 
--- Store a job that is the last in line for its key.
+-- Store a job that takes a key: as its holder, or as the successor of a running holder.
 local function put_last(id, record, envelope, wish, name, key, running)
   local period, max_wait, ends, since, latest = 0, 0, 0, 0, nil
   if not flagged(byte(record, 2), LINKED) then period, max_wait = unpk('>dd', wish, 26) end
@@ -90,7 +90,7 @@ local function put_last(id, record, envelope, wish, name, key, running)
   Unique.put(name, running and key.holder or id, running and id or nil, ends, since)
 end
 
--- Accept one job that was not refused; what was done, and the id of the job that stands for it.
+-- Accept one job that was not refused: the outcome, and the id of the job that stands for it.
 function put_one(id, record, envelope, wish)
   local _, name = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
   if name == '' then
@@ -118,7 +118,7 @@ end
 
 end
 
--- Nothing more comes before the jobs of some arguments that wait, but for those in `hold`.
+-- Let the waiting jobs of some arguments go, except the jobs in `on_hold`: no more jobs will come before them.
 local function begin_all(from, many, on_hold)
   for i = from, from + many * 4 - 1, 4 do
     local record, wish = ARGV[i + 1], ARGV[i + 3]
@@ -128,11 +128,12 @@ local function begin_all(from, many, on_hold)
   end
 end
 
--- Puts that must not fail, since settling must not: no limit holds, a taken id is kept.
+-- Put the followers of a verdict. This must not fail, since settling must not: `max_size` does not hold. A job is left
+-- out when its id is taken, or when its key is taken and its rule is to reject.
 local function follow(from, many)
   if many == 0 then return end
   seq = call('INCRBY', B .. ':seq', many) - many
-  flow() -- a job behind may not be there any more
+  flow() -- a job behind may not exist any more
   local left_out = {}
   for i = from, from + many * 4 - 1, 4 do
     local id, record = ARGV[i], ARGV[i + 1]

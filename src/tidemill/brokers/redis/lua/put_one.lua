@@ -1,9 +1,9 @@
--- Accept one job that has neither key nor times: the hot path of who enqueues one by one, without any
--- of the machinery of the others.
+-- Accept one job without wish: the hot path of callers that enqueue one by one, without the machinery of the other
+-- functions.
 --
 -- ARGV  1 session, 2 serial, 3 id, 4 record behind its seq, 5 envelope, 6 its LINE, 7 its rank
--- Returns 1; {'id', id} when that is taken; 0 when it takes more than this: a queue that is new, or has
---       a bound or a limit, or a store that moves. Then nothing was stored, and `put` does it under the same serial.
+-- Returns 1; {'id', id} when the id is taken; 0 when the put needs more: the queue is new, or has a bound or a limit,
+--       or the store moves. With 0 nothing was stored, and the client calls `put` under the same serial.
 
 function Verbs.put_one()
   local K_REPLY, serial, id, line = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6]

@@ -1,4 +1,4 @@
--- What an exchange returns: leases with their inputs, and the reply as a whole.
+-- The reply to an exchange: leases with their inputs, and the reply as a whole.
 
 local show_lease, show_inputs, earlier_reply, reply
 
@@ -11,7 +11,7 @@ function show_lease(x, j, token, ttr, envelope, leased)
   leases[#leases + 1] = envelope
 end
 
--- Give the last lease the results of the jobs before it that the job asks for.
+-- Give the last lease its inputs: the results of the earlier jobs that its job asks for.
 function show_inputs(x, id)
   local wish = flows.links[id] or links_of(id)
   if type(wish) == 'string' and unpk('>I4', wish, LINKS_WAITS + 1) == 0 then return end -- the hot path
@@ -31,14 +31,14 @@ function show_inputs(x, id)
   inputs[#inputs + 1] = shown
 end
 
--- Microseconds until the next of the other owners is to be given up; -1 never.
+-- Microseconds until the next other owner is given up; -1 never.
 local function next_death(x)
   local beats = call('ZRANGE', B .. ':beat', 0, 1, 'WITHSCORES')
   local at = beats[1] == x.owner and beats[4] or beats[2]
   return at and at ~= 'inf' and math.max(0, at - now) or -1
 end
 
--- The reply to a step that was done before, with the leases that the owner still has.
+-- The reply to a repeated step: as before, with the leases of that step that the owner still has.
 local function replay(x)
   local settled, touched, first_token, last_token, commands, taken = unpack(cmsgpack.unpack(x.last_reply))
   for _, lease in ipairs(leases_of(x.owner)) do
@@ -52,7 +52,7 @@ local function replay(x)
   return {settled, touched, x.leases, commands, 0, next_death(x), x.inputs, {}, '', taken, {}, 1, {}}
 end
 
--- The reply that this step had before, or that it comes too late; nil for a new step.
+-- The earlier reply to a repeated step, or {'late', serial} for a step that comes too late; nil for a new step.
 function earlier_reply(x)
   if x.on_behalf then return nil end
   if x.last_serial > x.serial then return {'late', text_of(x.last_serial)} end -- nobody waits for it any more
@@ -60,7 +60,7 @@ function earlier_reply(x)
   return nil
 end
 
--- Keep what a repetition of this step is answered with.
+-- Keep the reply for a repetition of this step.
 local function keep_reply(x)
   x.commands = call('LPOP', B .. ':c:' .. x.owner, 100) or {}
   if x.moved and x.wanted > 0 then table.insert(x.commands, 1, pack('>I8', 0) .. 'quiet') end
@@ -70,7 +70,7 @@ local function keep_reply(x)
   Limits.sync()
 end
 
--- Hand schedules out to an owner that sees to some, and note when it hears of the next.
+-- Hand due schedules out to an owner that handles schedules, and note the next time that it hears of.
 local function show_schedules(x)
   x.schedules = {}
   local most = tonumber(ARGV[9])
@@ -89,11 +89,11 @@ local function show_unknown_tasks(x)
   if more then x.due = 0 end
 end
 
--- List the owner among those asleep if it has room for what comes next, else take it off.
+-- List the owner as asleep if it has room for more jobs, else take it off that list.
 local function note_sleep(x)
   if not x.has_want then return end
   if x.sleeps == 0 or #x.leases / 2 >= x.wanted then
-    if call('ZREM', K_ASLEEP, x.owner) == 1 then due_moved = true end -- perhaps it kept the time for others
+    if call('ZREM', K_ASLEEP, x.owner) == 1 then due_moved = true end -- it may have been the next to look at B:due
     return
   end
   call('ZADD', K_ASLEEP, x.due < 0 and '+inf' or now + x.due, x.owner)

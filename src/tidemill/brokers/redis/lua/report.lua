@@ -1,10 +1,10 @@
--- What an owner reports of its leases: notes, verdicts, and touches.
+-- The report of an owner about its leases: notes, verdicts, and touches.
 
 local linked_of, apply_report, apply_changes
 
 do
 
--- Those jobs of some, just read, that come before or after others.
+-- The jobs among some, read already, that come before or after others.
 function linked_of(ids)
   local linked = {}
   for _, id in ipairs(ids) do
@@ -16,7 +16,7 @@ function linked_of(ids)
   return linked
 end
 
--- Read the jobs of all leases that the owner reports of.
+-- Read the jobs of all leases in the report.
 local function read_held(x)
   local tokens, texts, ids, held = x.tokens, {}, {}, x.held
   for i, token in ipairs(tokens) do texts[i] = text_of(token) end
@@ -61,7 +61,7 @@ local function touch(x, token, seconds)
   return '1'
 end
 
--- Settle a lease whose job is more than a plain one that succeeded: '1', or '0' when the owner does not have it.
+-- Settle a lease that `succeed_plainly` does not: '1', or '0' when the owner does not have the lease.
 local function settle_in_full(x, id, data, v)
   local to_carrier = v.outcome == Carrier.OUTCOME and not x.moved
   local carried = to_carrier and type(data) == 'string' and Carrier.carry_plainly(id, data, x.owner, v.token)
@@ -99,7 +99,7 @@ function apply_report(x)
   for i, t in ipairs(x.touches) do x.touched[i] = touch(x, t[1], t[2]) end
 end
 
--- Write what changed, and count down behind it: settled jobs may be leased again, with those that waited for them.
+-- Count down behind ended jobs and write all changes: the claim may lease settled jobs again, and jobs behind them.
 function apply_changes()
   flow()
   Limits.sync()

@@ -1,10 +1,10 @@
--- What an owner hands in with an exchange; `x` is the exchange, one table for the whole call.
+-- The request of an exchange. `x` is the exchange: one table for the whole call.
 
 local open_exchange, read_want, read_request, find_strays
 
 do
 
--- Return the exchange of this call with what the store knows of its owner, whose lease is renewed. Nil when the
+-- Renew the owner's lease, and return the exchange of this call with the store's facts about the owner. Nil when the
 -- owner is not attached, or was attached anew.
 function open_exchange()
   local owner, serial, highest_token, epoch = ARGV[5], unpk('>I8I8I2c0', ARGV[6])
@@ -29,7 +29,7 @@ function read_want(x)
   x.moved = departure()
 end
 
--- The first and the last of some arguments behind their number, and where the next ones begin.
+-- The offsets of the first and the last argument behind a count, and of the next arguments.
 local function range_at(at)
   local after = at + 1 + tonumber(ARGV[at])
   return at + 1, after - 1, after

@@ -1,11 +1,11 @@
--- Schedules: records under their names, and the order in which they are to be handed out. What is handed
--- out moves, from B:firing to B:claimed, to when it would be handed out again, should whoever has it never
--- change it; that comes first then. Of those due at one time the one that was changed first comes first.
+-- Schedules: records under their names, and the order in which they are handed out. A schedule that is handed out moves
+-- from B:firing to B:claimed. If its owner never changes it, it is handed out again after CLAIM, before all others. Of
+-- schedules due at the same time, the schedule that was changed first comes first.
 --
--- A record is its version, when it is due (seconds, 0 never), and a body that nothing here opens.
+-- A record is its version, its due time (seconds, 0 never), and a body that nothing here opens.
 
 
--- Microseconds until the next is to be handed out, 0 when it is; -1 when none will be.
+-- Microseconds until the next schedule is handed out, 0 when one is due now; -1 when there is none.
 local function next_firing()
   local soonest = -1
   for _, key in ipairs({B .. ':claimed', B .. ':firing'}) do
@@ -19,9 +19,9 @@ local hand_out
 
 do
 
-local CLAIM = 1000000 -- microseconds, as CLAIM of brokers/contract/schedules.py says
+local CLAIM = 1000000 -- microseconds, equal to CLAIM of brokers/contract/schedules.py
 
--- Those that are due, at most so many, as (now, name, record, …); nothing when there are none.
+-- Hand out the schedules that are due, `most` at most: (now, name, record, …), or nothing when none is due.
 function hand_out(most)
   local members, names, out, claimed = {}, {}, {}, {}
   for _, key in ipairs({B .. ':claimed', B .. ':firing'}) do
@@ -45,7 +45,7 @@ end
 
 end
 
--- Owners that were told of no time before this one look again.
+-- Wake owners that handle schedules and expect none before this time.
 local function fire_sooner(time)
   for _, owner in ipairs(call('ZRANGEBYSCORE', B .. ':fires', '(' .. string.format('%.0f', time), '+inf')) do hint_owner(owner) end
 end

@@ -1,14 +1,13 @@
--- Change schedules and put their jobs, each of the changes by itself, all as one step.
+-- Change schedules and put their jobs. Each change succeeds or fails by itself; all are done in one step.
 --
--- ARGV  5 how many, then for each of them: name; version that is expected (0 for none), when it is due,
---       1 if it is to be no more, how many jobs come with it, and when it is due should all of these be left
---       out, packed; its body; its body then, if that is another; four arguments for each of its jobs (see
---       put_accept.lua)
--- Returns for each what it did: 0, or its new version (0 when it is gone) as text, and why jobs were left
---       out: 'id', 'key', 'full'; {'moved', where}; 'due' when ticks are to go on with what came due before it is
---       called again.
+-- ARGV  5 number of changes, then for each: name; packed: expected version (0 for none), due time, 1 to remove the
+--       schedule, number of jobs, due time if all these jobs are left out; body; body if all these jobs are left
+--       out, or '' for no difference; four arguments for each job (see put_accept.lua)
+-- Returns for each change 0 when the version did not match, else {new version as text (0 when removed), a reason for
+--       each job left out: 'id', 'key' or 'full'}; {'moved', where}; 'due' when `housekeeping` must move due jobs
+--       before the next call.
 
--- Read the changes of a call, and everything that they touch.
+-- Read the changes of a call, and all jobs and schedules that they touch.
 local function read_changes()
   local changes, names, ids, at, drawn = {}, {}, {}, 6, 0
   for i = 1, tonumber(ARGV[5]) do
@@ -26,11 +25,11 @@ local function read_changes()
   read_ahead(ids)
   local records = {} -- name → record, or false
   for i, record in ipairs(fetch_all(B .. ':schedule', names)) do records[names[i]] = record end
-  -- touched: name → the version before this call, packed, or ''; sooner: the earliest of the new times
+  -- touched: name → the packed version before this call, or ''; sooner: the earliest of the new due times
   return {changes = changes, names = names, records = records, touched = {}, sooner = nil}
 end
 
--- Put a schedule's job, or say why it is left out.
+-- Put a schedule's job, or return the reason to leave it out.
 local function put_if_it_fits(id, record, envelope, wish)
   if load_job(id) then return 'id' end
   local queue, key = unpk('>Bc0Bc0', record, RECORD_RANK + 4)
@@ -45,7 +44,7 @@ local function put_if_it_fits(id, record, envelope, wish)
   return (how == Placed.KEPT or how == Placed.MERGED) and 'key' or nil
 end
 
--- Make one change: 0, or the new version and why jobs were left out.
+-- Make one change: 0, or the new version and the reasons for jobs left out.
 local function change(book, name, c)
   local records, touched = book.records, book.touched
   local version = records[name] and unpk('>I8', records[name]) or 0
@@ -99,7 +98,7 @@ end
 function Verbs.schedules_change()
   local again = cached_reply() or departure()
   if again then return again end
-  if come_due() then -- a job whose time has passed must not keep another out
+  if come_due() then -- an expired job must not keep another job out
     finish_step()
     return 'due'
   end
@@ -113,5 +112,5 @@ function Verbs.schedules_change()
   return cache_reply(did)
 end
 
--- The same while the server is out of memory, for changes that only remove.
+-- The same function for changes without jobs or new schedules: it also runs while the server is out of memory.
 Verbs.schedules_drop = Verbs.schedules_change

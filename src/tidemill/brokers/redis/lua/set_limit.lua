@@ -1,7 +1,8 @@
--- Changing a limit.
+-- Change a limit.
 --
--- ARGV  5 q for a queue's or n for one by name, 6 its name, 7 settings, or '' for those declared, 8 '1' when code declares them
--- Returns 1, 2 when ticks are to carry the change to more keys, or {'moved', where}.
+-- ARGV  5 q for a queue's limit, n for a limit by name, 6 name, 7 settings, or '' for the declared settings, 8 '1' when
+--       code declares them
+-- Returns 1, or 2 when `housekeeping` must carry the change to more keys, or {'moved', where}.
 
 function Verbs.set_limit()
   local again = cached_reply() or departure()

@@ -1,9 +1,9 @@
--- What becomes of a lease: settled, given back, timed out or lost.
+-- The end of a lease: settled, given back, timed out or lost.
 
 local Outcome = {SUCCESS = 0, RETRY = 1, FAIL = 2, RELEASE = 3, SNOOZE = 4, CANCELLED = 5, EXPIRED = 6}
 
--- The hot path: a plain task, with neither times nor key nor past, has succeeded. The record is made of
--- the bytes of the old one, without a table in between. False: it takes more than that.
+-- Settle the success of a plain task, with neither times nor key nor attempts: the hot path. The new record is made
+-- from the bytes of the old one, without a table in between. False when the job needs `close_attempt`.
 local function succeed_plainly(id, data, owner, worker, v)
   local bits = byte(data, 10)
   if v.outcome ~= Outcome.SUCCESS or v.followers > 0 or byte(data, 9) ~= RUNNING then return false end
@@ -52,7 +52,7 @@ function Backoff.latest(j)
   return number, leased, behind <= #j.attempts and unpk('>I4', j.attempts, behind) or 1
 end
 
--- True when the run of this lease is written down already: it was held.
+-- True when the run of this lease is in the trail already: the lease was held after the run.
 function Limits.was_held(j)
   local _, leased = Backoff.latest(j)
   return leased == j.leased / 1000000
@@ -64,7 +64,7 @@ do
 local END = {[Outcome.FAIL] = FAILED, [Outcome.CANCELLED] = CANCELLED, [Outcome.EXPIRED] = EXPIRED}
 local KEEP_ATTEMPTS = 20
 
--- Write the attempt down, and drop the oldest beyond what a trail shows.
+-- Add an attempt to the trail; drop the oldest if the trail is full.
 local function add_attempt(j, worker, v)
   local last, _, run = Backoff.latest(j)
   if last and j.attempt <= last then run = run + 1 end
@@ -98,7 +98,7 @@ function close_attempt(j, worker, v)
   end
   if outcome == Outcome.RETRY and v.hold and not flagged(j.flags, CANCELLING) and not (j.expires > 0 and j.expires <= now) then
     count(j.queue, 'retried', 1)
-    save(j) -- the lease stays until its old run is dead
+    save(j) -- the lease stays until the old run is dead
     return
   end
   end_lease(j)
@@ -121,7 +121,7 @@ function close_attempt(j, worker, v)
       count(j.queue, 'retried', 1)
       if delay < 0 or (delay == 0 and flagged(j.flags, MESSAGE)) then delay = Backoff.after(j) end
     end
-    j.error = outcome == Outcome.SNOOZE and v.error or '' -- why it waits, for who asks
+    j.error = outcome == Outcome.SNOOZE and v.error or '' -- the reason for the wait, for inspection
     place(j, delay > 0 and now + math.floor(delay * 1000000) or 0)
   end
 end

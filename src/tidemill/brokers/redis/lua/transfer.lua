@@ -1,12 +1,12 @@
--- Leaving for another store; and how far one was taken in that came here.
+-- Move this store to another store, or tell how far a departed store was taken in here.
 --
 -- ARGV  5 verb
---       depart   6 mark, if none is known yet, 7 where, 8 '1' to seal
+--       depart   6 mark for a store that has none yet, 7 where, 8 '1' to seal
 --       stay
 --       adopted  6 mark
--- Returns depart {mark, where, last number drawn, sealed}, or {'moved', where} when it goes elsewhere; it is
---       not sealed yet when ends have to be counted down first, and is to be called again;
---       adopted the cursor or ''.
+-- Returns for depart {mark, where, last number drawn, sealed}, or {'moved', where} when the store moves elsewhere;
+--       sealed is 0 while ends have to be counted down first: then the client calls again; for stay 0;
+--       for adopted the cursor or ''.
 
 function Verbs.transfer()
   local verb, K_DEPARTURE = ARGV[5], B .. ':departure'
@@ -15,7 +15,7 @@ function Verbs.transfer()
     local known = call('HMGET', K_DEPARTURE, 'mark', 'where', 'sealed')
     if known[1] and known[2] ~= ARGV[7] then return {'moved', known[2]} end
     local mark, sealed = known[1] or ARGV[6], (known[3] == '1' or ARGV[8] == '1') and '1' or '0'
-    if sealed == '1' and known[3] ~= '1' then -- what has ended must not be left behind half-told
+    if sealed == '1' and known[3] ~= '1' then -- all ends must be counted down before the seal
       flows.resumed = true
       finish_step()
       if flows_on() then sealed = '0' end

@@ -1,12 +1,12 @@
--- Taking in jobs of a departed store, as they are.
+-- Take in jobs of a departed store, in their states.
 --
--- ARGV  5 mark, 6 the last number drawn there, 7 cursor, 8 how many schedules, then name and record of each;
---       then for each job seven arguments: id, record with its seq there, envelope, result, what it said
---       (progress, lines of log, each behind its size), its wish if it comes before or after others or is under a
---       limit, and how those before it stand if it comes after some
+-- ARGV  5 mark, 6 the last number drawn there, 7 cursor, 8 number of schedules, then name and record of each;
+--       then for each job seven arguments: id, record with its old seq, envelope, result, progress and lines of its log
+--       (each behind its size), its wish if it has links, a limit or a key with a period, and its counts in B:wait if
+--       it comes after others
 -- Returns '0' and '1' for each job, then for each schedule, or {'moved', where}.
 
--- Have the key, or wait for it, as the job did where it comes from; false when it is taken.
+-- Take the key of a job, or wait for it, as the job did in its old store; false when the key is taken.
 local function take_key(j, ends)
   local key = Unique.find(j.key)
   if not key then
@@ -22,7 +22,7 @@ end
 local function adopt_one(id, record, envelope, result, said, wish, wait, first)
   if load_job(id) then return '0' end
   local j = parse_job(id, record)
-  local ends = 0 -- up to when it has its key also when it has succeeded
+  local ends = 0 -- the time until which the job keeps its key even after success
   if j.key ~= '' and wish ~= '' and not flagged(j.flags, LINKED) then ends = math.floor(unpk('>d', wish, 26) * 1000000) end
   if ends <= now then ends = 0 end
   if j.key ~= '' and j.state < SUCCEEDED and not take_key(j, ends) then return '0' end

@@ -1,4 +1,4 @@
--- The moves every job is made to take: the only place a state changes. And writing it all down.
+-- The transitions of jobs from state to state, and the writes of a call.
 
 -- -- queues ----------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ local function row_of(queue)
     rows[queue] = row
     call('HSET', row.key, 'paused', 0, 'max_size', 0)
     call('ZADD', B .. ':queues', 0, queue)
-    local found = call('HMGET', row.key, 'gated', 'laned') -- it was forgotten, and its limit stayed
+    local found = call('HMGET', row.key, 'gated', 'laned') -- the limit of a forgotten queue stays
     if found[2] then row.partitioned = true end
     if found[1] then QueueLimits.load(queue, row) end
   end
@@ -36,7 +36,7 @@ local function count(queue, counter, by)
   row.by[counter] = (row.by[counter] or 0) + by
 end
 
--- What is ready is counted where it lies; what limits keep aside, by the row.
+-- The number of ready jobs: those in the lines, and those that the row counts as `parked` behind limits.
 local function ready_of(queue)
   local row = row_of(queue)
   local ready = (tonumber(call('HGET', row.key, 'parked')) or 0) + (row.by.parked or 0)
@@ -44,7 +44,7 @@ local function ready_of(queue)
   return ready
 end
 
--- Unfinished jobs; all that became ready must have been flushed.
+-- The number of unfinished jobs. All jobs that became ready must be flushed first.
 local function size_of(queue)
   local row, size = row_of(queue), ready_of(queue)
   for i, value in ipairs(call('HMGET', row.key, unpack(SIZES))) do
@@ -77,7 +77,7 @@ local function flush_lines()
     call_all('ZADD', B .. ':r:' .. line, args)
     local row = row_of(sub(line, 2))
     if not row.paused and row.listed ~= line then call('ZADD', K_LINES, 0, line) end
-    row.listed = line -- in this call, unless it is found to be empty
+    row.listed = line -- holds for this call, unless the line is found empty
   end
   entering = {}
 end
@@ -87,7 +87,7 @@ local function add_due(time, member)
   due_moved = true
 end
 
--- Put a job that is nowhere into scheduled or ready, by its due time.
+-- Make a job scheduled or ready, by its due time. No table may hold the job before.
 local function place(j, due)
   j.due = due
   if due > now then
@@ -101,7 +101,7 @@ local function place(j, due)
   save(j)
 end
 
--- Take a job that neither runs nor has finished out of what holds it.
+-- Take a job that neither runs nor has finished out of the table that holds it.
 local function unplace(j)
   if j.state == READY and Carrier.leave(j) then return end
   if j.state == READY and j.partition then
@@ -127,7 +127,7 @@ local function drop_token(owner, token)
   tokens[#tokens + 1] = text_of(token)
 end
 
--- Take a running job from its owner: whatever the owner says of it now is too late.
+-- Take a running job from its owner: a later verdict of the owner comes too late.
 local function end_lease(j)
   drop_token(j.owner, j.token)
   if j.deadline > 0 then call('ZREM', K_DUE, 'l' .. j.id) end
@@ -162,7 +162,7 @@ local function class_of(j)
   return j.state == SUCCEEDED and not flagged(j.flags, RESULT) and 0 or 1
 end
 
--- It is no longer among the unfinished: give up expiry and key, and tell who waits, or comes after it.
+-- A job is no longer unfinished: drop its expiry and its key, and tell sleepers and the jobs behind it.
 local function leave(j, state, keeps_key)
   if flagged(j.flags, LINKED) then add_end(j.id, state) end
   if j.expires > 0 then call('ZREM', K_DUE, 'x' .. j.id) end
@@ -171,7 +171,7 @@ local function leave(j, state, keeps_key)
   if row_of(j.queue).max_size > 0 then shrunk[j.queue] = true end
 end
 
--- Have a finished job pruned in its time; one that others may need is looked after first.
+-- Set the time for pruning a finished job. A linked job is checked first: other jobs may need it.
 local function keep(j)
   if flagged(j.flags, LINKED) then
     j.prune = now + keep_class(3)
@@ -184,7 +184,7 @@ local function keep(j)
   save(j)
 end
 
--- Finish a job that is nowhere: kept for a while, or forgotten when an acked message.
+-- Finish a job that no table holds: keep it for a while, or forget an acked message.
 local function finish(j, state, why, keeps_key)
   leave(j, state, keeps_key)
   count(j.queue, COUNTER[state], 1)
@@ -203,7 +203,7 @@ local function flush_finished()
   end
 end
 
--- Take a finished job off the list of what is to be pruned.
+-- Take a finished job off the list of jobs to prune.
 local function unfinish(j)
   flush_finished()
   if flagged(j.flags, LINKED) and call('ZREM', B .. ':fin:3', j.id) == 1 then return end

@@ -1,9 +1,9 @@
--- Who has a key: an unfinished job, and perhaps its successor; or, for a time, one that has succeeded.
+-- The holder of a key: an unfinished job, perhaps with a successor; or, for a time, a job that has succeeded.
 --
--- A key is: holder \0 successor, and if there are any, \0 and two times, which belong to the last in line: up to
--- when it has the key also when it has succeeded, and since when jobs replace each other. Of one that is only held
--- still: \0, the times, and the id of the job that has succeeded. Those are swept away some time after: nobody is
--- woken for it, and whoever asks reads the time.
+-- A key is: holder \0 successor, and if there are any, \0 and two times of the last of these jobs: `ends`, until when
+-- it keeps the key even after success, and `since`, the time since which jobs replace each other. A key that a
+-- succeeded job holds is: \0, the two times, the id of that job. A sweep removes such keys some time after `ends`;
+-- nobody is woken for that, since each reader compares the time.
 
 function Unique.parse(data)
   local cut = string.find(data, '\0', 1, true)
@@ -16,7 +16,7 @@ function Unique.parse(data)
   return key
 end
 
--- Who has it; nil when it is free.
+-- The state of a key; nil when the key is free.
 function Unique.find(name)
   local data = call('HGET', K_KEY, name)
   if not data then return nil end
@@ -30,13 +30,13 @@ function Unique.put(name, holder, successor, ends, since)
   call('HSET', K_KEY, name, data)
 end
 
--- Have a job that has succeeded hold its key until a time.
+-- Let a job that has succeeded hold its key until a time.
 function Unique.hold(name, id, ends)
   call('HSET', K_KEY, name, '\0' .. pack('>I8I8', ends, 0) .. id)
   call('ZADD', B .. ':held', text_of(ends), name)
 end
 
--- A job has ended, or was forgotten: who waited for its key takes it over.
+-- A job has ended, or was forgotten: its successor takes the key over.
 function Unique.give_up(j, state)
   local key = Unique.find(j.key)
   if not key then return end
@@ -56,20 +56,20 @@ function Unique.give_up(j, state)
   end
 end
 
--- Somebody deletes a job that has finished: it no longer holds a key.
+-- Free the key of a finished job that is deleted.
 function Unique.forget(j)
   local key = Unique.find(j.key)
   if key and key.over == j.id then call('HDEL', K_KEY, j.key) end
 end
 
--- Forget keys that were held for a time which is over; how many, at most `most`.
+-- Forget up to `most` keys whose time of holding is over; returns how many were checked.
 function Unique.sweep(most)
   if is_sealed() then return 0 end
   local names = call('ZRANGEBYSCORE', B .. ':held', '-inf', now, 'LIMIT', 0, most)
   for _, name in ipairs(names) do
     local data = call('HGET', K_KEY, name)
     local key = data and Unique.parse(data)
-    if key and key.over and key.ends <= now then call('HDEL', K_KEY, name) end -- else it is another's by now
+    if key and key.over and key.ends <= now then call('HDEL', K_KEY, name) end -- else another job has the key by now
   end
   call_all('ZREM', B .. ':held', names)
   return #names

@@ -1,10 +1,10 @@
--- Jobs of unknown tasks: set aside until a worker comes that knows the task. They are scheduled, and due at 0.
+-- Jobs of unknown tasks: set aside until a worker knows the task. Their state is scheduled, and their due time is 0.
 --
 --   B:aside    hash    id → task
 --   B:a:TASK\0QUEUE    zset    seq8·id by rank; B:a:TASK  zset  queues that have such jobs, all 0
---   B:unknown  zset    task by its number, in the order they came
+--   B:unknown  zset    task by its number, in the order in which the tasks came
 --   B:z:U      zset    sleepers that may know one of these tasks
--- B:due has u·ID when a job is to fail.
+-- B:due has u·ID by the time at which a job fails.
 
 do
 
@@ -18,7 +18,7 @@ local function member_of(j) return pack('>I8', j.seq) .. j.id end
 -- True for a job that is set aside.
 function Unknown.is_aside(j) return j.state == SCHEDULED and j.due == 0 end
 
--- The third field of an envelope, which is an array in msgpack.
+-- The task of a job: the third field of its envelope, which is an array in msgpack.
 local function task_of(id)
   local envelope = call('HGET', K_ENV, id)
   local first = byte(envelope)
@@ -26,7 +26,7 @@ local function task_of(id)
   return task
 end
 
--- Write a job that is nowhere into the index; true when it is the first of its task.
+-- Write a job that no table holds into the index; true when it is the first of its task.
 local function enter(j, until_)
   local task = task_of(j.id)
   j.state, j.due = SCHEDULED, 0
@@ -41,7 +41,7 @@ local function enter(j, until_)
   return true
 end
 
--- Hint all that may know a task.
+-- Hint all sleepers that may know a task.
 function Unknown.wake()
   local key = B .. ':z:U'
   for _, sleeper in ipairs(call('ZRANGE', key, 0, -1)) do
@@ -50,12 +50,12 @@ function Unknown.wake()
   call('DEL', key)
 end
 
--- Set aside a job that is nowhere, until a time if one is given; and wake whoever may know its task.
+-- Set aside a job that no table holds, until a time if that is given, and wake sleepers that may know its task.
 function Unknown.put_aside(j, until_)
   if enter(j, until_) then hint_everybody() else Unknown.wake() end
 end
 
--- Take a job out of the index. Its task is forgotten with the last one.
+-- Take a job out of the index. The task is forgotten with its last job.
 function Unknown.leave(j)
   local task = call('HGET', B .. ':aside', j.id)
   call('HDEL', B .. ':aside', j.id)
@@ -80,7 +80,7 @@ local function first_of(tasks, queues, many)
   return by_queue
 end
 
--- Make the first jobs ready that an owner knows, of each queue as many as it wants: {job, when it would have failed}.
+-- Make the first jobs of some tasks ready, up to `many` of each queue: {{id, time at which it would have failed}, …}.
 function Unknown.bring_back(tasks, queues, many)
   local back = {}
   for queue, entries in pairs(first_of(tasks, queues, many)) do
@@ -92,14 +92,14 @@ function Unknown.bring_back(tasks, queues, many)
       unplace(j)
       place(j, 0)
       local line = line_of(j)
-      if not j.partition then rings[line] = rings[line] > 1 and rings[line] - 1 or nil end -- it is taken, or set aside again
+      if not j.partition then rings[line] = rings[line] > 1 and rings[line] - 1 or nil end -- leased or undone
       back[#back + 1] = {j.id, until_}
     end
   end
   return back
 end
 
--- A job that was brought back, taken from its line to be leased; nil for one that is left there.
+-- Take a job that was brought back from its line, to lease it; nil for a job that stays there.
 function Unknown.take_out(id)
   local j = load_job(id)
   if j.partition or row_of(j.queue).limiter or j.losses > 0 then return nil end
@@ -107,7 +107,7 @@ function Unknown.take_out(id)
   return j
 end
 
--- Set aside again what was not leased. Jobs under a limit stay in their line. Without `tasks`, suspects stay there too.
+-- Set jobs aside again that were not leased. Jobs under a limit stay in their line; without `tasks`, suspects stay too.
 function Unknown.undo(back, tasks)
   for _, entry in ipairs(back) do
     local j = load_job(entry[1])
@@ -119,7 +119,7 @@ function Unknown.undo(back, tasks)
   end
 end
 
--- Names of tasks that are new to who has heard of those up to a number; the last number; whether more follow.
+-- The last number and the names of tasks with a number above `told`; also whether more tasks follow.
 function Unknown.tell(told)
   local found = call('ZRANGEBYSCORE', B .. ':unknown', '(' .. told, '+inf', 'WITHSCORES', 'LIMIT', 0, K_TOLD_MOST)
   if #found == 0 then return {told}, false end
@@ -128,7 +128,7 @@ function Unknown.tell(told)
   return reply, #found == 2 * K_TOLD_MOST
 end
 
--- For who looks: task, queues, how many jobs, and the envelope of the oldest.
+-- For inspection: {task, queues, number of jobs, envelope of the oldest} of all tasks.
 function Unknown.show()
   local all = {}
   for _, task in ipairs(call('ZRANGE', B .. ':unknown', 0, -1)) do

@@ -1,10 +1,9 @@
--- Falling asleep until jobs have finished, the first of them has, or a queue has room, unless it is so
--- already.
+-- List a sleeper that waits until all jobs have finished (jobs), one of them has (first), or a queue has room (space).
 --
 -- ARGV  5 verb, 6 sleeper
 --       jobs    7… ids         first   7… ids        space   7 queue        leave   7… ids
--- Returns -2 when it holds already, else microseconds until something is due (-1 never); 'due' when ticks are
--- to go on with what came due before it is called again.
+-- Returns -2 when the wait is over already, else microseconds until something is due (-1 never); 'due' when
+-- `housekeeping` must move due jobs before the next call; 0 for leave.
 
 -- Take a sleeper off the lists of some jobs.
 local function leave_waits(sleeper)
@@ -23,7 +22,7 @@ local function leave_waits(sleeper)
   return 0
 end
 
--- The jobs to wait for, of those named; none when the wait is over already.
+-- The unfinished jobs among those named; none when the wait is over already.
 local function unfinished_jobs(is_first)
   local ids, open = {}, {}
   for i = 7, #ARGV do ids[i - 6] = ARGV[i] end
@@ -40,7 +39,7 @@ local function is_full(queue)
   return row and row.max_size > 0 and size_of(queue) >= row.max_size
 end
 
--- List a sleeper among those who wait for a job.
+-- List a sleeper that waits for the end of a job.
 local function wait_for_job(id, sleeper)
   local channels = call('HGET', K_WAITS, id)
   if not channels then
@@ -60,7 +59,7 @@ function Verbs.waits()
   flush()
   local open = {}
   if verb ~= 'space' then open = unfinished_jobs(verb == 'first') elseif is_full(ARGV[7]) then open = {ARGV[7]} end
-  finish_step() -- of what came due, before the sleeper is listed
+  finish_step() -- write the jobs that came due before the sleeper is listed
   if #open == 0 then return -2 end
   if verb == 'space' then
     call('SADD', B .. ':space:' .. ARGV[7], sleeper)

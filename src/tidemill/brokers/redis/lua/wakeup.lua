@@ -1,16 +1,16 @@
--- Hints. Who sleeps is in B:asleep, put there by the same script that found nothing for it, so that no
--- put can fall in between; a hint takes it off, so that nobody is hinted twice. A hint that nobody
--- received was for a sleeper that is gone: the next one gets it.
+-- Hints. A sleeper is listed in B:asleep by the same call that found no job for it, so no put can fall in
+-- between. A hint takes the sleeper off, so no sleeper is hinted twice. A hint without a receiver was for a
+-- sleeper that is gone: the next sleeper gets it.
 
--- True when it heard.
+-- Hint a sleeper; true when it heard.
 local function hint(sleeper) return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end
 
-local function hint_owner(owner) -- whether it sleeps or is about to
+local function hint_owner(owner) -- even if it is not asleep: it may be about to sleep
   call('ZREM', K_ASLEEP, owner)
   hint(owner)
 end
 
--- Hint up to `most` who sleep for a line; those who named its queue come before those who take all.
+-- Hint up to `most` sleepers of a line. Sleepers that named its queue come before sleepers that take from all queues.
 local function ring(line, most)
   for _, key in ipairs({B .. ':z:' .. line, B .. ':z:' .. sub(line, 1, 1)}) do
     while most > 0 do
@@ -21,7 +21,7 @@ local function ring(line, most)
   end
 end
 
--- Pass the hint on: there may be more than was taken, of the queues named or of all.
+-- Pass a hint on, since jobs may be left in the lines given, or in any line.
 local function ring_rest(lines)
   if call('EXISTS', K_ASLEEP) == 0 then return end
   for _, line in ipairs(lines or call('ZRANGE', K_LINES, 0, 99)) do
@@ -37,7 +37,7 @@ local finish_step
 
 do
 
--- When something is due before any sleeper means to look, one of them must look earlier.
+-- Hint a sleeper when an entry of B:due comes due before any sleeper looks again.
 local function keep_time()
   local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
   if not first[1] then return end
@@ -49,7 +49,7 @@ local function keep_time()
   end
 end
 
--- Tell those who wait for the end of a job, or for room in a queue: all of them, once.
+-- Hint all sleepers that wait for the end of a job, or for room in a queue, and take them off these lists.
 local function tell_waiting()
   if #finished > 0 and call('EXISTS', K_WAITS) == 1 then
     local heard = {}
@@ -70,7 +70,7 @@ local function tell_waiting()
   end
 end
 
--- The end of every script that may have moved a job.
+-- End a call that may have moved a job: write all changes, and wake sleepers.
 function finish_step()
   flow()
   Limits.sync()

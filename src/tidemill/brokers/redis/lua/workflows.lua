@@ -1,18 +1,18 @@
--- Jobs that wait for others: counted down when those end, in the same step.
+-- Jobs that wait for others: they are counted down when the others end, in the same step.
 --
--- What a job waits for lies in B:wait, apart from its record, so that a group of many is counted without
--- writing that. `pending` and `failures` always tell how those before it stand, also after it has ended
--- itself; so a failed job that is made ready again gives those behind it another chance.
+-- The counts of a job lie in B:wait, apart from its record, so a large group is counted without writing the
+-- record. `pending` and `failures` always hold the counts of the jobs before it, even after the job itself
+-- has ended. So a failed job that is made ready again gives the jobs behind it another chance.
 --
--- An end is {state, id, those behind}: counted down in order, and what ends for that behind those, as far
--- as one call should go. The rest is left in B:flow, with an entry in B:due that makes it everybody's next
--- task; it goes on before all newer ends. Killed in between, it is still there. An end has the names it
--- needs, since its job may be gone by then. A job made ready again is an entry, too: counts come in order.
+-- An end is {state, id, jobs behind}. A call counts ends down in order, and the ends that follow from them
+-- after these, up to a bound. The rest goes to B:flow, with an entry in B:due that makes the next caller go
+-- on; it comes before all newer ends, and survives a kill. An end has the ids it needs, since its job may be
+-- gone by then. A job that is made ready again makes an entry too, so counts change in order.
 --
 -- flows  links (id → wish or parsed), new (id → wish to write), unlinked (ids), waits (id → counts),
---        counted (id → true: to write), held (queue → id → seq, or false), ends, first (of them, to do),
---        left (how many links may still be followed), stored (how many entries B:flow has), resumed,
---        flowing (it is being done)
+--        counted (id → true: counts to write), held (queue → id → seq, or false), ends, first (index of the
+--        next end), left (number of links to follow at most), stored (number of entries in B:flow), resumed
+--        (B:flow goes on), flowing (`flow` is running)
 
 local W_BARRIER = 4
 local REVIVED = 9 -- in place of a state
@@ -24,7 +24,7 @@ end
 
 -- -- putting ---------------------------------------------------------------------------------------
 
--- A job was put: it waits, if it does, until it is let go; those behind it wait for one more.
+-- Count a job that was put: if it waits, it waits until it is let go; jobs behind it wait for one more.
 local function enlist(id, links)
   if links.waits > 0 then
     flows.waits[id], flows.counted[id] = {pending = 1, failures = 0, what = links.waits}, true
@@ -48,14 +48,14 @@ do
 local W_SUCCESS, W_FAILURE = 1, 3 -- 2: any end
 local HOW = {[FAILED] = ' failed', [CANCELLED] = ' was cancelled', [EXPIRED] = ' expired'}
 
--- It ends for how those before it ended.
+-- End a waiting job because of the ends of the jobs before it.
 local function drop(j, wait, state, why)
   wait.dropped = true
   unplace(j)
   finish(j, state, why)
 end
 
--- All before it have ended.
+-- Start a waiting job after all jobs before it have ended.
 local function start(j, wait)
   if wait.what == W_BARRIER then
     if wait.failures > 0 then
@@ -76,10 +76,10 @@ local function start(j, wait)
   end
 end
 
--- A job waits for one less, that succeeded or did not.
+-- Let a job wait for one less: a job before it has succeeded or failed.
 function count_down(id, failed, why)
   local wait = wait_of(id)
-  if not wait then return end -- gone, or its id is another's now
+  if not wait then return end -- the job is gone, or another job has its id now
   wait.pending = math.max(0, wait.pending - 1)
   if failed then wait.failures = wait.failures + 1 end
   flows.counted[id] = true
@@ -94,7 +94,7 @@ function count_down(id, failed, why)
   end
 end
 
--- A job before it is to run again: if it ended for that, it waits again.
+-- A job before this one runs again: if this one ended because of it, this one waits again.
 local function wait_again(id)
   local wait = wait_of(id)
   local j = wait and load_job(id)
@@ -112,7 +112,7 @@ local function wait_again(id)
   add_end(id, REVIVED)
 end
 
--- The next ends to follow: those left from before, then those of this call.
+-- The next ends to follow: first the ends left by earlier calls, then the ends of this call.
 local function next_ends()
   local some, size, most = {}, 0, math.min(flows.left, CHUNK)
   while size < most do
@@ -132,7 +132,7 @@ local function next_ends()
   return some
 end
 
--- Read at once what these ends will ask for one by one.
+-- Read at once all jobs and counts that these ends need one by one.
 local function read_behind(ends)
   local ids, soon, known = {}, {}, {}
   for _, one in ipairs(ends) do
@@ -155,7 +155,7 @@ local function read_behind(ends)
   read_links_ahead(soon)
 end
 
--- Count down behind all that has ended, and behind what ends for that.
+-- Count down behind all ends, and behind the ends that follow from them.
 function flow()
   if #flows.ends == 0 and not flows.resumed then return end
   flows.resumed, flows.flowing = false, true
@@ -182,10 +182,10 @@ end
 
 end
 
--- True when a later call has to go on with it.
+-- True when a later call must go on with B:flow.
 local function flows_on() return (flows.stored or 0) > 0 end
 
--- -- what a flow needs -----------------------------------------------------------------------------
+-- -- finished jobs that others need ----------------------------------------------------------------
 
 local part_from_flows
 
@@ -206,8 +206,8 @@ local function goes_on(id, known)
   return known[id]
 end
 
--- True while a job behind this one has not ended: its result must not be pruned. What is behind a barrier
--- is behind all that is before it. `known` keeps what was found: many may have the same job behind them.
+-- True while a job behind this one has not ended: then this job's result must not be pruned. Jobs behind a
+-- barrier are behind all jobs before it. `known` keeps the answers, since many jobs may have the same job behind.
 is_needed = function(id, known)
   for _, name in ipairs(links_of(id).next) do
     if goes_on(name, known) then return true end
@@ -215,7 +215,7 @@ is_needed = function(id, known)
   return false
 end
 
--- Look after finished jobs of flows: they stay as long as one behind them needs them; how many were looked at.
+-- Check finished jobs of workflows: each stays as long as a job behind needs it. Returns how many were checked.
 function part_from_flows(most)
   local key = B .. ':fin:3'
   local ids, behind, parted, known, later = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most), {}, {}, {}, {}
