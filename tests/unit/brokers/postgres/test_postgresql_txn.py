@@ -56,6 +56,25 @@ def test_what_is_put_in_a_transaction_appears_with_its_commit(
     assert {lease.open().id for lease in take(broker, "o", 9)} == {"one", "two"}
 
 
+def test_a_due_job_that_an_open_transaction_holds_makes_nobody_step_again_and_again(
+    broker: Broker, conn: psycopg.Connection
+) -> None:
+    # given a delayed job that an open transaction replaces
+    broker.put([job(id="late", key="k", delay=0.3)])
+    broker.put([job(id="new", key="k", on_conflict="replace", delay=60)], txn=conn)
+    broker.attach(Owner(id="o", name="w"))
+    # when it comes due
+    time.sleep(0.4)
+    # then an owner looks again after a moment, and not at once
+    reply = broker.exchange(Step("o", want=Want(1)))
+    assert reply.leases == []
+    assert 0.05 < reply.next_due < 1
+    broker.tick()  # ends
+    # and the job runs when the transaction gives it back
+    conn.rollback()
+    assert [lease.open().id for lease in take(broker, "o", 1)] == ["late"]
+
+
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_a_rollback_takes_the_jobs_with_it(broker: Broker, url: str, autocommit: bool) -> None:
     # case Q4, law 17

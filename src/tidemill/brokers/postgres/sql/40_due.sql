@@ -1,41 +1,68 @@
 -- Time: jobs that come due, finished jobs that were kept for long enough, and the counters.
 
--- When the next job comes due; NULL when no job will.
-CREATE OR REPLACE FUNCTION tidemill.next_job_due() RETURNS float8
+-- Whether no running transaction has changed a row with this xmax. The row has the low 32 bits of a transaction's
+-- number; the other bits are those of the numbers in use now.
+CREATE OR REPLACE FUNCTION tidemill.is_free(changed xid) RETURNS boolean
 LANGUAGE plpgsql AS $$
+DECLARE
+    now_at bigint := txid_snapshot_xmax(txid_current_snapshot());
+    ahead  bigint := (changed::text::bigint - now_at) & 4294967295;
 BEGIN
-    RETURN CASE WHEN NOT EXISTS (SELECT FROM departure WHERE sealed) THEN
+    IF changed = '0'::xid THEN
+        RETURN true;
+    ELSIF ahead > 2147483647 THEN
+        ahead := ahead - 4294967296;
+    END IF;
+    RETURN coalesce(txid_status(now_at + ahead) <> 'in progress', true);
+EXCEPTION WHEN invalid_parameter_value THEN  -- no transaction has that number: some transactions lock the row
+    RETURN true;
+END $$;
+
+-- When the next job comes due; NULL when no job will. While a running transaction holds all due jobs, for instance
+-- a caller's own, that is a moment later: who asked at once would ask again and again.
+CREATE OR REPLACE FUNCTION tidemill.next_job_due(t float8) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+    first float8 := CASE WHEN NOT EXISTS (SELECT FROM departure WHERE sealed) THEN
         least((SELECT nullif(min(due), 'infinity') FROM later WHERE NOT waiting),
               (SELECT min(due) FROM expiry),
               (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL)) END;
+BEGIN
+    IF first > t
+       OR EXISTS (SELECT FROM later WHERE due <= t AND NOT waiting AND is_free(xmax))
+       OR EXISTS (SELECT FROM expiry WHERE due <= t AND is_free(xmax))
+       OR EXISTS (SELECT FROM lease WHERE deadline <= t AND is_free(xmax)) THEN
+        RETURN first;
+    END IF;
+    RETURN t + 0.1 * (first <= t)::int;
 END $$;
 
 -- The same, or when time opens a limiter.
-CREATE OR REPLACE FUNCTION tidemill.next_due(limits boolean) RETURNS float8
+CREATE OR REPLACE FUNCTION tidemill.next_due(limits boolean, t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT limits THEN
-        RETURN next_job_due();
+        RETURN next_job_due(t);
     END IF;
     RETURN CASE WHEN NOT is_sealed() THEN
-        least(next_job_due(), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
+        least(next_job_due(t), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
 END $$;
 
 -- When some owner is to step next: at once while new settings have yet to reach limiters.
-CREATE OR REPLACE FUNCTION tidemill.next_step(limits boolean) RETURNS float8
+CREATE OR REPLACE FUNCTION tidemill.next_step(limits boolean, t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
     IF limits AND EXISTS (SELECT FROM outdated) AND NOT is_sealed() THEN
         RETURN 0;
     END IF;
-    RETURN next_due(limits);
+    RETURN next_due(limits, t);
 END $$;
 
 -- Jobs whose time is over, so that they may end, up to a number; NULL when nothing at all has come due.
 CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF coalesce(next_job_due() > t, true) THEN
+    IF coalesce(next_job_due(t) > t, true) THEN
         RETURN NULL;
     END IF;
     RETURN ARRAY (SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT 5000)

@@ -117,7 +117,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    d := next_step(limited);
+    d := next_step(limited, clock(p));
     IF limited THEN  -- a limiter may open later than the step said: nobody may rely on us before
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;

@@ -97,7 +97,7 @@ BEGIN
         refs := refs || ARRAY (SELECT -number FROM queue WHERE name = full_queue AND max_size > 0
                                AND size_of(number) >= max_size)::bigint[];
     END IF;
-    due := next_due(true) - t;
+    due := next_due(true, t) - t;
 END $$;
 
 -- Look for a waiter that listens on a channel. Others must see the waiter before it looks for the last time: a
