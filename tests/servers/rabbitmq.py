@@ -16,10 +16,12 @@ from .base import Server, free_port, listens, program
 ENOUGH = 0.9
 """The share of the memory of this machine at which a node is to say that it is too much."""
 
-_FORWARD_AGAIN = 15_000
+_FORWARD_AGAIN = 10_000
 """Milliseconds until a queue of delays forwards a message again that was not confirmed.
 
-A server that starts may forward to a queue that it has not started yet. By default it waits 180 s.
+A server that starts may forward to a queue that it has not started yet, or that was deleted and
+made again. By default it waits 180 s. It looks once in that time: a message waits twice as long at
+most.
 """
 
 
