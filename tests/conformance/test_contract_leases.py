@@ -422,3 +422,20 @@ def test_a_detached_owner_cannot_exchange(broker: Broker) -> None:
     with pytest.raises(TidemillError, match="'nobody' is not attached"):
         broker.wait("nobody", 0)
     check_counts(broker)
+
+
+@pytest.mark.needs(Feature.INSPECT)
+def test_a_lease_whose_ttr_has_passed_is_closed_once_when_its_owner_leaves(
+    broker: Broker, clock: Clock
+) -> None:
+    # given a message whose ttr has passed, and nobody has looked since
+    consumer = LiveOwner(broker, "c", "consumer")
+    broker.put([message(ttr=10)])
+    consumer.take()
+    clock.advance(11)
+    # when
+    broker.detach(consumer.id)
+    # then
+    [row] = broker.stats()
+    assert (row.running, row.ready + row.scheduled) == (0, 1)
+    check_counts(broker)
