@@ -250,7 +250,7 @@ class Store:
     def after_fork_child(self) -> None:
         """Close the parent's files in a forked child; :meth:`ready` opens ours when needed."""
         self.environment.abandon()
-        self._close_bells()
+        self._close_wakeups()
         for broker in list(self.brokers):
             broker.after_fork_child()
 
@@ -269,14 +269,14 @@ class Store:
     def close(self) -> None:
         """Close the store's files; the last store in an environment closes the environment too."""
         self.commits.close()
-        self._close_bells()
+        self._close_wakeups()
         for folder in self._folders.values():
             folder.close()
         self.environment.users -= 1
         if not self.environment.users:
             self.environment.close()
 
-    def _close_bells(self) -> None:
+    def _close_wakeups(self) -> None:
         if self._wakeups is not None:
             self._wakeups.close()
         if self.watch is not None:

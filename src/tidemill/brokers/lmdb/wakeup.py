@@ -293,16 +293,6 @@ class WakeUps:
             rung += given or certain
         return rung
 
-    def sleeps(self, kind: int, queue: str, but: int) -> bool:
-        """Whether an owner other than ``but`` sleeps for this kind of a queue's jobs."""
-        high, sleepers = _HEAD.unpack_from(self._map)
-        bits, only = bloom([queue]), digest(queue)
-        for slot in range(1, high + 1) if sleepers else ():
-            taken, mask, _, single, owner, wanted, _ = _SLOT.unpack_from(self._map, slot * _SIZE)
-            if taken and mask & kind and wanted & bits and single in (0, only) and owner != but:
-                return True
-        return False
-
     def keep_time(self, due: int) -> None:
         """Ensure that somebody who takes jobs sleeps no longer than until ``due``."""
         high, _ = _HEAD.unpack_from(self._map)

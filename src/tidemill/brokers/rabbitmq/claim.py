@@ -29,7 +29,7 @@ from tidemill.core.clock import machine_time, wall_time
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Lease, Outcome, Owner, Verdict
 from tidemill.core.locks import RLock
-from tidemill.core.signals import SignalsDeferred
+from tidemill.core.signals import SignalsDeferred, raised_by_handler
 
 __all__ = ["AttachedOwner"]
 
@@ -307,8 +307,8 @@ class AttachedOwner:
             for hold in itertools.islice(self._basic_get.fetch(rows), count):
                 with self._lock:
                     fetched.append(self._lease(hold, machine_time(), wall_time()))
-        except BrokerUnavailable:
-            if alone and not fetched:
+        except BrokerUnavailable as error:
+            if (alone and not fetched) or raised_by_handler(error):
                 raise  # else the reply counts; the next step gets the error
         return fetched
 

@@ -28,6 +28,7 @@ from tidemill.core.clock import machine_time
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Record, State, encode_envelope
+from tidemill.core.signals import raised_by_handler
 
 __all__ = ["SHOWN_MOST", "DeadLetters"]
 
@@ -134,8 +135,9 @@ class DeadLetters:
             return []
         try:
             return self._each_once(wanted, instead, begun)
-        except BrokerUnavailable:  # the queue may be in the making
-            if begun:  # a call that began to change messages is not repeated
+        except BrokerUnavailable as error:  # the queue may be in the making
+            # A call that began to change messages is not repeated.
+            if begun or raised_by_handler(error):
                 raise
             return self._each_once(wanted, instead, begun)
 

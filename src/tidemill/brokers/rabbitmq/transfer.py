@@ -37,6 +37,7 @@ from tidemill.core.clock import wall_time
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Record, State
+from tidemill.core.signals import raised_by_handler
 
 __all__ = ["TransferOut"]
 
@@ -111,11 +112,12 @@ class TransferOut:
             except Unanswered as error:
                 self._leave_out(error)
                 number -= 1
+                found_nothing = found_nothing and not found
                 continue
-            except BrokerUnavailable:  # the server cuts us off if a queue is in the making
-                if number == _ROUNDS or (failed and not found):
+            except BrokerUnavailable as error:  # the server cuts us off if a queue is in the making
+                if number == _ROUNDS or (failed and not found) or raised_by_handler(error):
                     raise
-                failed = True
+                failed, found_nothing = True, found_nothing and not found
                 continue
             failed, found_nothing = False, not found
             if not found:

@@ -178,6 +178,8 @@ class ServerConnection:
         except TidemillError:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             if "already exists" not in str(error):  # another process was faster
                 raise translate(error, self._server.where) from error
 

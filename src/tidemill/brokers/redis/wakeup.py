@@ -17,7 +17,7 @@ from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.redis.errors import Away, translate
 from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.signals import InterruptibleWait
+from tidemill.core.signals import InterruptibleWait, raised_by_handler
 from tidemill.core.sigpipe import Unkilled
 
 __all__ = ["Wakeup"]
@@ -57,6 +57,8 @@ class Wakeup:
             raise
         except Exception as error:
             connection.disconnect()
+            if raised_by_handler(error):
+                raise
             raise translate(error, self._server.where) from error
         _socket(connection).setblocking(False)
         self._connection = connection
