@@ -55,7 +55,6 @@ from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
 from tidemill.limits.declare import QueueSettings
 from tidemill.schedules.declare import Schedules
-from tidemill.worker.inline import run_composed, run_inline
 from tidemill.workflows.compose import Composition
 from tidemill.workflows.enqueue import (
     call_or_composition,
@@ -279,6 +278,8 @@ class Tidemill:
         """
         node: Any = call_or_composition(self, call, args, kwargs)
         if self.sync:
+            from tidemill.worker.inline import run_composed, run_inline
+
             return run_composed(self, node) if is_composed(node) else run_inline(self, node)
         if is_composed(node):
             return enqueue_composed(self, node)

@@ -56,6 +56,7 @@ class ProcessExecutor(Executor):
         self._rows = collections.deque(range(setup.first_slot + 1, setup.first_slot + setup.share))
         self.interpreter = InterpreterState()
         self.restore = self.interpreter.after_job  # type: ignore[method-assign]
+        self.success = verdicts.success  # type: ignore[method-assign]
 
     def use_main_thread(self) -> None:
         """Jobs will run in the calling thread, the main one: restore its signal handlers, too."""
@@ -101,10 +102,6 @@ class ProcessExecutor(Executor):
         """End a child that the task has forked and that left the task with an exception."""
         if is_child():
             end_child(error)
-
-    def success(self, run: Run, value: Any) -> Verdict:
-        """The verdict on a task that returned."""
-        return verdicts.success(run, value)
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
         """The verdict on a task that raised, was interrupted or could not be called."""
