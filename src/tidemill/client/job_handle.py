@@ -44,7 +44,7 @@ After each wait the thread checks whether the event loop still needs it.
 class Job(Generic[R]):
     """One job, by its id. ``await job`` waits for its result.
 
-    Each attribute is read from the store when it is used, that of a finished job once.
+    Each access reads the store. The record of a finished job is read once and kept.
 
     Attributes:
         id: the job's id.
@@ -135,13 +135,13 @@ class Job(Generic[R]):
 
         Raises:
             ResultTimeout: the job has not finished after ``timeout`` seconds.
-            TidemillError: a task waits for a job that no free slot is left to run.
+            TidemillError: a task waits for a job that can never start: no slot is left for it.
         """
         return self._wait(timeout)
 
     def _wait(self, timeout: Seconds | None) -> State:
         if self._mill.in_batch():
-            raise TidemillError("a wait inside a batch would wait for the batch's own end")
+            raise TidemillError("cannot wait inside a batch: its jobs are stored when it ends")
         if self._record is not None and self._record.state.finished:
             return self._record.state
         self._mill.features.need(Feature.RESULTS, "waiting for a job")

@@ -179,9 +179,9 @@ class Task(Generic[P, R]):
 
 
 class AsyncTask(Task[P, R]):
-    """An async function as a task: a plain call returns a coroutine, a job has its result."""
+    """An async function as a task: a plain call returns a coroutine, and a job has its value."""
 
-    # A plain call behaves as before the decorator, so the subclass returns another type.
+    # A plain call still returns a coroutine, so the type differs from the base class.
     def __call__(  # type: ignore[override]
         self, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, R]:
@@ -229,7 +229,7 @@ def _no_attribute(target: object, name: str) -> AttributeError:
 def _call(
     task: Task[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
 ) -> Call[R]:
-    """A call whose arguments fit the task, as far as they are given.
+    """Make a call. Given arguments must fit the task; missing arguments are allowed.
 
     An option among the arguments is refused with a text that says how to give options.
     """
@@ -281,7 +281,7 @@ def _no_such_task(mill: Runtime, name: str) -> InvalidOption:
 
 
 def task_name(function: Callable[..., Any]) -> str:
-    """``module.qualname``; for a function of ``__main__`` the importable name of its module.
+    """``module.qualname``, with a name for ``__main__`` that a worker can import.
 
     Raises:
         InvalidOption: the function cannot be a task.
@@ -324,16 +324,16 @@ def refuse_second_declaration(
 def warn_if_local(mill: Runtime, name: str) -> None:
     """Warn once that workers may not find a task that is declared inside a function.
 
-    A worker finds the task if its import calls that function, as an app factory does. So this is no
-    error.
+    A worker finds the task if importing the app runs that function, as with an app factory. So this
+    is no error.
     """
     here = mill.sync or mill.before_close or running_job.get() is not None
     if not here and Feature.PROCESSES in mill.broker.features:
         mill.local_tasks.discard(name)
         log.warning(
-            "task %s is declared inside a function, so a worker finds it only if its import calls "
-            "that function; declare the task at the top of its module, or give it a name= to keep "
-            "it there",
+            "task %s is declared inside a function, so a worker finds it only if importing the app "
+            "runs that function; declare the task at the top of its module, or give it a name= to "
+            "keep it there",
             name,
         )
 

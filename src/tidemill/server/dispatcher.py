@@ -50,7 +50,7 @@ LONGEST_TICK = 600.0
 
 
 class Dispatcher:
-    """The thread of one shared owner, which documents the arguments.
+    """The thread of one ``SharedOwner``, where the arguments are documented.
 
     ``hand_over`` is called in the loop with waiters that wait no more; each holds its jobs.
     """
@@ -129,7 +129,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """End the thread's sleep, so that it looks at the inbox."""
-        # The loop appends first and then reads ``asleep``; the thread does the opposite.
+        # No wake-up is missed: the thread sets ``asleep`` first and then reads the inbox.
         if self.asleep:
             self.asleep = False  # one wake-up is enough
             self._rest.set()
@@ -167,7 +167,7 @@ class Dispatcher:
         want, first = self._next_want()
         reply, answers = self._exchange(want)
         served = self._hand_out_reply(reply, want, first)
-        # Before the clients hear of it: a quick client would be counted twice.
+        # Before the clients get their answers: a quick client would be counted twice.
         self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
         self._call_loop(deliver_answers, answers)
         self._answer(served)
@@ -191,22 +191,22 @@ class Dispatcher:
     def _take_in(self, waiter: Waiter) -> None:
         """Let a client wait from now on. A client that joined may skip its first look.
 
-        Its queues were found empty, and the thread looks for all clients before it sleeps again.
-        The first look may be skipped only if it would give the client the same job: which of
-        several jobs a client gets must not depend on the moment.
+        Its queues were just found empty, and the thread looks for all clients before it sleeps, so
+        no job is missed. The first look is skipped only if the look for all clients would give this
+        client the same job.
         """
         self._waiters.add(waiter)
         if waiter.joined and not waiter.late and waiter.is_plain(self._merged):
             self._waiters.looked([waiter])
-            if waiter.late:  # since a moment ago: the loop expects a look to answer the client
+            if waiter.late:  # set since: the loop leaves the answer to the look just skipped
                 self._answer([waiter])
 
     def _next_want(self) -> tuple[Want | None, list[Waiter]]:
         """The request for jobs, and the clients whose first look it is.
 
-        Before the thread sleeps, the store knows all queues that clients wait for. The store may
-        then hint this owner alone. So the owner first gives up each queue that nobody waits for
-        any more: the hint has to reach another owner.
+        While the thread sleeps, the store may send the hint for a marked queue to this owner only.
+        So the owner first unmarks the queues that no client waits for: their hints must reach
+        another owner.
         """
         given_up = tuple(self._marked - self._waiters.queues())
         self._marked = frozenset()
@@ -410,7 +410,7 @@ class Dispatcher:
     def _fail(self, error: Exception, waiters: Sequence[Waiter]) -> None:
         """Give the error to clients that sent verdicts, and to these waiters.
 
-        Verdicts that no client waits for are sent again, unless the store refused them alone.
+        Verdicts without a waiting client are sent again, unless the store refused just them.
         """
         self._lose_commit()
         self._verdicts, self._early_verdicts = self._verdicts + self._early_verdicts, []
@@ -426,7 +426,7 @@ class Dispatcher:
         self._call_loop(deliver_answers, [(waiter.answer, error) for waiter in waiters])
 
     def _await_loop(self) -> None:
-        """Wait until the loop has handled all calls of this thread: it may give jobs back."""
+        """Wait until the loop has handled all calls of this thread; it may give jobs back."""
         handled = threading.Event()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(handled.set)

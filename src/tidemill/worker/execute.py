@@ -1,9 +1,9 @@
 """The steps of a job's run, in order, wherever it runs.
 
 :meth:`Executor.admit` has the steps before a job waits for a slot. :meth:`Executor.execute` has the
-steps of the run itself. Worker threads, the main thread and the event loop run them through
-:class:`~tidemill.worker.process_executor.ProcessExecutor`, the testing worker too. Inline mode
-has its own executor (:mod:`tidemill.worker.inline`).
+steps of the run itself. Worker threads, the main thread, the event loop and the testing worker run
+these steps through :class:`~tidemill.worker.process_executor.ProcessExecutor`. Inline mode has its
+own executor (:mod:`tidemill.worker.inline`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 class Executor:
-    """Runs jobs of one app. A subclass knows where: it has ``start``, ``call`` and ``report``.
+    """Runs jobs of one app. A subclass decides where, by ``start``, ``call`` and ``report``.
 
     ``queues`` are the queues that the worker serves strictly in this order, if any.
     """
@@ -49,13 +49,13 @@ class Executor:
     def __init__(self, mill: Runtime, queues: Sequence[str] = ()) -> None:
         self.mill = mill
         self._places = {name: place for place, name in enumerate(queues)}
-        self._logs_debug = log.talks(logging.DEBUG)  # read once, as each job needs it
+        self._logs_debug = log.talks(logging.DEBUG)  # read once here, since every job asks for it
         self._imported: dict[str, DeclaredTask] = {}
 
     # -- before the job waits for a slot --------------------------------------------------------
 
     def admit(self, lease: Lease) -> WaitingJob | Verdict:
-        """Decode, verify and resolve a job; the verdict on a job that cannot run."""
+        """Decode, verify and resolve a job. Returns a verdict if the job cannot run."""
         try:
             envelope = self.decode(lease)
             self.verify(envelope)
@@ -73,7 +73,7 @@ class Executor:
     # -- the run --------------------------------------------------------------------------------
 
     async def execute(self, job: WaitingJob) -> None:
-        """Run a job, from its start to its report. A sync job awaits nothing: :func:`run_sync`."""
+        """Run a job, from its start to its report. For a sync job no step awaits anything."""
         run = self.start(job)
         try:
             args, kwargs = self.arguments(run)
@@ -166,7 +166,7 @@ class Executor:
         if not layers:
             return functools.partial(task.function, *args, **kwargs)
         try:
-            # The same error from inside the middleware would look like an error of the task.
+            # Raised later, inside the middleware, it would look like an error of the task.
             task.arguments.check(tuple(args), kwargs)
         except TypeError as error:
             raise Fail(f"the arguments do not fit the task: {error}") from error
@@ -186,12 +186,12 @@ class Executor:
         return copy_context().run(_call_in_context, run.context, call)
 
     async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
-        """Await an async task, whose context is that of its asyncio task."""
+        """Await an async task. Its asyncio task has a context of its own, so none is copied."""
         running_job.set(run.context)
         return await call()
 
     def end_forked_child(self, error: BaseException) -> None:
-        """End a child that the task has forked and that left the task with an exception."""
+        """If this process is a child that the task forked, end it: an exception left the task."""
 
     def restore(self) -> None:
         """Put back the interpreter state that the task has changed for all."""

@@ -99,7 +99,7 @@ class ProcessExecutor(Executor):
     """A child that the task forks must not go on through the middleware."""
 
     def end_forked_child(self, error: BaseException) -> None:
-        """End a child that the task has forked and that left the task with an exception."""
+        """If this process is a child that the task forked, end it: an exception left the task."""
         if is_child():
             end_child(error)
 

@@ -2,8 +2,8 @@
 
 It is the broker's *owner*: it leases jobs, gives them to its processes (:mod:`.process_pool`), and
 collects their verdicts. When a process dies, the supervisor knows which jobs it ran. The processes
-never call the store: a store step from a process whose threads compute, or hold the interpreter
-lock in a C call, would keep every other process out of the store.
+never call the store. A step holds the store's lock: in a process that computes, or is in a C call,
+the step would take long, and every other process would wait.
 
     exchange ──► give out ──► wait (broker, processes, signals) ──► collect ──► …
 
@@ -58,8 +58,8 @@ CLEAN, INTERRUPTED, UNUSABLE, UNREACHABLE = 0, 1, 2, 3
 """Exit codes."""
 
 SAME_SIGNAL = 0.2
-"""Seconds within which a second TERM or INT is the first: process managers signal a worker and its
-group."""
+"""Seconds within which a second TERM or INT is ignored. Process managers signal the worker and its
+group, so one order to stop arrives twice."""
 
 _UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
 """A store that is away or full: the call may be made again."""
@@ -286,10 +286,10 @@ class Supervisor:
 
     def _begin_anew(self, broker: Store) -> None:
         """Drop all leases and begin anew: the broker has given them to other workers."""
-        log.warning("the broker gave this worker up: what it held is lost, and it begins anew")
+        log.warning("the broker gave this worker up: others have its jobs, and it begins anew")
         with self._lock:
             self.pool.lose()
-        with contextlib.suppress(*_UNTAKEN):  # the next exchange says so again
+        with contextlib.suppress(*_UNTAKEN):  # then the next exchange tells it again
             broker.attach(self.owner)
         self._scheduling.forget()
         self._steps.forget()

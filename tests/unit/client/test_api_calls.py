@@ -118,7 +118,7 @@ def test_a_batch_is_stored_at_its_end(mill: Tidemill, double: Task[[int], int]) 
         mill.queue("raw").put("message")
         assert ready(mill) == 0
         for wait in (job.wait, job.result, mill.job("other").wait):
-            with pytest.raises(TidemillError, match="a wait inside a batch"):
+            with pytest.raises(TidemillError, match="cannot wait inside a batch"):
                 wait(1)
         with pytest.raises(TidemillError, match="not stored until the batch ends"):
             _ = job.state

@@ -31,7 +31,7 @@ _LEASED = struct.Struct(">QQ")  # behind the ready key in a lease: leased, deadl
 
 
 def put_deadline(commit: Transitions, deadline: int, owner: int, token: int) -> None:
-    """End the lease at a store time."""
+    """Note that the lease ends at this store time."""
     key = DUE_KEY.pack(0, deadline, DUE_LEASE, token)
     commit.txn.put(key, LEASE_KEY.pack(owner, token), db=commit.t.due)
     commit.untimed = True

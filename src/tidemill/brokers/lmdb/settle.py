@@ -137,7 +137,7 @@ def _close_attempt(
 def _leave_limits(
     commit: Transitions, stored: Stored, tail: Tail, leased: float, verdict: Verdict
 ) -> None:
-    """Free the places of a job whose lease has ended; a job that never ran returns its tokens."""
+    """Free the job's places under its limits. A job that never ran gets its limiter tokens back."""
     outcome, row = verdict.outcome, commit.row_of(stored.head.line)
     back = 0  # the time of the lease, if the job never ran
     if outcome in _UNSTARTED and not verdict.started and not was_held(tail.attempts, leased):
@@ -149,7 +149,7 @@ def _leave_limits(
 
 
 def _count_attempt(head: Header, tail: Tail, worker: str, leased: float, verdict: Verdict) -> int:
-    """Count and record an attempt. Returns the outcome: the last retry fails."""
+    """Count and record an attempt. Returns the outcome: a retry without an attempt left fails."""
     attempts = tail.attempts
     head.attempt += 1
     run = run_of(attempts, head.attempt)
@@ -161,7 +161,7 @@ def _count_attempt(head: Header, tail: Tail, worker: str, leased: float, verdict
 
 
 def _hold(commit: Transitions, stored: Stored, tail: Tail) -> None:
-    """Keep a lease open whose attempt is counted."""
+    """Keep the lease open: the attempt is counted, and the job goes on."""
     commit.row_of(stored.head.line).running += 1
     if stored.head.flags & _LIMITED:
         commit.partitions.goes_on(stored)
@@ -177,7 +177,7 @@ def _due_after(commit: Transitions, stored: Stored, verdict: Verdict) -> int:
 
 
 def _affordable(commit: Transitions, result: bytes) -> bytes:
-    """The result, or a note that it was not kept: large results spare the reserve, as puts do."""
+    """The result, or a note that it was not kept: a large result may not use the reserve."""
     if len(result) <= SMALL_RESULT:
         return result
     try:
@@ -303,7 +303,7 @@ def release_owner(
 def _lose(commit: Transitions, owner: int, worker: str, token: int) -> None:
     """Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss.
 
-    A task fails after as many losses as it has attempts.
+    A task fails when it was lost as often as it may have attempts.
     """
     stored = _leased(commit, owner, token)
     if stored is None:
