@@ -90,6 +90,7 @@ def test_a_running_worker_settles_from_the_reserve_while_its_disk_is_full(
         for job in large:
             with pytest.raises(ResultNotKept):
                 job.result(0)
+        time.sleep(0.1)  # a producer believes its last look at the disk for 50 ms
         with pytest.raises(StoreFull):
             place.enqueue("silent", 0)
     # and the log says so once

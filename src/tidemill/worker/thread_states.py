@@ -28,5 +28,7 @@ def _state(path: str) -> str:
     try:
         with open(path) as file:
             return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, IndexError):
         return "X"  # it has ended meanwhile
+    except OSError:
+        return "?"  # no descriptor is left to look

@@ -231,7 +231,7 @@ class WorkerProcess:
             times.append(now + (0.02 if now - self.closed_at < REAP_PATIENCE else 0.25))
         if not self.socket.push():
             times.append(now + 0.005)
-        if self.held and self._popen is not None:
+        if self.held and self._popen is not None and not self.closed_at:
             times.append(max(now, self._examined + _EXAMINE_EVERY))
         if self.doomed:
             self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
@@ -286,7 +286,10 @@ class WorkerProcess:
             return False
         self._examined = now
         threads = live_threads(self.pid)
-        return threads is not None and bool(threads) and self.pid not in threads
+        if not threads or (self.pid in threads and threads != {self.pid: "D"}):
+            return False  # a living process has more threads than the main thread
+        self.exit_patience = 0.0
+        return True
 
     def abandon(self, now: float) -> bool:
         """Reap a process that closed its socket and lives on. True once the process is dead.

@@ -19,10 +19,10 @@ from tidemill.core.wake_pipe import WakePipe, readable
 
 __all__ = ["Presence"]
 
-_PAUSE = 0.5
-"""Seconds until the next attempt when the server is away."""
+_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+"""Seconds until the next attempt when the server is away, at first and at most."""
 
-_LATE = 5.0
+_LATE = 2.0
 """Seconds that an answer may be late before its connection counts as broken."""
 
 
@@ -66,12 +66,18 @@ class Presence:
         self._pipe.close()
 
     def _run(self) -> None:
+        pause = _PAUSE
         while not self._closed:
             try:
                 self._call_once(self._connection)
+                pause = _PAUSE
             except TidemillError:
                 self._connection.close()
-                self._sleep(_PAUSE)
+                self._sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            except ValueError:  # the pipe is closed, since ``close`` waits for so long only
+                if not self._closed:
+                    raise
 
     def _call_once(self, connection: ServerConnection) -> None:
         """Keep a request open until it is answered, or until the consumers change."""

@@ -114,6 +114,7 @@ class AdminCalls(StoreCalls):
         return self._commit(apply)
 
     def recall(self) -> int:
+        self._check_open()
         given, there = 0, sum(row.carried for row in self._inspection.stats())
         while given < there and (batch := self._act(lambda commit: recall(commit, _RECALL_MOST))):
             given += batch  # bounded: returned jobs may be carried again already

@@ -130,7 +130,7 @@ class Connections:
                     raise failure from error
                 connection.drop()
                 self._drop_free()  # the free connections are most likely broken too
-                if not broken or time.monotonic() < deadline:
+                if not broken or time.monotonic() < min(deadline, until):
                     broken += 1
                     continue
                 raise failure from error

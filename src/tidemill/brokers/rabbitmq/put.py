@@ -92,9 +92,9 @@ class Publisher:
     ) -> None:
         """Send messages, and sleep until the server has them, however many they are.
 
-        The put ends when nothing was confirmed for the ``patience``, in seconds. ``began`` is the
-        machine time from which the patience counts, 0 for now. A message that a queue refuses is
-        sent again until then, but not if ``once``.
+        The put ends when a place confirmed nothing for the ``patience``, in seconds. ``began`` is
+        the machine time from which the patience counts, 0 for now. A message that a queue refuses
+        is sent again until then, but not if ``once``.
 
         Raises:
             StoreFull: the server lets nobody publish, and no message was sent.

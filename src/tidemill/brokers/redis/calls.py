@@ -123,6 +123,7 @@ class AdminCalls(ServerCalls):
         return self._owners.command(owner_id, command)
 
     def recall(self) -> int:
+        self._check_open()
         given, there = 0, sum(row.carried for row in self._inspection.stats())
         while given < there and (batch := int(self._do(b"recall", b"%d" % _RECALL_MOST))):
             given += batch  # the bound ends the loop: a job may be carried again already

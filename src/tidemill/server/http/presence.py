@@ -5,6 +5,9 @@ kernel closes the connection. If the process does not send the request again wit
 server gives up its consumers. Each message that they hold gets a failed attempt, as on the machine
 of the store.
 
+A request that was answered, since its time was over, says nothing of a death. Its process may be
+stopped, or hold its interpreter lock. So it has ``LAPSE`` to ask again.
+
 A load balancer in front of several servers should send a client to the same server each time,
 since a server does not know the requests of another server.
 """
@@ -19,12 +22,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from tidemill.brokers.contract.store import Store
 from tidemill.core.errors import TidemillError
 
-__all__ = ["GRACE", "Presence"]
+__all__ = ["GRACE", "LAPSE", "Presence"]
 
 log = logging.getLogger("tidemill.server")
 
 GRACE = 5.0
 """Seconds in which a process may send its request again after its connection broke."""
+
+LAPSE = 60.0
+"""Seconds in which a process may send its request again after an answer."""
 
 
 class Presence:
@@ -46,13 +52,16 @@ class Presence:
             if timer := self._absent.pop(owner_id, None):
                 timer.cancel()
         ends = [asyncio.ensure_future(gone()), asyncio.ensure_future(self._stopping.wait())]
+        patience = GRACE
         try:
             await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not ends[0].done():
+                patience = LAPSE
         finally:
             for end in ends:
                 end.cancel()
             for owner_id in owner_ids:
-                self._leave(owner_id)
+                self._leave(owner_id, patience)
         return False
 
     def close(self) -> None:
@@ -61,14 +70,14 @@ class Presence:
             timer.cancel()
         self._absent.clear()
 
-    def _leave(self, owner_id: str) -> None:
+    def _leave(self, owner_id: str, patience: float) -> None:
         self._asked[owner_id] -= 1
         if self._asked[owner_id]:
             return
         del self._asked[owner_id]
         if not self._stopping.is_set():
             loop = asyncio.get_running_loop()
-            self._absent[owner_id] = loop.call_later(GRACE, self._give_up, owner_id)
+            self._absent[owner_id] = loop.call_later(patience, self._give_up, owner_id)
 
     def _give_up(self, owner_id: str) -> None:
         del self._absent[owner_id]
@@ -79,6 +88,8 @@ class Presence:
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, owner_id: str) -> None:
+        if owner_id in self._asked:
+            return  # its process has asked again
         try:
             count = await asyncio.to_thread(self._release_consumer, owner_id)
         except TidemillError as error:  # its ttr, or its silence, gives it up later

@@ -18,8 +18,26 @@ EXCEPTION WHEN invalid_parameter_value THEN  -- no transaction has that number: 
     RETURN true;
 END $$;
 
--- When the next job comes due; NULL when no job will. While a running transaction holds all due jobs, for instance
--- a caller's own, that is a moment later: who asked at once would ask again and again.
+-- Whether a step could move a job that is due: no running transaction has changed its row. Mostly the first row tells.
+CREATE OR REPLACE FUNCTION tidemill.can_move(t float8) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM (
+            (SELECT xmax AS x FROM later WHERE due <= t AND NOT waiting ORDER BY due LIMIT 1) UNION ALL
+            (SELECT xmax FROM expiry WHERE due <= t ORDER BY due LIMIT 1) UNION ALL
+            (SELECT xmax FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 1)) AS firsts
+        WHERE is_free(x)
+    ) OR EXISTS (
+        SELECT FROM (
+            SELECT xmax::text AS x FROM later WHERE due <= t AND NOT waiting UNION
+            SELECT xmax::text FROM expiry WHERE due <= t UNION
+            SELECT xmax::text FROM lease WHERE deadline <= t) AS changers
+        WHERE is_free(x::xid));
+END $$;
+
+-- When the next job comes due; NULL when no job will. While running transactions hold all due jobs, for instance a
+-- caller's own, that is a moment later: an owner that stepped at once would step again and again.
 CREATE OR REPLACE FUNCTION tidemill.next_job_due(t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -28,13 +46,13 @@ DECLARE
               (SELECT min(due) FROM expiry),
               (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL)) END;
 BEGIN
-    IF first > t
-       OR EXISTS (SELECT FROM later WHERE due <= t AND NOT waiting AND is_free(xmax))
-       OR EXISTS (SELECT FROM expiry WHERE due <= t AND is_free(xmax))
-       OR EXISTS (SELECT FROM lease WHERE deadline <= t AND is_free(xmax)) THEN
+    IF coalesce(first > t, true) OR can_move(t) THEN
         RETURN first;
     END IF;
-    RETURN t + 0.1 * (first <= t)::int;
+    RETURN least(t + 0.1,
+                 (SELECT min(due) FROM later WHERE due > t AND NOT waiting),
+                 (SELECT min(due) FROM expiry WHERE due > t),
+                 (SELECT min(deadline) FROM lease WHERE deadline > t));
 END $$;
 
 -- The same, or when time opens a limiter.

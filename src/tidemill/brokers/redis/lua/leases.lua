@@ -37,7 +37,9 @@ function release_leases(owner, worker, lost, cause)
   for _, lease in ipairs(leases) do
     local j = load_job(lease[2])
     local why = cause(lease[1])
-    if lost then
+    if not j or j.token ~= lease[1] then
+      drop_token(owner, lease[1])
+    elseif lost then
       lose(j, worker)
     elseif why then
       close_attempt(j, worker, died(Outcome.RETRY, why))

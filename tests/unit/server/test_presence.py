@@ -1,0 +1,84 @@
+"""The server gives up consumers whose process is dead, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tidemill.brokers.contract.store import Store
+from tidemill.core.job import Owner
+from tidemill.server.http import presence
+from tidemill.server.http.presence import Presence
+
+
+class OneConsumer:
+    """A store with one consumer of another machine; it notes who is given up."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    def owners(self) -> list[Owner]:
+        return [Owner(id="c", name="c", kind="consumer", lease=30.0)]
+
+    def release(self, owner_id: str, causes: Any) -> int:
+        self.released.append(owner_id)
+        return 1
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> OneConsumer:
+    monkeypatch.setattr(presence, "GRACE", 0.05)
+    monkeypatch.setattr(presence, "LAPSE", 1.5)
+    return OneConsumer()
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def at_once() -> None:
+    return
+
+
+async def until_released(store: OneConsumer) -> None:
+    async with asyncio.timeout(30):
+        while not store.released:
+            await asyncio.sleep(0.01)
+
+
+def test_a_consumer_whose_connection_breaks_is_given_up(store: OneConsumer) -> None:
+    async def run() -> None:
+        consumers = Presence(cast(Store, store), asyncio.Event())
+        await consumers.wait(["c"], 30, at_once)
+        await until_released(store)
+
+    asyncio.run(run())
+    assert store.released == ["c"]
+
+
+def test_a_consumer_that_was_answered_has_longer_to_ask_again(store: OneConsumer) -> None:
+    # Its process may be stopped, or hold its interpreter lock.
+    async def run() -> None:
+        consumers = Presence(cast(Store, store), asyncio.Event())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await consumers.wait(["c"], 0.01, never)
+        await until_released(store)
+        assert loop.time() - began > 1.4
+
+    asyncio.run(run())
+
+
+def test_a_consumer_that_asks_again_is_not_given_up(store: OneConsumer) -> None:
+    async def run() -> None:
+        consumers = Presence(cast(Store, store), asyncio.Event())
+        await consumers.wait(["c"], 30, at_once)
+        again = asyncio.ensure_future(consumers.wait(["c"], 30, never))
+        await asyncio.sleep(0.3)
+        assert store.released == []
+        again.cancel()
+        consumers.close()
+
+    asyncio.run(run())
