@@ -53,10 +53,10 @@ class WakePipe:
     def close(self) -> None:
         """Close both ends. Idempotent."""
         with self._lock:
-            for fd in (self.fd, self._end):
+            fds, self.fd, self._end = (self.fd, self._end), -1, -1
+            for fd in fds:
                 if fd >= 0:
                     os.close(fd)
-            self.fd = self._end = -1
 
     def after_fork_child(self) -> None:
         """Close the copies in a forked child. Another thread may have held the lock."""

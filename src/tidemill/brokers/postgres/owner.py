@@ -80,7 +80,7 @@ class AttachedOwner:
     def close(self) -> None:
         """Give up the pipe of the owner's sleep, once nobody sleeps there."""
         self.asleep.end(self.wake)
-        self.after_fork_child()
+        self._pipe.close()
 
     def after_fork_child(self) -> None:
         """Close the pipe, in a forked child, where nobody sleeps."""

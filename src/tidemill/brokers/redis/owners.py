@@ -159,7 +159,9 @@ class LocalOwner:
     def close(self) -> None:
         """Close the connections, once no thread sleeps here."""
         self.asleep.end(self.wake)
-        self.after_fork_child()
+        self._line.end()
+        self.sleeper.close()
+        self._pipe.close()
 
     def after_fork_child(self) -> None:
         """Close a child's copies; the child has none of the threads that slept here."""
