@@ -1,6 +1,6 @@
 """The slots of a worker process, the jobs that wait for one, and the threads that run jobs.
 
-One lock guards all of it. A job has a slot from its start until its verdict is in the outbox. At
+One lock guards all slots. A job has a slot from its start until its verdict is in the outbox. At
 most ``concurrency`` jobs run at a time, sync or async.
 
 Threads take turns at reading the socket. A thread that has read one job keeps it: another thread

@@ -83,7 +83,7 @@ class CommitState:
 
     def _load_limiter(self, row: Row) -> None:
         """Read the limiter of a queue that has a limit."""
-        raise NotImplementedError
+        raise NotImplementedError  # Transitions has the limiters, a floor above
 
     def row_of(self, line: int) -> Row:
         """The row of the queue a line belongs to."""

@@ -440,7 +440,7 @@ class Owners:
     def after_fork_child(self) -> None:
         """Drop all owners in a forked child, as they are the parent's; close our copies at once.
 
-        Else the parent would seem alive as long as any of its children lives.
+        A child that keeps these copies would make its dead parent seem alive.
         """
         self._liveness.after_fork_child()
         self._watching, self._joining = threading.Lock(), threading.Lock()

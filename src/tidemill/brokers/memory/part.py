@@ -19,7 +19,7 @@ class Part:
     _commands: dict[str, list[Command]]
 
     def wake(self, owner_id: str) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # MemoryBroker has the sleepers
 
     def _wake_all(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # MemoryBroker has the sleepers

@@ -379,7 +379,7 @@ class Owners:
     def after_fork_child(self) -> None:
         """Leave the owners to the parent, in a forked child, and close our copies at once.
 
-        Else the parent would seem alive as long as any of its children lives.
+        A child that keeps these copies would make its dead parent seem alive.
         """
         self._liveness.after_fork_child()
         for attached in list(self._by_number.values()):
